@@ -9,6 +9,11 @@ import pytest
 
 MISSING = [
     ("redis", "redis", "from seawall import RedisStore; RedisStore('redis://localhost')"),
+    (
+        "nats",
+        "nats",
+        "from seawall.pipeline import JetStreamSink; JetStreamSink('nats://localhost', 'orders')",
+    ),
     ("starlette", "web", "import seawall.web.fastapi"),
     ("httpx", "httpx", "import seawall.clients.httpx"),
     ("httpx2", "httpx2", "import seawall.clients.httpx2"),

@@ -20,6 +20,8 @@ from seawall.pipeline import (
     Flow,
     InboxSink,
     IterableSource,
+    JetStreamSink,
+    JetStreamSource,
     MemoryDeadLetters,
     NotBefore,
     Pipeline,
@@ -193,6 +195,29 @@ def _table(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[A
     return [(f"pipeline.table({name})", make, bads, advice)]
 
 
+def _jetstream(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    def source(value: Any) -> Any:
+        usual = {"server": "nats://localhost", "stream": "orders", "consumer": "workers"}
+        subject = {"subject": "orders.{partition}"} if name == "partitions" else {}
+        return JetStreamSource(**{**usual, **subject, name: value})
+
+    return [(f"pipeline.JetStreamSource({name})", source, bads, advice)]
+
+
+def _jetstream_sink(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[Any, ...]]:
+    def sink(value: Any) -> Any:
+        usual: dict[str, Any] = {"server": "nats://localhost", "subject": "orders"}
+        if name == "partitions":
+            usual |= {"subject": "orders.{partition}", "key": str}
+        return JetStreamSink(**{**usual, name: value})
+
+    return [(f"pipeline.JetStreamSink({name})", sink, bads, advice)]
+
+
+_SERVERS = [(5, TypeError), ([], TypeError), (None, TypeError), ([5], TypeError)]
+_NAMES = [("", ValueError), ("a b", ValueError), ("a.b", ValueError), (5, ValueError)]
+_PARTITIONS = [*_COUNTS, (2000, ValueError)]
+
 PIPELINE: list[tuple[Any, ...]] = [
     ("pipeline.Pipeline(name)", Pipeline, [*_TEXTS, (None, TypeError)], "write a name"),
     (
@@ -292,6 +317,20 @@ PIPELINE: list[tuple[Any, ...]] = [
         [*_SOURCES, (_work, TypeError)],
         "pass an iterable",
     ),
+    *_jetstream("server", _SERVERS, "pass a URL"),
+    *_jetstream("stream", _NAMES, "write a name"),
+    *_jetstream("consumer", _NAMES, "write a name"),
+    *_jetstream("subject", [*_TEXTS, ("orders.{partition}", ValueError)], "write"),
+    *_jetstream("partitions", _PARTITIONS, ""),
+    *_jetstream("lost_after", _POSITIVE, "seconds"),
+    *_jetstream("most_deliveries", _COUNTS, ""),
+    *_jetstream("name", _TEXTS, "write a name"),
+    *_jetstream_sink("server", _SERVERS, "pass a URL"),
+    *_jetstream_sink("subject", [("", ValueError), ("a b", ValueError), ("a.>", ValueError)], ""),
+    *_jetstream_sink("partitions", _PARTITIONS, ""),
+    *_jetstream_sink("key", _FUNCTIONS, ""),
+    *_jetstream_sink("identity", _FUNCTIONS, ""),
+    *_jetstream_sink("encode", _FUNCTIONS, ""),
     *_stream("target", [(5, TypeError), ("localhost", ValueError)], "redis"),
     *_stream("stream", _TEXTS, "write text"),
     *_stream("group", _TEXTS, "write text"),
@@ -407,6 +446,8 @@ AWAITED_BY_PIPELINES = {
     "pipeline.Flow.stage(function)",
     "pipeline.InboxSink(function)",
     "pipeline.IterableSource(items)",  # an async generator begins at an offset, too
+    "pipeline.JetStreamSink(server)",
+    "pipeline.JetStreamSource(server)",
     "pipeline.Pipeline(dead_letters)",
     "pipeline.degrade(function)",
 }
@@ -450,7 +491,7 @@ SHOWN_BY_PIPELINES = frozenset(
         *_source(
             "ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source", "TableSource"
         ),
-        *_source("PageSource", "RedisStreamSource"),
+        *_source("PageSource", "RedisStreamSource", "JetStreamSource"),
         *_given("Checkpoint.save", "place"),
         *_given("DatabaseCheckpoint.save", "place"),
         *(
@@ -466,7 +507,10 @@ SHOWN_BY_PIPELINES = frozenset(
             )
         ),
         *_given("RedisStreamSource.holds", "handle"),
+        *_given("JetStreamSource.holds", "handle"),
         *_given("RedisStreamSink.__call__", "values"),
+        *_given("JetStreamMessage", "id", "data", "subject", "headers"),
+        *_given("TooManyDeliveries", "deliveries"),
         *_given("StreamHandle", "stream", "id", "identity", "deliveries", "token", "partition"),
         # whatever is wrong is an error of the iterable, or of random.Random
         *_given("Pipeline.test", "items", "seed"),

@@ -9,8 +9,17 @@ import pytest
 from tests.durable.conftest import opening, postgres
 from tests.shared.conftest import client, new_store, redis_url
 from tests.shared.support import Server
+from tests.support_nats import NatsServer
 
-__all__ = ["client", "new_store", "opening", "postgres", "redis_url", "server"]
+__all__ = [
+    "client",
+    "nats_server",
+    "new_store",
+    "opening",
+    "postgres",
+    "redis_url",
+    "server",
+]
 
 
 @pytest.fixture
@@ -22,3 +31,11 @@ def server() -> Iterator[Server]:
     made = Server("--appendonly", "yes", "--appendfsync", "always")
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """Return a NATS server of the file's own."""
+    made = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield made
+    made.kill()

@@ -21,6 +21,7 @@ from seawall.jobs import LocalQueue
 from seawall.pipeline import (
     ChannelSource,
     IterableSource,
+    JetStreamSource,
     Page,
     QueueSource,
     RedisStreamSink,
@@ -34,6 +35,7 @@ from seawall.shared.queue import PriorityQueue
 from seawall.shared.streams import StreamConsumer
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening_by
+from tests.support_nats import NatsServer
 
 
 class Place:
@@ -312,6 +314,43 @@ class InSqliteTable(InTable):
     key = "INTEGER PRIMARY KEY AUTOINCREMENT"
 
 
+class Numbers(JetStreamSource):
+    """The numbers that the messages are."""
+
+    async def pull(self, most: int) -> Any:
+        return [(int(message.data), handle) for message, handle in await super().pull(most)]
+
+
+class InJetStream(RealPlace):
+    """A stream of one server that all tests of a file share."""
+
+    async def begin(self) -> None:
+        import nats
+
+        server: NatsServer = self.request.getfixturevalue("nats_server")
+        self.url = server.url
+        self.stream = f"stream-{token_hex(4)}"
+        self.client = await nats.connect(server.url)
+        self.context = self.client.jetstream()
+        await self.context.add_stream(name=self.stream, subjects=[f"{self.stream}.>"])
+        self.killed: list[asyncio.Task[None]] = []
+
+    async def put(self, values: list[int]) -> None:
+        for value in values:
+            await self.context.publish(f"{self.stream}.all", str(value).encode())
+
+    def open(self) -> Source[Any]:
+        return Numbers(self.url, self.stream, consumer="workers", lost_after=2.0)
+
+    def kill(self, source: Any) -> None:
+        source._keeper.cancel()
+        self.killed.append(asyncio.create_task(source._client.close()))
+
+    async def end(self) -> None:
+        await asyncio.gather(*self.killed)
+        await self.client.close()
+
+
 PLACES: list[type[Place]] = [
     InChannel,
     InRequestedChannel,
@@ -319,6 +358,7 @@ PLACES: list[type[Place]] = [
     InSharedQueue,
     InRedisStream,
     InPartition,
+    InJetStream,
     InIterable,
     InAsyncIterable,
     FromOffset,

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from seawall.pipeline.pipeline import Flow, Pipeline
     from seawall.pipeline.polling import Page, PageSource, calls, pages, poll
     from seawall.pipeline.queues import ChannelSource, QueueSource
-    from seawall.pipeline.source import Faulty, IterableSource, Source
+    from seawall.pipeline.source import Faulty, IterableSource, Source, TooManyDeliveries
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
-    from seawall.pipeline.streams.redis import (
-        RedisStreamSink,
-        RedisStreamSource,
-        StreamHandle,
-        TooManyDeliveries,
+    from seawall.pipeline.streams.jetstream import (
+        JetStreamMessage,
+        JetStreamSink,
+        JetStreamSource,
     )
+    from seawall.pipeline.streams.redis import RedisStreamSink, RedisStreamSource, StreamHandle
     from seawall.pipeline.tables import InboxSink, TableSource, table
 
 __all__ = [
@@ -56,6 +56,9 @@ __all__ = [
     "InboxSink",
     "Item",
     "IterableSource",
+    "JetStreamMessage",
+    "JetStreamSink",
+    "JetStreamSource",
     "Lesser",
     "MemoryDeadLetters",
     "NotBefore",
@@ -94,9 +97,10 @@ _HOMES = {
     "pipeline.pipeline": "Flow Pipeline",
     "pipeline.polling": "Page PageSource calls pages poll",
     "pipeline.queues": "ChannelSource QueueSource",
-    "pipeline.source": "Faulty IterableSource Source",
+    "pipeline.source": "Faulty IterableSource Source TooManyDeliveries",
     "pipeline.stage": "BatchFailed NotBefore degrade",
-    "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle TooManyDeliveries",
+    "pipeline.streams.jetstream": "JetStreamMessage JetStreamSink JetStreamSource",
+    "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle",
     "pipeline.tables": "InboxSink TableSource table",
 }
 """The public names by the module in which they are at home."""

@@ -73,6 +73,14 @@ class Faulty(NamedTuple):
     """How often it was delivered."""
 
 
+class TooManyDeliveries(Exception):
+    """Why an item is `Faulty` that was delivered again and again, and no process has finished."""
+
+    def __init__(self, deliveries: int) -> None:
+        """Say how often it was delivered."""
+        super().__init__(f"delivered {deliveries} times, and no process has finished it")
+
+
 class IterableSource(Generic[T]):
     """The items of an iterable, plain or async.
 

@@ -33,7 +33,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
-from seawall.pipeline.source import Faulty
+from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.stage import BatchFailed, NotBefore
 from seawall.shared._store import RedisStore
 from seawall.shared.streams import (
@@ -71,10 +71,6 @@ IDENTITY: Final = "id"
 T = TypeVar("T")
 
 _log = logging.getLogger("seawall")
-
-
-class TooManyDeliveries(Exception):
-    """An item was delivered again and again, and no process has finished it."""
 
 
 class StreamHandle(NamedTuple):
@@ -344,7 +340,7 @@ class RedisStreamSource(Generic[T]):
             gone = LookupError("it was removed from the stream before it was done")
             return Faulty({}, gone, before), handle
         if before >= self.most_deliveries:
-            many = TooManyDeliveries(f"delivered {before} times, and no process has finished it")
+            many = TooManyDeliveries(before)
             return Faulty(entry.fields, many, before), handle
         try:
             return self._decode(entry.fields), handle

@@ -1,0 +1,798 @@
+"""NATS JetStream as a source and as a sink of pipelines, shared by any number of processes.
+
+Promises:
+- A message is acknowledged after its item has ended. The acknowledgement is repeated until the
+  server confirms it.
+- While an item is at work, its message is not delivered to another process, however long it takes.
+  If this process cannot keep it (its event loop stood still, or the server was away for longer than
+  `lost_after`), the item is lost: no further function is called with it here.
+- A message that is given back is delivered again at once.
+- A message that was delivered more than twice without an end is handed out alone, so that only the
+  item that kills a process is charged with its death. After `most_deliveries` it is a dead letter.
+- With `partitions`, messages of one partition are worked at one after the other, in their order,
+  whichever processes join, leave or are killed.
+- While the server is away the source waits. Nothing that has arrived is lost by a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from math import ceil
+from random import Random
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from seawall import _checks as check
+from seawall._failures import described
+from seawall.models.backoff import full_jitter
+from seawall.pipeline.source import Faulty, TooManyDeliveries
+from seawall.pipeline.stage import BatchFailed, NotBefore
+from seawall.runtime.abandon import end
+from seawall.runtime.runners import sleep_async
+from seawall.shared.streams import partition_of
+
+T = TypeVar("T")
+
+ALONE_AFTER: Final = 2
+"""A message that was delivered more often than this is handed out alone."""
+MOST_PARTITIONS: Final = 1024
+LANES_AT_ONCE: Final = 8
+"""Partitions that are asked for a message at once, if there is room for fewer."""
+REQUEST_SECONDS: Final = 5.0
+"""How long the server keeps a request for messages."""
+LOST_AFTER: Final = 1.0
+"""Seconds after which a request whose time is over without an answer is made again."""
+LOOK_EVERY: Final = 0.5
+"""Seconds between two looks whether the connection was lost and made again."""
+CONFIRM_WITHIN: Final = 2.0
+"""Seconds for the server to confirm an acknowledgement."""
+MOST_REPEATS: Final = 20
+"""Acknowledgements of one message that go without an answer."""
+PUBLISH_WITHIN: Final = 5.0
+"""Seconds for the server to store a message."""
+AWAY_PAUSE: Final = 0.5
+"""Seconds after which values are published again that the server did not take."""
+RECONNECT_AFTER: Final = 0.2
+"""Seconds between two attempts to connect."""
+
+UNREADY: Final = full_jitter(0.1, cap=2.0)
+"""Pauses while a server, a stream or a consumer is not ready."""
+
+_ACK: Final = b""
+_NAK: Final = b"-NAK"
+_AT_WORK: Final = b"+WPI"
+_REQUEST_IS_OVER: Final = frozenset({"404", "408"})
+"""Answers to a request for which there were no messages in time."""
+_ONE_AT_WORK: Final = "Exceeded MaxAckPending"
+"""The answer to a request for a partition of which a message is at work."""
+_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+
+_random: Final = Random().random  # noqa: S311 - jitter is no secret
+_log = logging.getLogger("seawall")
+
+
+class JetStreamMessage(NamedTuple):
+    """A message of a stream, as the stages get it."""
+
+    id: str
+    """The same in each delivery: its Nats-Msg-Id, or stream, sequence and time of storage."""
+    data: bytes
+    subject: str
+    headers: dict[str, str]
+
+
+# Connections
+
+
+class Connection:
+    """A connection to NATS: the user's, or one that is made when it is needed first."""
+
+    def __init__(self, server: Any, user: str) -> None:
+        """Take a URL, several, a client of nats-py, or an async function that returns one."""
+        self._client: Any = None
+        self._connect: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        self._connecting: asyncio.Task[Any] | None = None
+        urls = [server] if isinstance(server, str) else server
+        if isinstance(urls, list | tuple) and urls and all(isinstance(url, str) for url in urls):
+            try:
+                import nats
+            except ImportError as error:
+                raise ImportError(f"{user} needs nats-py: pip install 'seawall[nats]'") from error
+            self._connect = lambda: nats.connect(
+                servers=list(urls),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_AFTER,
+                error_cb=_note,
+            )
+        elif hasattr(server, "jetstream"):
+            self._client = server
+        elif callable(server):
+            self._connect = server
+        else:
+            raise TypeError(
+                f"server={server!r}: pass a URL such as 'nats://localhost:4222', a client of"
+                " nats-py, or an async function that connects one"
+            )
+
+    async def client(self) -> Any:
+        """Return the client, connected."""
+        if self._client is None:
+            assert self._connect is not None  # noqa: S101 - one of the two is there
+            if self._connecting is None:
+                self._connecting = asyncio.ensure_future(self._connect())
+            # Shielded: a client of nats-py that is cancelled while it connects leaves its socket.
+            connecting = self._connecting
+            self._client = await asyncio.shield(connecting)
+            self._connecting = None
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connection, unless it is the user's."""
+        if self._connecting is not None:
+            connecting, self._connecting = self._connecting, None
+            await end([connecting])
+            if not connecting.cancelled() and connecting.exception() is None:
+                self._client = connecting.result()
+        if self._connect is not None and self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+
+async def _note(error: Exception) -> None:
+    """Log what the client reports; it connects again by itself."""
+    _log.debug("NATS: %s", described(error))
+
+
+# The source
+
+
+class Delivery:
+    """A message that was delivered to this process; the handle of its item."""
+
+    __slots__ = (
+        "deliveries",
+        "kept_until",
+        "lane",
+        "message",
+        "reply",
+        "sequence",
+        "unanswered",
+        "word",
+    )
+
+    def __init__(
+        self,
+        lane: Lane,
+        sequence: int,
+        deliveries: int,
+        message: JetStreamMessage,
+        reply: str,
+        kept_until: float,
+    ) -> None:
+        """Begin with a message that has not ended."""
+        self.lane = lane
+        self.sequence = sequence
+        self.deliveries = deliveries
+        """How often it was delivered, to any process, with this time."""
+        self.message = message
+        self.reply = reply
+        """Where the server wants to hear how it ended."""
+        self.kept_until = kept_until
+        """Until when the server delivers it to no other process."""
+        self.word = _ACK
+        """What the server is to hear."""
+        self.unanswered = 0
+
+    def __str__(self) -> str:
+        return str(self.sequence)
+
+
+class Lane:
+    """A durable consumer on the server, and the request for its messages that is under way."""
+
+    __slots__ = (
+        "consumer",
+        "expected",
+        "is_made",
+        "not_before",
+        "pauses",
+        "pending",
+        "request",
+        "subject",
+        "until",
+    )
+
+    def __init__(self, consumer: str, subject: str | None) -> None:
+        """Begin without a request."""
+        self.consumer = consumer
+        self.subject = subject
+        self.is_made = False
+        """Whether the consumer is known to be on the server."""
+        self.expected = 0
+        """How many messages may still come by the request under way."""
+        self.until = 0.0
+        """When the request is lost, if it was not answered."""
+        self.request = 0
+        """Its number."""
+        self.not_before = 0.0
+        """When the next request may be made."""
+        self.pauses: Iterator[float] = UNREADY.delays(_random)
+        self.pending = 0
+        """How many messages wait on the server, as of the last delivery."""
+
+
+class JetStreamSource:
+    """The messages of a stream, by a durable consumer that any number of processes share."""
+
+    def __init__(
+        self,
+        server: Any,
+        stream: str,
+        *,
+        consumer: str,
+        subject: str | None = None,
+        partitions: int | None = None,
+        lost_after: float = 30.0,
+        most_deliveries: int = 10,
+        name: str | None = None,
+    ) -> None:
+        """Read `stream`, with those of its subjects that match `subject`.
+
+        `server` is a URL, a list of them, a client of nats-py, or an async function that connects
+        one. The stream must exist; the durable consumer is made, or brought up to date.
+
+        Without `partitions` messages go to any process, many at once. With `partitions=16` and
+        `subject="orders.{partition}"` there is a consumer for each of the subjects orders.0 to
+        orders.15, of which one message is at work at a time: they stay in order.
+
+        A process that is not heard of for `lost_after` seconds, the consumer's ack_wait, loses its
+        messages to others. A message that was delivered `most_deliveries` times without an end is a
+        dead letter.
+        """
+        for what, value in (("stream", stream), ("consumer", consumer)):
+            if not isinstance(value, str) or not _NAME.fullmatch(value):
+                raise ValueError(f"{what}={value!r}: write a name without spaces, dots, * and >")
+        if subject is not None and (not isinstance(subject, str) or not subject.strip()):
+            raise TypeError(f"subject={subject!r}: write a subject, such as 'orders.>'")
+        self.stream = stream
+        self.consumer = consumer
+        self.name = stream if name is None else name
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name={name!r}: write a name, such as 'orders'")
+        self.lost_after = check.seconds("lost_after", lost_after)
+        self.most_deliveries = check.count("most_deliveries", most_deliveries)
+        self.partitions = partitions
+        if partitions is None:
+            if subject is not None and "{partition}" in subject:
+                raise ValueError(f"subject={subject!r}: write partitions=, their number")
+            self._lanes = [Lane(consumer, subject)]
+        else:
+            check.count("partitions", partitions, maximum=MOST_PARTITIONS)
+            if subject is None or "{partition}" not in subject:
+                raise ValueError(
+                    f"subject={subject!r}: with partitions= write where the number of the partition"
+                    " stands, such as 'orders.{partition}'"
+                )
+            self._lanes = [
+                Lane(f"{consumer}-{number}", subject.replace("{partition}", str(number)))
+                for number in range(partitions)
+            ]
+        self._lane_of = {lane.consumer: lane for lane in self._lanes}
+        self._connection = Connection(server, "JetStreamSource")
+        self._client: Any = None
+        self._context: Any = None
+        self._inbox = ""
+        self._subscription: Any = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._arrived = asyncio.Event()
+        self._reconnects = 0
+        self._sure_at = 0.0
+        """What arrives now was sent after this: the event loop has not stood still since."""
+        self._waits_for = ""
+        self._ready: deque[Delivery] = deque()
+        """Messages to hand out, with others."""
+        self._alone: deque[Delivery] = deque()
+        """Messages to hand out alone."""
+        self._lone = -1
+        """The sequence of the last message that was handed out alone."""
+        self._spent: deque[Delivery] = deque()
+        """Messages that were delivered too often."""
+        self._here: dict[int, Delivery] = {}
+        """Messages that were delivered and have not ended, by sequence: also those above."""
+        self._unconfirmed: dict[int, Delivery] = {}
+        """Messages that have ended, which the server has not confirmed."""
+
+    def __repr__(self) -> str:
+        return f"<JetStreamSource {self.stream!r}, consumer {self.consumer!r}>"
+
+    async def pull(self, most: int) -> Sequence[tuple[Any, Delivery]]:
+        """Wait for messages and return up to `most`; it never ends."""
+        if self._subscription is None:
+            await self._open()
+        has_asked = False
+        while True:
+            found = self._handed_out(most, is_enough=has_asked)
+            if found:
+                return found
+            if self._lone in self._here or (self._alone and not self._ready):
+                await self._wait()
+            elif has_asked or (self.partitions is None and not self._ready):
+                await self._ask_and_wait()
+            else:
+                has_asked = True
+                await self._ask_for_more(most)
+
+    def _handed_out(self, most: int, *, is_enough: bool) -> list[tuple[Any, Delivery]]:
+        """Take out what can be handed out now; fewer than `most` only if that `is_enough`."""
+        if self._spent:
+            spent = self._spent.popleft()
+            times = spent.deliveries - 1
+            return [(Faulty(spent.message, TooManyDeliveries(times), times), spent)]
+        if self._lone in self._here:
+            return []
+        if len(self._ready) >= most or (self._ready and is_enough):
+            taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+            return [(delivery.message, delivery) for delivery in taken]
+        if self._alone and not self._ready and not self._at_work():
+            delivery = self._alone.popleft()
+            self._lone = delivery.sequence
+            return [(delivery.message, delivery)]
+        return []
+
+    def _at_work(self) -> int:
+        """Return how many messages were handed out and have not ended."""
+        return len(self._here) - len(self._ready) - len(self._alone) - len(self._spent)
+
+    async def acknowledge(self, handles: Sequence[Delivery]) -> None:
+        """Tell the server that these messages have ended."""
+        await self._end(handles, _ACK)
+
+    async def give_back(self, handles: Sequence[Delivery]) -> None:
+        """Have the server deliver these messages again, at once; it does so anyway if lost."""
+        for handle in handles:
+            if not self.holds(handle):
+                self._here.pop(handle.sequence, None)
+        await self._end([handle for handle in handles if self.holds(handle)], _NAK)
+
+    def holds(self, handle: Delivery) -> bool:
+        """Tell whether no other process can have been given the message."""
+        return asyncio.get_running_loop().time() < handle.kept_until
+
+    async def close(self) -> None:
+        """Give back what was not handed out, and close the connection if it was made here."""
+        if self._subscription is None:
+            await self._connection.close()
+            return
+        if self._keeper is not None:
+            await end([self._keeper])
+        try:
+            async with asyncio.timeout(CONFIRM_WITHIN):
+                await self._subscription.drain()  # what is on its way arrives; then no more
+        except Exception as error:  # noqa: BLE001 - of a connection that is lost
+            _log.debug("source %r: %s", self.name, described(error))
+        left = [*self._ready, *self._alone, *self._spent]
+        for queue in (self._ready, self._alone, self._spent):
+            queue.clear()
+        try:
+            await self._end(left, _NAK)
+            await self._confirm(list(self._unconfirmed.values()))
+        finally:
+            self._here.clear()
+            self._unconfirmed.clear()
+            self._subscription = None
+            await self._connection.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is known of the stream; from any thread."""
+        return {
+            "kind": "jetstream",
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "partitions": self.partitions,
+            "pending": sum(lane.pending for lane in self._lanes),
+            "at_work": self._at_work(),
+            "unconfirmed": len(self._unconfirmed),
+            "waits_for": self._waits_for,
+        }
+
+    # Asking for messages
+
+    async def _open(self) -> None:
+        self._client = client = await self._connection.client()
+        self._context = client.jetstream(timeout=CONFIRM_WITHIN)
+        self._arrived = asyncio.Event()
+        self._reconnects = client.stats["reconnects"]
+        for lane in self._lanes:
+            lane.expected = 0
+            lane.is_made = False
+            while not lane.is_made:
+                await self._make(lane, is_first=True)
+                if not lane.is_made:
+                    await sleep_async(next(lane.pauses))
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(f"{inbox}.*.*", cb=self._take)
+        self._inbox, self._subscription = inbox, subscription
+        self._sure_at = asyncio.get_running_loop().time()
+        self._keeper = asyncio.create_task(self._keep(), name=f"acknowledgements of {self.name}")
+
+    async def _make(self, lane: Lane, *, is_first: bool = False) -> None:
+        """Make the consumer of a lane, or bring it up to date."""
+        from nats.js.api import ConsumerConfig
+        from nats.js.errors import APIError, ServiceUnavailableError
+
+        config = ConsumerConfig(
+            name=lane.consumer,
+            durable_name=lane.consumer,
+            filter_subject=lane.subject,
+            ack_wait=self.lost_after,
+            max_deliver=-1,
+            max_ack_pending=None if self.partitions is None else 1,
+        )
+        try:
+            await self._context.add_consumer(self.stream, config)
+        except Exception as error:
+            is_refused = isinstance(error, APIError)
+            if is_first and is_refused and not isinstance(error, ServiceUnavailableError):
+                error.add_note(
+                    f"source {self.name!r} reads stream {self.stream!r} by consumer"
+                    f" {lane.consumer!r}: create the stream before, and take another consumer for"
+                    " another subject"
+                )
+                raise
+            self._note_wait(error)
+        else:
+            lane.is_made = True
+            self._note_wait(None)
+
+    async def _ask_and_wait(self) -> None:
+        """Have a request under way for each lane that may have one, and wait for an answer."""
+        now = asyncio.get_running_loop().time()
+        for lane in self._lanes:
+            if (lane.expected and now < lane.until) or now < lane.not_before:
+                continue
+            if not lane.is_made:
+                await self._make(lane)
+                if not lane.is_made:
+                    lane.not_before = now + next(lane.pauses)
+                    continue
+            await self._ask(lane, 1, waits=True)
+        await self._wait()
+
+    async def _ask_for_more(self, most: int) -> None:
+        """Get what there is already, besides what has arrived.
+
+        Redelivered messages come first. As long as there are some they are asked for one by one:
+        one of them may have to be handed out alone.
+        """
+        if self.partitions is not None:
+            await self._ask_idle_lanes(most)
+        elif self._ready[-1].deliveries == 1:
+            await self._ask_now(self._lanes, most - len(self._ready))
+
+    async def _ask_idle_lanes(self, most: int) -> None:
+        """Ask lanes for what they have, a few at a time, until there are `most` messages.
+
+        So not much waits here that other processes could have.
+        """
+        now = asyncio.get_running_loop().time()
+        busy = {delivery.lane for delivery in self._here.values()}
+        self._lanes.append(self._lanes.pop(0))  # each is the first one at times
+        idle = deque(
+            lane
+            for lane in self._lanes
+            if lane not in busy and lane.is_made and not lane.expected and now >= lane.not_before
+        )
+        while idle and len(self._ready) < most:
+            number = min(len(idle), max(most - len(self._ready), LANES_AT_ONCE))
+            await self._ask_now([idle.popleft() for _ in range(number)], 1)
+
+    async def _ask_now(self, lanes: Sequence[Lane], most: int) -> None:
+        """Get what there is already from each of these lanes."""
+        for lane in lanes:
+            await self._ask(lane, most, waits=False)
+        now = asyncio.get_running_loop().time
+        while any(lane.expected and now() < lane.until for lane in lanes):
+            await self._wait()
+
+    async def _ask(self, lane: Lane, most: int, *, waits: bool) -> None:
+        request: dict[str, Any] = {"batch": most}
+        if waits:
+            request["expires"] = int(REQUEST_SECONDS * 1e9)
+        else:
+            request["no_wait"] = True
+        lane.request += 1
+        lane.expected = most
+        lane.until = asyncio.get_running_loop().time() + LOST_AFTER
+        if waits:
+            lane.until += REQUEST_SECONDS
+        try:
+            await self._client.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{lane.consumer}",
+                json.dumps(request).encode(),
+                reply=f"{self._inbox}.{lane.consumer}.{lane.request}",
+            )
+        except Exception as error:
+            if self._client.is_closed:
+                raise
+            self._note_wait(error)
+            lane.expected = 0
+            lane.not_before = asyncio.get_running_loop().time() + next(lane.pauses)
+
+    async def _wait(self) -> None:
+        """Wait for something to arrive or to end, not for long: the connection may be lost."""
+        try:
+            async with asyncio.timeout(LOOK_EVERY):
+                await self._arrived.wait()
+        except TimeoutError:
+            if self._client.is_closed:
+                raise ConnectionError(
+                    f"source {self.name!r}: the connection to NATS was closed; connect it with"
+                    " max_reconnect_attempts=-1"
+                ) from None
+        self._arrived.clear()
+        reconnects = self._client.stats["reconnects"]
+        if reconnects != self._reconnects:
+            self._reconnects = reconnects
+            for lane in self._lanes:
+                lane.expected = 0  # the server has forgotten the requests
+
+    # What the server sends
+
+    async def _take(self, answer: Any) -> None:
+        """Take a message, or the end of a request."""
+        if answer.subject.startswith(self._inbox):
+            self._take_status(answer)
+        else:
+            facts = answer.metadata
+            lane = self._lane_of[facts.consumer]
+            lane.expected = max(0, lane.expected - 1)
+            lane.pending = facts.num_pending
+            lane.pauses = UNREADY.delays(_random)
+            self._note_wait(None)
+            await self._take_message(answer, facts)
+        self._arrived.set()
+
+    async def _take_message(self, answer: Any, facts: Any) -> None:
+        sequence = facts.sequence.stream
+        ended = self._unconfirmed.get(sequence)
+        if ended is not None:  # the acknowledgement was lost
+            ended.reply = answer.reply
+            await self._client.publish(ended.reply, ended.word)
+            return
+        kept_until = self._sure_at + self.lost_after
+        known = self._here.get(sequence)
+        if known is not None:
+            known.reply, known.kept_until = answer.reply, kept_until
+            return
+        headers = dict(answer.headers or {})
+        stored_at = int(facts.timestamp.timestamp() * 1e6)
+        name = headers.get("Nats-Msg-Id") or f"{self.stream}/{sequence}/{stored_at}"
+        message = JetStreamMessage(name, answer.data, answer.subject, headers)
+        deliveries = facts.num_delivered
+        lane = self._lane_of[facts.consumer]
+        delivery = Delivery(lane, sequence, deliveries, message, answer.reply, kept_until)
+        self._here[sequence] = delivery
+        if deliveries > self.most_deliveries:
+            self._spent.append(delivery)
+        elif deliveries > ALONE_AFTER:
+            self._alone.append(delivery)
+        else:
+            self._ready.append(delivery)
+
+    def _take_status(self, answer: Any) -> None:
+        consumer, number = answer.subject.removeprefix(f"{self._inbox}.").split(".")
+        lane = self._lane_of[consumer]
+        if lane.request != int(number):
+            return  # of a request that was given up
+        lane.expected = 0
+        headers = answer.headers or {}
+        status = headers.get("Status", "")
+        what = headers.get("Description", "")
+        if status not in _REQUEST_IS_OVER and what != _ONE_AT_WORK:
+            what = what or "the consumer does not answer"
+            self._note_wait(ConnectionError(f"{status} {what}"))
+            lane.is_made = False
+            lane.not_before = asyncio.get_running_loop().time() + next(lane.pauses)
+
+    def _note_wait(self, error: Exception | None) -> None:
+        """Log once that the source waits for the server, and once that it goes on."""
+        reason = "" if error is None else described(error)
+        if reason and not self._waits_for:
+            _log.warning("source %r waits for the server: %s", self.name, reason)
+        elif self._waits_for and not reason:
+            _log.warning("source %r: the server is back", self.name)
+        self._waits_for = reason
+
+    # What the server is told
+
+    async def _end(self, deliveries: Sequence[Delivery], word: bytes) -> None:
+        for delivery in deliveries:
+            delivery.word = word
+            self._here.pop(delivery.sequence, None)
+            self._unconfirmed[delivery.sequence] = delivery
+        self._arrived.set()  # one may wait to be handed out alone
+        await self._confirm(deliveries)
+
+    async def _confirm(self, deliveries: Sequence[Delivery]) -> None:
+        """Tell the server, and forget what it confirms; the rest is repeated later."""
+        within = min(CONFIRM_WITHIN, self.lost_after / 4)
+        answers = await asyncio.gather(
+            *(self._client.request(one.reply, one.word, timeout=within) for one in deliveries),
+            return_exceptions=True,
+        )
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._unconfirmed.pop(delivery.sequence, None)
+                continue
+            delivery.unanswered += 1
+            if delivery.unanswered >= MOST_REPEATS:
+                self._unconfirmed.pop(delivery.sequence, None)
+                _log.error(
+                    "source %r: the server does not confirm the end of message %d, and may deliver"
+                    " it again: %s",
+                    self.name,
+                    delivery.sequence,
+                    described(answer) if isinstance(answer, Exception) else "cancelled",
+                )
+
+    async def _keep(self) -> None:
+        """Keep the messages that are here from being delivered again; repeat acknowledgements."""
+        now = asyncio.get_running_loop().time
+        pause = self.lost_after / 4
+        while True:
+            began = now()
+            await sleep_async(pause)
+            if now() < began + 2 * pause:
+                self._sure_at = began
+            try:
+                await self._prolong(list(self._here.values()))
+                if self._unconfirmed:
+                    await self._confirm(list(self._unconfirmed.values()))
+            except Exception as error:  # noqa: BLE001 - of the connection, which comes back
+                self._note_wait(error)
+
+    async def _prolong(self, deliveries: list[Delivery]) -> None:
+        """Tell the server that these messages are at work, and note that it has heard so."""
+        client, connection = self._client, self._client.stats["reconnects"]
+        held = [delivery for delivery in deliveries if self.holds(delivery)]
+        if not held or not client.is_connected:
+            return
+        kept_until = asyncio.get_running_loop().time() + self.lost_after
+        for delivery in held:
+            await client.publish(delivery.reply, _AT_WORK)
+        await client.flush(max(1, ceil(self.lost_after / 4)))
+        if client.is_connected and client.stats["reconnects"] == connection:
+            for delivery in held:
+                delivery.kept_until = kept_until
+
+
+# The sink
+
+
+class JetStreamSink(Generic[T]):
+    """Publishes values to a stream, many at once; a sink for `batch=`.
+
+    A value that the server does not take because it is away waits. One that it refuses has failed.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        subject: str,
+        *,
+        key: Callable[[T], Hashable] | None = None,
+        partitions: int | None = None,
+        identity: Callable[[T], str] | None = None,
+        encode: Callable[[T], bytes] | None = None,
+    ) -> None:
+        """Publish to `subject` by `server`, which is what `JetStreamSource` takes.
+
+        With `partitions=16` and `subject="orders.{partition}"`, the partition is that of
+        `key(value)`. Values with the same key are published one after the other, in their order.
+
+        The server drops a message whose `identity(value)` it has seen within the stream's
+        `duplicate_window`. `encode(value)` makes the bytes: without it bytes and texts are sent as
+        they are, other values as JSON.
+        """
+        if not isinstance(subject, str) or not subject or re.search(r"[\s*>]", subject):
+            raise ValueError(f"subject={subject!r}: write a subject, such as 'orders.made'")
+        if (partitions is not None) != ("{partition}" in subject):
+            raise ValueError(
+                f"subject={subject!r}, partitions={partitions!r}: write both, such as"
+                " 'orders.{partition}' and 16, or neither"
+            )
+        if partitions is not None:
+            check.count("partitions", partitions, maximum=MOST_PARTITIONS)
+            if key is None:
+                raise ValueError(f"partitions={partitions!r}: write key=, a function of a value")
+        for name, function in (("key", key), ("identity", identity), ("encode", encode)):
+            if function is not None:
+                check.plain_function(name, function)
+        self.subject = subject
+        self.partitions = partitions
+        self._key = key
+        self._identity = identity
+        self._encode = as_bytes if encode is None else encode
+        self._connection = Connection(server, "JetStreamSink")
+
+    def __repr__(self) -> str:
+        return f"<JetStreamSink {self.subject!r}>"
+
+    async def __call__(self, values: list[T]) -> None:
+        """Publish all values, or raise `BatchFailed` with those that are not stored."""
+        if not isinstance(values, list):
+            raise TypeError("JetStreamSink takes a list: write .sink(..., batch=(100, 0.1))")
+        context = (await self._connection.client()).jetstream(timeout=PUBLISH_WITHIN)
+        failures: dict[int, Exception] = {}
+        groups: dict[Hashable, list[int]] = {}
+        for place, value in enumerate(values):
+            try:
+                group = (place,) if self._key is None else self._key(value)
+                groups.setdefault(group, []).append(place)
+            except Exception as error:  # noqa: BLE001 - of the user's function
+                failures[place] = error
+        refusals = await asyncio.gather(
+            *(self._publish(context, values, places, failures) for places in groups.values())
+        )
+        refusal = next((refusal for refusal in refusals if refusal is not None), None)
+        if refusal is not None:  # the batch waits: all that is not stored is tried again then
+            raise BatchFailed(dict.fromkeys(failures, refusal))
+        if failures:
+            raise BatchFailed(failures)
+
+    async def _publish(
+        self, context: Any, values: list[T], places: list[int], failures: dict[int, Exception]
+    ) -> NotBefore | None:
+        """Publish values of one key, each after the one before it is stored.
+
+        Return why those that are left have to wait, if they have.
+        """
+        for turn, place in enumerate(places):
+            try:
+                subject, data, headers = self._message(values[place])
+                await context.publish(subject, data, headers=headers)
+            except Exception as error:  # noqa: BLE001 - of the user's functions, or of the server
+                failures[place] = error
+                if _is_away(error):
+                    refusal = NotBefore(AWAY_PAUSE)
+                    refusal.__cause__ = error
+                    failures.update(dict.fromkeys(places[turn:], refusal))
+                    return refusal
+        return None
+
+    def _message(self, value: T) -> tuple[str, bytes, dict[str, str] | None]:
+        subject = self.subject
+        if self._key is not None and self.partitions is not None:
+            number = partition_of(self._key(value), self.partitions)
+            subject = subject.replace("{partition}", str(number))
+        headers = None if self._identity is None else {"Nats-Msg-Id": self._identity(value)}
+        return subject, self._encode(value), headers
+
+    async def close(self) -> None:
+        """Close the connection, unless it is the user's."""
+        await self._connection.close()
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return bytes and texts as they are, the data of a message, and other values as JSON."""
+    if isinstance(value, JetStreamMessage):
+        value = value.data
+    if isinstance(value, bytes):
+        return value
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _is_away(error: Exception) -> bool:
+    """Tell whether the server did not answer, or not yet; else it has refused the message."""
+    from nats.errors import BadSubjectError, Error, MaxPayloadError
+    from nats.js.errors import APIError
+
+    if isinstance(error, APIError):
+        return (error.code or 0) >= 500  # noqa: PLR2004 - as in HTTP
+    if isinstance(error, BadSubjectError | MaxPayloadError):
+        return False
+    return isinstance(error, Error | TimeoutError | OSError)
