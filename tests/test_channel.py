@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seawall import (
     CallRejected,
@@ -1051,3 +1053,35 @@ def test_what_is_given_back_wakes_whoever_waits() -> None:
             channel.get()
 
     run_virtual(main())
+
+
+@given(
+    capacity=st.integers(1, 3),
+    acts=st.lists(st.sampled_from(["put", "get", "give back", "close"]), max_size=40),
+)
+def test_giving_back_keeps_the_order_and_every_item(capacity: int, acts: list[str]) -> None:
+    """Against a list: whatever is done in which order."""
+    channel: Channel[int] = Channel(capacity)
+    inside: list[int] = []
+    taken: list[int] = []
+    closed = False
+    for number, act in enumerate(acts):
+        if act == "put" and not closed and len(inside) < capacity:
+            assert channel.put(number, timeout=0)
+            inside.append(number)
+        elif act == "put":
+            with pytest.raises((ChannelFull, ChannelClosed)):
+                channel.put(number, timeout=0)
+        elif act == "get" and inside:
+            taken.append(channel.get(timeout=0))
+            assert taken[-1] == inside.pop(0)
+        elif act == "give back":
+            channel.give_back(taken[-2:])
+            inside = taken[-2:] + inside
+            del taken[-2:]
+        elif act == "close":
+            channel.close()
+            closed = True
+        assert channel.depth == len(inside)
+        assert channel.snapshot()["got"] == len(taken)
+    assert channel.drain(0) == inside

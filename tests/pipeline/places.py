@@ -118,10 +118,12 @@ class InLocalQueue(Place):
         await self.queue.apush_many(values)
 
     def open(self) -> Source[Any]:
-        return QueueSource(self.queue, lease=5.0)
+        return QueueSource(self.queue)
 
     def kill(self, source: Any) -> None:
         source._renewing.cancel()
+        for job in source._held:  # as if it had been claimed a lease ago
+            self.queue.heartbeat(job.claim, lease=0.01)
 
     def cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def fail(*_args: Any, **_options: Any) -> None:
@@ -136,9 +138,6 @@ class InSharedQueue(RealPlace, InLocalQueue):
         new_store = self.request.getfixturevalue("new_store")
         self.store = new_store()
         self.queue = PriorityQueue(self.store, "orders")
-
-    def open(self) -> Source[Any]:
-        return QueueSource(self.queue, lease=1.5)
 
 
 class InRedisStream(RealPlace):

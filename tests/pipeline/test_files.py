@@ -197,7 +197,9 @@ def test_the_checkpoint_is_before_everything_that_is_not_done(order: list[int]) 
         done.add(end)
         left = set(range(1, 12)) - done
         assert positions.checkpoint == (min(left) - 1 if left else 11)
+        assert positions.finish(end) is False  # said again
     assert len(positions) == 0
+    assert not positions._done
     with pytest.raises(ValueError, match="not behind"):
         positions.begin(11)
 
@@ -423,3 +425,47 @@ def test_ids_of_records_are_the_same_after_a_restart(tmp_path: Path) -> None:
     first, second, repeated = run_virtual(main())
     assert second == repeated
     assert str(first[1]) != str(second[1])
+
+
+def test_a_record_that_is_too_long_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are read; of a CSV record without its last quote, it is the first line."""
+    monkeypatch.setattr("seawall.pipeline.files.LONGEST_RECORD", 10)
+    path = tmp_path / "rows.csv"
+    path.write_text('1,a\n2,"open\n3,b\n4,c\n' + "x" * 35 + "\n5,d\n")
+    for source, expected in [
+        (lines(path), ["1,a", '2,"open', "3,b", "4,c", "5,d"]),
+        (csv_rows(path), [["1", "a"], ["3", "b"], ["4", "c"], ["5", "d"]]),
+    ]:
+        stored: list[Any] = []
+        pipeline = Pipeline("p")
+        pipeline.read(source).sink(stored.append, name="store")
+        run_virtual(pipeline.run())
+        assert stored == expected
+        assert pipeline.snapshot()["dead_letter"] == 6 - len(expected)
+
+
+def test_a_record_that_is_too_long_is_waited_for_until_its_line_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its second half would be taken for a record."""
+    monkeypatch.setattr("seawall.pipeline.files.LONGEST_RECORD", 10)
+    path = tmp_path / "app.log"
+    path.write_text("x" * 25)
+    source = lines(path, follow=True)
+
+    async def main() -> list[Any]:
+        async def finish() -> None:
+            await pause(5.0)
+            with path.open("a") as file:
+                file.write("yz\n1\n")
+
+        finishing = asyncio.create_task(finish())
+        pulled = [value for value, _ in await source.pull(5)]
+        await finishing
+        await source.close()
+        return pulled
+
+    faulty, value = run_virtual(main())
+    assert (faulty.value, value) == ("x" * 10, "1")

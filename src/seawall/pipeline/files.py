@@ -24,7 +24,7 @@ from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
-from seawall.pipeline.source import source_name
+from seawall.pipeline.source import Faulty, source_name
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
@@ -32,7 +32,9 @@ T = TypeVar("T")
 LOOK_EVERY: Final = 0.2
 """Seconds between two looks for more, at the end of a file that is followed."""
 LONGEST_RECORD: Final = 16 * 2**20
-"""Bytes of one line or record."""
+"""Bytes of one line or record; what is longer is a dead letter."""
+SHOWN: Final = 1000
+"""Bytes of such a record that the dead letter has."""
 HEAD: Final = 256
 """Bytes at its beginning by which a file is recognised: another one may get its inode."""
 
@@ -87,12 +89,12 @@ class FileSource(Generic[T]):
             reading = self._reading or await self._open()
             if reading is not None:
                 is_last = reading.is_abandoned or not self._follow
-                records = []
+                records: list[tuple[Any, int]] = []
                 if reading.is_the_same():
                     records = reading.read(most, self._is_whole, is_last=is_last)
                 if records:
                     return [
-                        (self._parse(record), FilePlace(reading.number, end))
+                        (self._value_of(record), FilePlace(reading.number, end))
                         for record, end in records
                     ]
                 if self._moves_on(reading):
@@ -102,6 +104,9 @@ class FileSource(Generic[T]):
                     raise FileNotFoundError(f"{self.path}: there is no such file to read from")
                 return ()
             await sleep_async(LOOK_EVERY)
+
+    def _value_of(self, record: Any) -> Any:
+        return record if isinstance(record, Faulty) else self._parse(record)
 
     async def acknowledge(self, handles: Sequence[FilePlace]) -> None:
         """Move the checkpoint, and save it now and then."""
@@ -154,10 +159,11 @@ class FileSource(Generic[T]):
                     self.path,
                     self._place.checkpoint,
                 )
-        if not self.path.exists():
-            return None
         self._pass_over(lambda _status: True)
-        return self._begin(self.path, 0)
+        try:
+            return self._begin(self.path, 0)
+        except FileNotFoundError:
+            return None  # not yet, or it is rotated at this moment
 
     def _begin(self, path: Path, offset: int) -> _Reading:
         file = path.open("rb")
@@ -342,29 +348,51 @@ class _Reading:
 
     def read(
         self, most: int, is_whole: Callable[[bytes], bool], *, is_last: bool
-    ) -> list[tuple[bytes, int]]:
-        """Return the next whole records, each with its end; the last line may lack its newline."""
-        records: list[tuple[bytes, int]] = []
+    ) -> list[tuple[Any, int]]:
+        """Return the next whole records, each with its end; the last line may lack its newline.
+
+        A record is bytes, or `Faulty`.
+        """
+        records: list[tuple[Any, int]] = []
         while len(records) < most:
-            self.file.seek(self.end)
-            record = b""
-            while True:
-                line = self.file.readline(LONGEST_RECORD + 1)
-                record += line
-                if len(record) > LONGEST_RECORD:
-                    raise ValueError(
-                        f"the record at byte {self.end} is longer than {LONGEST_RECORD} bytes"
-                    )
-                has_end = line.endswith(b"\n")
-                whole = has_end and is_whole(record)
-                if whole or not has_end:
-                    break
-            if not record or not (whole or is_last):
+            record = self._record(is_whole)
+            found: Any
+            if record is None:
+                found, size = self._first_line(is_last=is_last)
+            else:
+                found, is_complete = record
+                size = len(found) if is_complete or is_last else 0
+            if not size:
                 break
-            self.end += len(record)
+            self.end += size
             self.positions.begin(self.end)
-            records.append((record, self.end))
+            records.append((found, self.end))
         return records
+
+    def _record(self, is_whole: Callable[[bytes], bool]) -> tuple[bytes, bool] | None:
+        """Return the next record, and whether it is whole; None if it is too long."""
+        self.file.seek(self.end)
+        record = b""
+        while True:
+            line = self.file.readline(LONGEST_RECORD + 1)
+            record += line
+            if len(record) > LONGEST_RECORD:
+                return None
+            if not line.endswith(b"\n"):
+                return record, False
+            if is_whole(record):
+                return record, True
+
+    def _first_line(self, *, is_last: bool) -> tuple[Faulty, int]:
+        """Return the first line of a record that is too long, as it began, and its size."""
+        self.file.seek(self.end)
+        line = self.file.readline(LONGEST_RECORD)
+        begins, size = line[:SHOWN], len(line)
+        while line and not line.endswith(b"\n"):
+            line = self.file.readline(LONGEST_RECORD)
+            size += len(line)
+        error = ValueError(f"the record at byte {self.end} is longer than {LONGEST_RECORD} bytes")
+        return Faulty(_text(begins), error), size if line or is_last else 0
 
     def has_more(self) -> bool:
         """Return whether there is something behind the last record of a rotated file."""

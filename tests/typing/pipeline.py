@@ -1,0 +1,51 @@
+"""What a type checker makes of `seawall.pipeline`: checked by mypy, never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from seawall import Channel
+from seawall.durable import Database, Inbox
+from seawall.pipeline import (
+    Flow,
+    InboxSink,
+    IterableSource,
+    Page,
+    Pipeline,
+    QueueSource,
+    calls,
+    csv_rows,
+    lines,
+    pages,
+    table,
+)
+
+
+def read() -> list[float]:
+    """Return readings."""
+    return [1.0]
+
+
+async def page(cursor: int) -> Page[str]:
+    """Return a page."""
+    return Page([str(cursor)], cursor + 1)
+
+
+async def store(_conn: Any, _value: str) -> None:
+    """Store nothing."""
+
+
+def check_sources(channel: Channel[int], queue: QueueSource, database: Database) -> None:
+    """Check what the items of each source are."""
+    pipeline = Pipeline("typed")
+    assert_type(pipeline.read(channel), Flow[int])
+    assert_type(pipeline.read(queue), Flow[Any])
+    assert_type(pipeline.read([1, 2]), Flow[int])
+    assert_type(pipeline.read(IterableSource(["a"], checkpoint="place")), Flow[str])
+    assert_type(pipeline.read(table(database, "orders")), Flow[dict[str, Any]])
+    assert_type(pipeline.read(calls(read)), Flow[float])
+    flow = pipeline.read(pages(page, start=0))
+    assert_type(flow, Flow[str])
+    assert_type(flow.sink(InboxSink(Inbox(database), "store", store)), Pipeline)
+    assert_type(pipeline.read(lines("orders.txt")), Flow[str])
+    assert_type(pipeline.read(csv_rows("orders.csv")), Flow[list[str]])
