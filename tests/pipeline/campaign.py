@@ -30,16 +30,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
-from seawall import CpuPool
+from seawall import CpuPool, PriorityQueue, RedisStore
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Inbox, Sqlite, migrate
 from seawall.pipeline import (
     DeadLetter,
     IterableSource,
     Pipeline,
+    QueueSource,
     RedisStreamSink,
     RedisStreamSource,
     current_item,
+    table,
 )
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -91,7 +93,70 @@ def _redis_sink(url: str, partitions: int | None) -> Any:
     return RedisStreamSink(url, STREAM, identity=_identity, max_length=100_000, **keyed)
 
 
+class QueueSink:
+    """Pushes jobs, each once for as long as the campaign lasts."""
+
+    def __init__(self, queue: PriorityQueue) -> None:
+        self._queue = queue
+
+    async def __call__(self, values: list[dict[str, int]]) -> None:
+        pushes = (self._queue.apush(value, dedupe=_identity(value)) for value in values)
+        await asyncio.gather(*pushes)
+
+    async def close(self) -> None:
+        self._queue.store.close()
+
+
+def _queue(url: str) -> PriorityQueue:
+    settings = {"max_attempts": 10_000, "dedupe_window": 3000.0}
+    return PriorityQueue(RedisStore(url, timeout=1.0), STREAM, **settings)
+
+
+class TableSink:
+    """Adds rows, each once; those that were there leave gaps."""
+
+    def __init__(self, url: str) -> None:
+        self._pool = _pool(url)
+
+    def __call__(self, values: list[dict[str, int]]) -> None:
+        with self._pool.connection() as connection:
+            connection.cursor().executemany(
+                f"INSERT INTO {STREAM} (key, number) VALUES (%(key)s, %(number)s)"  # noqa: S608 - our own
+                " ON CONFLICT (key, number) DO NOTHING",
+                values,
+            )
+
+    async def close(self) -> None:
+        self._pool.close()
+
+
+def _pool(url: str) -> Any:
+    from psycopg_pool import ConnectionPool
+
+    return ConnectionPool(url, min_size=1, max_size=4, timeout=5.0, open=True)
+
+
+def make_table(url: str) -> None:
+    """Make the table of the kind "table"."""
+    with closing(_pool(url)) as pool:
+        migrate(Database(pool))
+        with pool.connection() as connection:
+            columns = "id bigserial PRIMARY KEY, key integer, number integer, UNIQUE (key, number)"
+            connection.execute(f"CREATE TABLE {STREAM} ({columns})")
+
+
+def _table_source(url: str) -> Any:
+    settings: dict[str, Any] = {"checkpoint": "readers", "every": 0.05, "poll": 0.02}
+    return table(Database(_pool(url)), STREAM, columns=["key", "number"], follow=True, **settings)
+
+
 KINDS: Final = {
+    "queue": Kind(
+        lambda url: QueueSource(_queue(url), lease=LOST_AFTER),
+        lambda url: QueueSink(_queue(url)),
+        is_ordered=False,
+    ),
+    "table": Kind(_table_source, TableSink),
     "redis": Kind(
         lambda url: _redis_source(url, PARTITIONS), lambda url: _redis_sink(url, PARTITIONS)
     ),

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.campaign import Campaign
+from tests.durable.postgres import Postgres
+from tests.pipeline.campaign import Campaign, StreamServer, make_table
 from tests.shared.support import Server
 
 pytestmark = pytest.mark.alone
 
 
-def campaign(kind: str, server: Server, folder: Path, kills: int, seed: int) -> None:
+def campaign(kind: str, server: StreamServer, folder: Path, kills: int, seed: int) -> None:
     made = Campaign(kind, server, folder, total=kills * 10, seed=seed)
     try:
         made.run(kills)
@@ -23,7 +24,7 @@ def campaign(kind: str, server: Server, folder: Path, kills: int, seed: int) -> 
     assert made.kills["server"]
 
 
-@pytest.mark.parametrize("kind", ["redis", "redis-shared"])
+@pytest.mark.parametrize("kind", ["redis", "redis-shared", "queue"])
 def test_kills_lose_nothing_and_double_nothing(kind: str, server: Server, tmp_path: Path):
     """Twenty of them; each key's order is kept where there are partitions."""
     campaign(kind, server, tmp_path, 20, seed=1)
@@ -31,12 +32,34 @@ def test_kills_lose_nothing_and_double_nothing(kind: str, server: Server, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kind", "kills"), [("redis", 1000), ("redis-shared", 200)])
+@pytest.mark.parametrize(
+    ("kind", "kills"), [("redis", 1000), ("redis-shared", 200), ("queue", 200)]
+)
 def test_many_kills_lose_nothing_and_double_nothing(
     kind: str, kills: int, server: Server, tmp_path: Path
 ):
     """The same, for as long as it takes."""
     campaign(kind, server, tmp_path, kills, seed=2)
+
+
+class CrashingPostgres(Postgres):
+    """A server that is stopped as by a crash."""
+
+    def kill(self) -> None:
+        """Stop it at once; what was committed is kept."""
+        self.stop("immediate")
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+def test_kills_around_a_table_lose_nothing_and_double_nothing(kills: int, tmp_path: Path):
+    """Two readers with one checkpoint, a writer whose numbers have gaps, crashes of PostgreSQL."""
+    server = CrashingPostgres()
+    try:
+        make_table(server.url)
+        campaign("table", server, tmp_path, kills, seed=4)
+    finally:
+        server.close()
 
 
 def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(server: Server, tmp_path: Path):

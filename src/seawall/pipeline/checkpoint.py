@@ -3,20 +3,30 @@
 Promises:
 - What is saved lies before every item that has not ended: a resumed run repeats items, and leaves
   none out.
-- It is saved `every` few seconds, and at the end: a crash repeats at most what was read since.
+- It is saved `every` few seconds, and at the end: a crash repeats at most what has ended since,
+  and what had ended behind an item that had not.
 - A checkpoint is replaced as a whole: a crash leaves the old one or the new one.
+- Memory is bounded: while one item does not end, a bounded number of later ones may.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
+from seawall.models.positions import Positions
+from seawall.runtime.runners import sleep_async
+
+MOST_AHEAD: Final = 100_000
+"""Items that may be read behind one that has not ended: where they are is kept in memory."""
+LOOK_AGAIN: Final = 0.1
+"""Seconds between two looks whether it has."""
 
 
 @runtime_checkable
@@ -104,3 +114,17 @@ class SavedPlace:
             return
         await self.checkpoint.save(place)
         self._saved, self._saved_at = place, self._clock.now()
+
+
+async def room_behind(positions: Positions, source: str) -> None:
+    """Wait while too many items have been read behind one that has not ended."""
+    if len(positions) < MOST_AHEAD:
+        return
+    logging.getLogger("seawall").warning(
+        "source %r waits: %d items were read behind one that has not ended, after place %s",
+        source,
+        len(positions),
+        positions.checkpoint,
+    )
+    while len(positions) >= MOST_AHEAD:
+        await sleep_async(LOOK_AGAIN)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.models.positions import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, source_name
 from seawall.runtime.runners import sleep_async
 
@@ -88,6 +88,7 @@ class FileSource(Generic[T]):
         while True:
             reading = self._reading or await self._open()
             if reading is not None:
+                await room_behind(reading.positions, self.name)
                 is_last = reading.is_abandoned or not self._follow
                 records: list[tuple[Any, int]] = []
                 if reading.is_the_same():

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock, epoch_of
 from seawall.models.positions import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, source_name
 from seawall.runtime.abandon import end
 from seawall.runtime.functions import kind_of
@@ -96,6 +96,7 @@ class PageSource(Generic[T]):
         """Return the items of a page; wait for the next one if there are none left."""
         if not self._is_resumed:
             await self._resume()
+        await room_behind(self._positions, self.name)
         while not self._ready:
             if self._asking is None:
                 await sleep_async(max(0.0, self._next_at - self._now()))

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 from seawall.channel import Channel
 from seawall.clock import Clock
 from seawall.models.positions import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.runtime.functions import kind_of
 
 T = TypeVar("T")
@@ -155,6 +155,8 @@ class IterableSource(Generic[T]):
         if positions is None and self._place.checkpoint is not None:
             await self._resume()
             positions = self._positions
+        if positions is not None:
+            await room_behind(positions, self.name)
         if self._sync is not None:
             pulled = list(zip(islice(self._sync, most), self._numbers, strict=False))
         else:

@@ -18,7 +18,7 @@ from seawall.durable import Database, Inbox, Sqlite
 from seawall.durable.database import in_thread
 from seawall.durable.tables import DatabaseCheckpoint, TableReader, checked_database
 from seawall.models.positions import Positions
-from seawall.pipeline.checkpoint import SavedPlace, not_a_place
+from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
 from seawall.pipeline.item import current_item
 from seawall.pipeline.source import source_name
 from seawall.runtime.functions import kind_of
@@ -58,6 +58,7 @@ class TableSource:
         positions = self._positions
         if positions is None:
             positions = await self._resume()
+        await room_behind(positions, self.name)
         while True:
             rows, more = await self._reader.read(self._last, most)
             if rows:
