@@ -150,6 +150,13 @@ if TYPE_CHECKING:
         subscribe,
     )
     from seawall.runtime.member_events import MemberChanged, OwnPause
+    from seawall.runtime.pipeline_events import (
+        CollectionChanged,
+        ItemDied,
+        PipelineEnded,
+        SourceChanged,
+        StageChanged,
+    )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
@@ -183,6 +190,7 @@ __all__ = [
     "CircuitOpen",
     "Claim",
     "Clock",
+    "CollectionChanged",
     "Contended",
     "CpuPool",
     "Criticality",
@@ -205,6 +213,7 @@ __all__ = [
     "ImplausibleReport",
     "InFlightRatio",
     "IoPool",
+    "ItemDied",
     "JobCancelled",
     "JobDied",
     "JobExpired",
@@ -231,6 +240,7 @@ __all__ = [
     "OverloadChanged",
     "Overloaded",
     "OwnPause",
+    "PipelineEnded",
     "Policy",
     "Pool",
     "PoolExhausted",
@@ -260,6 +270,8 @@ __all__ = [
     "SettingsDiffer",
     "Shed",
     "SoftLimitExceeded",
+    "SourceChanged",
+    "StageChanged",
     "StoreModeChanged",
     "StoreUnavailable",
     "Stripes",
@@ -398,6 +410,9 @@ _HOMES = {
         "ThreadAbandoned WorkerReplaced subscribe"
     ),
     "runtime.member_events": "MemberChanged OwnPause",
+    "runtime.pipeline_events": (
+        "CollectionChanged ItemDied PipelineEnded SourceChanged StageChanged"
+    ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",

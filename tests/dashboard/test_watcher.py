@@ -324,7 +324,7 @@ def test_each_event_has_its_sentence() -> None:
     emit(BreakerChanged, "g", before="closed", after="open", cause="failures", key=_Talkative())
     view = pair.later()
     # A host that is ejected and restored is one happening; the breaker that cannot be told another.
-    assert sum(len(one["counts"]) for one in view["happenings"]) == len(kinds) + 1 == 23
+    assert sum(len(one["counts"]) for one in view["happenings"]) == len(kinds) + 1 == 28
     untold = [one["what"] for one in view["happenings"] if "cannot be shown" in one["what"]]
     assert untold == ["breaker changed, which cannot be shown"]
     assert view["happenings"][-1]["what"] == untold[0]

@@ -111,11 +111,12 @@ def test_the_log_says_once_that_a_source_fails_and_once_that_it_is_back(
     pipeline, _ = merged(Store("broken", 3, pull=down_until(600.0)))
     with caplog.at_level(logging.INFO, "seawall"):
         run_virtual(pipeline.run())
-    said = [one.getMessage() for one in caplog.records if "'broken'" in one.getMessage()]
-    assert [text.partition(", ")[0] for text in said] == [
-        "pipeline 'p': source 'broken' cannot be read",
-        "pipeline 'p': source 'broken' can be read again",
+    said = [
+        (record.__dict__["seawall_source"], record.__dict__["seawall_after"], record.levelname)
+        for record in caplog.records
+        if record.__dict__.get("seawall_event") == "source_changed"
     ]
+    assert said == [("broken", "failing", "WARNING"), ("broken", "ok", "WARNING")]
 
 
 def test_a_source_that_waits_for_items_again_is_not_shown_as_failing_for_ever() -> None:

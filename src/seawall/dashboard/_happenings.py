@@ -32,6 +32,7 @@ from seawall.runtime import durable_events as durable
 from seawall.runtime import edge_events as edge
 from seawall.runtime import events
 from seawall.runtime import member_events as members
+from seawall.runtime import pipeline_events as pipelines
 from seawall.runtime.events import Event, subscribe
 
 MOST_BEGINNINGS: Final = 1000
@@ -338,6 +339,23 @@ def _member_verb(event: members.MemberChanged) -> str:
     return verbs.get(event.after, f"became {_word(event.after)}")
 
 
+def _source(event: pipelines.SourceChanged) -> Sentence:
+    name = shown(event.source, LONGEST_KEY)
+    if event.after == "ok":
+        return "ok", f"source {name} is back after {say.seconds(event.duration)}"
+    if event.after == "missing":
+        return "warn", f"source {name} is missing"
+    return "bad", f"source {name} cannot be read"
+
+
+def _ended(event: pipelines.PipelineEnded) -> Sentence:
+    words = {"over": "its sources are over", "stopped": "it was stopped", "failed": "it failed"}
+    tone: Tone = "bad" if event.result == "failed" else "ok"
+    returned = f", {event.returned} returned" if event.returned else ""
+    what = f"the pipeline ended: {words.get(event.result, _word(event.result))}"
+    return tone, f"{what}; {event.read} read, {event.stored} stored{returned}"
+
+
 _BREAKER_VERBS: Final = {
     "open": "opened",
     "half_open": "tried again",
@@ -375,6 +393,18 @@ _SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
     edge.HostEjected: lambda event: (say.address(event.host), "was ejected"),
     edge.HostRestored: lambda event: (say.address(event.host), "came back"),
     members.MemberChanged: lambda event: (shown(event.member, LONGEST_KEY), _member_verb(event)),
+    pipelines.SourceChanged: lambda event: (
+        f"source {shown(event.source, LONGEST_KEY)}",
+        {"ok": "came back", "missing": "went missing"}.get(event.after, "failed"),
+    ),
+    pipelines.StageChanged: lambda event: (
+        f"stage {shown(event.stage, LONGEST_KEY)}",
+        "flowed again" if event.after == "flows" else "was blocked",
+    ),
+    pipelines.CollectionChanged: lambda event: (
+        "the collection",
+        "had enough again" if event.after == "enough" else "had too few values",
+    ),
 }
 """Subjects that have states, and what they did. Other events are grouped by their sentence."""
 
@@ -422,6 +452,25 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     ),
     durable.FifoGap: _gap,
     members.MemberChanged: _member,
+    pipelines.ItemDied: lambda event: (
+        "bad",
+        f"an item became a dead letter of stage {shown(event.stage, LONGEST_KEY)}",
+    ),
+    pipelines.SourceChanged: _source,
+    pipelines.StageChanged: lambda event: (
+        ("ok", f"stage {shown(event.stage, LONGEST_KEY)} flows again")
+        if event.after == "flows"
+        else (
+            "bad",
+            f"stage {shown(event.stage, LONGEST_KEY)} is blocked: a dead letter cannot be stored",
+        )
+    ),
+    pipelines.CollectionChanged: lambda event: (
+        ("ok", "enough sources have a value again")
+        if event.after == "enough"
+        else ("bad", f"{event.values} sources have a value, {event.minimum} are needed")
+    ),
+    pipelines.PipelineEnded: _ended,
     members.OwnPause: lambda event: (
         "warn",
         f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody",

@@ -24,9 +24,11 @@ from seawall.runtime.events import (
 )
 from seawall.runtime.member_events import MemberChanged
 from seawall.runtime.mutex import survives_fork
+from seawall.runtime.pipeline_events import CollectionChanged, SourceChanged, StageChanged
 
 RARE: Final = (
     BreakerChanged,
+    CollectionChanged,
     HealthChanged,
     HostEjected,
     HostRestored,
@@ -36,6 +38,8 @@ RARE: Final = (
     MemberChanged,
     OutboxBlocked,
     SettingsChanged,
+    SourceChanged,
+    StageChanged,
     StoreModeChanged,
 )
 """What is told at once."""

@@ -16,7 +16,6 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,7 +28,9 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import SeawallError
 from seawall.pipeline.source import IterableSource
 from seawall.runtime.abandon import end
+from seawall.runtime.events import emit
 from seawall.runtime.functions import kind_of
+from seawall.runtime.pipeline_events import CollectionChanged, SourceChanged
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
@@ -37,8 +38,6 @@ T = TypeVar("T")
 MOST_SOURCES: Final = 1000
 
 WhenTooFew = Literal["skip", "pass", "stop"]
-
-_log = logging.getLogger("seawall")
 
 
 class ReadingState(StrEnum):
@@ -162,6 +161,8 @@ class Collect(Generic[T]):
         self._late: dict[str, asyncio.Task[T]] = {}
         """Reads that were cancelled, and may not have ended yet."""
         self._collections = self._degraded = self._too_few = 0
+        self._is_short = False
+        """Whether the last collection had too few values."""
         registry.enter(self, "collect", name)
 
     async def collect(self) -> Collection[T]:
@@ -187,9 +188,15 @@ class Collect(Generic[T]):
         batch = Collection(readings, now)
         self._collections += 1
         self._degraded += batch.degraded
-        if len(batch.values) < self.minimum:
+        missing = ", ".join(sorted(batch.missing))
+        is_short = len(batch.values) < self.minimum
+        if is_short != self._is_short:
+            self._is_short = is_short
+            before, after = ("enough", "too_few") if is_short else ("too_few", "enough")
+            numbers = {"values": len(batch.values), "minimum": self.minimum, "missing": missing}
+            emit(CollectionChanged, self.name, before=before, after=after, **numbers)
+        if is_short:
             self._too_few += 1
-            missing = ", ".join(sorted(batch.missing))
             raise TooFewSources(
                 f"{len(batch.values)} of {len(readings)} sources have a value, {self.minimum} are"
                 f" needed; missing: {missing}",
@@ -239,13 +246,13 @@ class Collect(Generic[T]):
         return name in self._last and now - self._last[name][1] <= self.keep_last
 
     def _note(self, name: str, now: float, cause: str) -> None:
-        """Keep how a source is, and log when it goes and when it comes back."""
-        before = self._causes.get(name, "")
-        if cause and not before:
-            _log.warning("collect %r: source %r is missing: %s", self.name, name, cause)
-        elif before and not cause:
+        """Keep how a source is, and tell when it goes and when it comes back."""
+        was_missing = bool(self._causes.get(name))
+        if bool(cause) != was_missing:
+            before, after = ("missing", "ok") if was_missing else ("ok", "missing")
             gone = now - self._answered_at[name]
-            _log.warning("collect %r: source %r is back after %.3g s", self.name, name, gone)
+            change = {"before": before, "after": after, "cause": cause, "duration": gone}
+            emit(SourceChanged, self.name, source=name, **change)
         self._causes[name] = cause
         if not cause:
             self._answered_at[name] = now
@@ -260,6 +267,7 @@ class Collect(Generic[T]):
             "collections": self._collections,
             "degraded": self._degraded,
             "too_few": self._too_few,
+            "is_short": self._is_short,
             "missing": [
                 {
                     "source": name,
@@ -296,7 +304,6 @@ class CollectSource(IterableSource[Collection[T]]):
     async def _collected(self) -> AsyncIterator[Collection[T]]:
         collect, clock = self._collect, self._collect.clock
         at = clock.now()
-        is_short = False
         while True:
             batch: Collection[T] | None
             try:
@@ -304,14 +311,7 @@ class CollectSource(IterableSource[Collection[T]]):
             except TooFewSources as error:
                 if self._too_few == "stop":
                     raise
-                if not is_short:
-                    _log.error("collect %r: %s", collect.name, error)
-                is_short = True
                 batch = error.collection if self._too_few == "pass" else None
-            else:
-                if is_short:
-                    _log.warning("collect %r: enough sources have a value again", collect.name)
-                is_short = False
             if batch is not None:
                 yield batch
             at = max(at + self._seconds, clock.now())

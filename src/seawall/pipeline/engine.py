@@ -23,6 +23,8 @@ from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, Branch, Counts, InlineStage, Node, Rate, WorkerStage
 from seawall.pipeline.source import Faulty
 from seawall.runtime.abandon import end
+from seawall.runtime.events import emit
+from seawall.runtime.pipeline_events import ItemDied, PipelineEnded, SourceChanged, StageChanged
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Reader:
         self._error = ""
         """Why the source cannot be read, or does not take ends, if it is so."""
         self._errors = 0
+        self._failing_since = 0.0
         self._last_at: float | None = None
         """When the last item was read."""
         self._rate = Rate(run.now())
@@ -100,6 +103,11 @@ class Reader:
         self._is_over = False
         self._reading: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
+
+    @property
+    def _fields(self) -> dict[str, str]:
+        """The fields of a line in the log."""
+        return {"seawall_pipeline": self._run.name, "seawall_source": self.source.name}
 
     @property
     def unreported(self) -> int:
@@ -194,19 +202,20 @@ class Reader:
         if isinstance(error, FOR_GOOD) or not getattr(self.source, "repeatable", True):
             raise error
         self._errors += 1
+        cause = described(error)
         if not self._error:
-            _log.error(
-                "pipeline %r: source %r cannot be read, and is tried again: %s",
-                self._run.name,
-                self.source.name,
-                described(error),
-            )
-        self._error = described(error)
+            self._failing_since = self._run.now()
+            self._tell_change("ok", "failing", cause, 0.0)
+        self._error = cause
 
     def _recover(self) -> None:
         if self._error:
             self._error = ""
-            _log.error("pipeline %r: source %r can be read again", self._run.name, self.source.name)
+            self._tell_change("failing", "ok", "", self._run.now() - self._failing_since)
+
+    def _tell_change(self, before: str, after: str, cause: str, duration: float) -> None:
+        change = {"before": before, "after": after, "cause": cause, "duration": duration}
+        emit(SourceChanged, self._run.name, source=self.source.name, **change)
 
     # Reporting
 
@@ -248,6 +257,7 @@ class Reader:
                     self._run.name,
                     self.source.name,
                     len(handles),
+                    extra=self._fields,
                 )
                 return
             except (Exception, asyncio.CancelledError) as error:
@@ -261,13 +271,17 @@ class Reader:
                         self._run.name,
                         self.source.name,
                         described(error),
+                        extra=self._fields,
                     )
                 is_failing = True
                 await sleep_async(next(pauses))
             else:
                 if is_failing:
                     _log.error(
-                        "pipeline %r: source %r takes ends again", self._run.name, self.source.name
+                        "pipeline %r: source %r takes ends again",
+                        self._run.name,
+                        self.source.name,
+                        extra=self._fields,
                     )
                 return
 
@@ -287,6 +301,7 @@ class Reader:
                 self._run.name,
                 self.source.name,
                 self.unreported,
+                extra=self._fields,
             )
         closing = asyncio.ensure_future(self.source.close())
         try:
@@ -294,9 +309,9 @@ class Reader:
             for task in done:
                 task.result()
             if not done:
-                _log.error("source %r does not close", self.source.name)
+                _log.error("source %r does not close", self.source.name, extra=self._fields)
         except Exception:  # noqa: BLE001 - logged, with its traceback
-            _log.exception("source %r cannot be closed", self.source.name)
+            _log.exception("source %r cannot be closed", self.source.name, extra=self._fields)
         finally:
             await end([closing], 0.0)
 
@@ -438,26 +453,39 @@ class Run:
                 await self._dead_letters(letter)
                 break
             except Exception as failure:  # noqa: BLE001 - of the user's function; logged
-                counts.waits_for = f"a dead letter cannot be stored: {described(failure)}"
-                _log.error(
-                    "pipeline %r waits: a dead letter of stage %r cannot be stored: %s",
-                    self.name,
-                    stage,
-                    described(failure),
-                )
+                why = f"a dead letter cannot be stored: {described(failure)}"
+                if not counts.waits_for:
+                    counts.blocked_at = self.now()
+                    self._tell_of(stage, "flows", "blocked", item, why, 0.0)
+                counts.waits_for = why
                 await sleep_async(next(pauses))
-        counts.waits_for = ""
+        if counts.waits_for:
+            counts.waits_for = ""
+            blocked_for = self.now() - counts.blocked_at
+            self._tell_of(stage, "blocked", "flows", item, "", blocked_for)
         counts.dead_letters += 1
-        _log.warning(
-            "pipeline %r: item %s is a dead letter of stage %r, attempts: %d, cause: %s",
-            self.name,
-            item.id,
-            stage,
-            item.attempts,
-            cause,
-            extra={"seawall_item": item.id, "seawall_stage": stage},
-        )
+        emit(ItemDied, self.name, item=id_, stage=stage, attempts=item.attempts, cause=cause)
         self.end(item, Ending.DEAD_LETTER, error)
+
+    def _tell_of(
+        self, stage: str, before: str, after: str, item: Item, cause: str, duration: float
+    ) -> None:
+        change = {"before": before, "after": after, "cause": cause, "duration": duration}
+        emit(StageChanged, self.name, stage=stage, item=item.id, **change)
+
+    def tell_end(self, result: str, cause: str = "") -> None:
+        """Tell subscribers and the log how the run ended."""
+        emit(
+            PipelineEnded,
+            self.name,
+            result=result,
+            read=self.read,
+            stored=self.ends[Ending.SINK],
+            dead_letters=self.ends[Ending.DEAD_LETTER],
+            dropped=self.ends[Ending.DROPPED],
+            returned=self.ends[Ending.RETURNED],
+            cause=cause,
+        )
 
     def stop_because(self, item: Item, error: Exception) -> None:
         """Stop the whole pipeline; the item is given back with all others."""
@@ -476,6 +504,7 @@ class Run:
                 self.name,
                 max(0.0, end_at - self.now()),
                 len(self.live),
+                extra={"seawall_pipeline": self.name},
             )
         self._end_at = end_at if self._end_at is None else min(self._end_at, end_at)
         self._halt.set()

@@ -159,6 +159,8 @@ class Counts:
         """Odd while times are moved to the histogram, which another thread may look at."""
         self.waits_for = ""
         """Why the stage cannot set items aside, if it cannot."""
+        self.blocked_at = 0.0
+        """Since when."""
         self._rate = Rate(now)
 
     def add_failure(self, error: Exception) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import described
 from seawall.executors import CpuPool, IoPool
 from seawall.pipeline.dead_letters import (
     DeadLetters,
@@ -453,7 +454,16 @@ class Pipeline:
         try:
             if self._stop_grace is not None:
                 run.stop(run.now() + self._stop_grace)
-            return await run.run()
+            is_over = await run.run()
+        except asyncio.CancelledError:
+            run.tell_end("stopped")
+            raise
+        except BaseException as error:
+            run.tell_end("failed", described(error))
+            raise
+        else:
+            run.tell_end("over" if is_over else "stopped")
+            return is_over
         finally:
             self._last, self._run = run, None
 

@@ -118,8 +118,9 @@ class FailureLog:
 
 LEVELS: Final = {
     **dict.fromkeys(("call_retried", "call_hedged", "settings_changed"), logging.INFO),
-    **dict.fromkeys(("lease_changed", "lifecycle_changed"), logging.INFO),
-    **dict.fromkeys(("job_died", "event_died", "outbox_blocked"), logging.ERROR),
+    **dict.fromkeys(("lease_changed", "lifecycle_changed", "pipeline_ended"), logging.INFO),
+    **dict.fromkeys(("job_died", "event_died", "item_died", "outbox_blocked"), logging.ERROR),
+    **dict.fromkeys(("collection_changed", "stage_changed"), logging.ERROR),
 }
 """How much an event matters; those that are not here are warnings."""
 
@@ -130,6 +131,9 @@ RECOVERIES: Final[dict[str, tuple[str, object]]] = {
     "store_mode_changed": ("after", "shared"),
     "loop_blocked": ("over", True),
     "overload_changed": ("overloaded", False),
+    "source_changed": ("after", "ok"),
+    "stage_changed": ("after", "flows"),
+    "collection_changed": ("after", "enough"),
 }
 """Events of which some say that a trouble is over: the field, and its value then."""
 
