@@ -23,7 +23,7 @@ from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.clock import Clock
 from seawall.testing import ScriptedService, fail, run_virtual, virtual_time
 from seawall.web.edge import Edge
-from seawall.web.inbound import Inbound
+from seawall.web.edge.inbound import Inbound
 from seawall.web.trust import Trust
 from seawall.wire.deadlines import least_timeout
 

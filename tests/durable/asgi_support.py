@@ -11,7 +11,7 @@ from seawall.durable import Database
 from seawall.durable._connections import AskText
 from seawall.durable.asgi import IdempotentRequests, keyed
 from seawall.durable.idempotency import Idempotency
-from seawall.web.sending import Send
+from seawall.web.asgi_types import Send
 from tests.durable.conftest import Opening
 from tests.web.support import Answer, ask
 

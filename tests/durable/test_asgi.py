@@ -14,7 +14,7 @@ from seawall import CircuitOpen
 from seawall.durable.asgi import IdempotentRequests
 from seawall.durable.idempotency import Fresh, Idempotency
 from seawall.web import Edge
-from seawall.web.sending import Message
+from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import KEY, USER, Shop, edge_of, first, post, set_time, user
 from tests.durable.conftest import Opening, opening_by
 

@@ -15,7 +15,7 @@ from seawall import errors
 from seawall.durable._asgi_completing import told
 from seawall.durable.asgi import IdempotentRequests
 from seawall.models.idempotency import Answer
-from seawall.web.sending import Message
+from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import Shop, edge_of, post
 from tests.durable.conftest import Opening, opening_by
 

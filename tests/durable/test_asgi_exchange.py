@@ -15,7 +15,7 @@ from seawall import CircuitOpen, LeaseLost
 from seawall.durable._asgi_exchange import Exchange
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual
-from seawall.web.sending import Message
+from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import Shop, edge_of, post
 from tests.durable.conftest import Opening, opening_by
 from tests.support import falsified, let_pass

@@ -15,7 +15,7 @@ import pytest
 
 from seawall.durable import KeyInFlight, Replay, RequestOutcome, keyed
 from seawall.durable._asgi_completing import Keyed
-from seawall.web.sending import Message
+from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import USER, Shop, edge_of, first, post, said, set_time
 from tests.durable.completed_support import PAID, Till
 from tests.durable.conftest import Opening, opening_by

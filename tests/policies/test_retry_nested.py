@@ -24,7 +24,7 @@ from seawall import (
 )
 from seawall.policies.retry import policy as retry_module
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
-from seawall.web.inbound import Inbound
+from seawall.web.edge.inbound import Inbound
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from tests.support import falsified, let_pass, new_guard, receiving

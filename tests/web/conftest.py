@@ -13,4 +13,4 @@ __all__ = ["both_ways", "client", "frozen", "new_store", "redis_url", "server", 
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let plain requests take the short way through the edge, and once more the long one."""
     if request.param == "long way":
-        monkeypatch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+        monkeypatch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)

@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from seawall.web.lifecycle import App, Lifecycle
+from seawall.web.asgi_types import App
+from seawall.web.lifecycle import Lifecycle
 
 
 class Answer:

@@ -18,11 +18,11 @@ from seawall import AdaptiveLimit, Bulkhead, BulkheadFull, Overloaded, aimd, cod
 from seawall.runtime.layers import UNUSED
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
-from seawall.web import _client_waits
-from seawall.web._client_waits import ClientWaits
-from seawall.web.admission import Turns
 from seawall.web.edge import Edge
-from seawall.web.inbound import Inbound
+from seawall.web.edge import client_waits as _client_waits
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.client_waits import ClientWaits
+from seawall.web.edge.inbound import Inbound
 from tests.support import falsified, let_pass
 from tests.web.support import Answer, answer_of, held_slots, http_scope
 from tests.web.test_edge_release import Counting

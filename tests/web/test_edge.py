@@ -29,12 +29,12 @@ from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
 from seawall.testing import run_virtual
-from seawall.web._edge_answers import Answering
-from seawall.web._upstream_log import UpstreamLog
-from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
+from seawall.web.edge.admission import Turns, default_concurrency
+from seawall.web.edge.answers import Answering
+from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.health import Health
-from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.trust import Trust

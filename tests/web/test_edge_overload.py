@@ -20,8 +20,8 @@ from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
 from seawall.testing import run_virtual
 from seawall.web import Inbound, RequestLimits, _edge_turns, limit
-from seawall.web.admission import Turns
 from seawall.web.edge import Edge
+from seawall.web.edge.admission import Turns
 from seawall.web.fastapi import protect
 from tests.support import let_pass
 from tests.web.support import ask, text_app

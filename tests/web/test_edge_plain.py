@@ -46,15 +46,15 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.runtime.slots import Slots, live_slots
 from seawall.testing import run_virtual, virtual_time
-from seawall.web import _edge_plain, _edge_time, _limit_plain, sending
-from seawall.web._edge_way import Way
-from seawall.web.admission import Turns
-from seawall.web.edge import Edge
+from seawall.web.edge import Edge, sending, short_path, timer
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.inbound import CLEAN, KNOWN, Inbound
+from seawall.web.edge.request_flow import Way
 from seawall.web.fastapi import protect
 from seawall.web.health import Health
-from seawall.web.inbound import CLEAN, KNOWN, Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
+from seawall.web.limits import short_path as limits_short_path
 from seawall.web.principals import user
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
@@ -537,7 +537,7 @@ def lived(case: Case, *, plain: bool) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         if not plain:
-            patch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+            patch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
         return run_virtual(main())
 
 
@@ -576,15 +576,15 @@ def _nothing(*_args: Any) -> None:
 
 
 ABLATIONS: dict[str, tuple[str, Any]] = {
-    "limits are given back": ("seawall.web._limit_plain.PlainLimits.give_back", _nothing),
-    "shed once": ("seawall.web._edge_plain.Passage", _Unsifted),
-    "clean context": ("seawall.web._edge_plain.CLEAN", frozenset()),
-    "known headers": ("seawall.web._edge_plain.KNOWN", frozenset()),
-    "incoming is taken out": ("seawall.web.edge.INCOMING", "something else"),
-    "lifecycle is told": ("seawall.web.lifecycle.Lifecycle.end", _nothing),
-    "deadline is ended": ("seawall.web.edge.end_scope", _nothing),
-    "time is stopped": ("seawall.web.sending.Passage._stop_time", _nothing),
-    "gates are left": ("seawall.web.sending.Passage.end", _nothing),
+    "limits are given back": ("seawall.web.limits.short_path.PlainLimits.give_back", _nothing),
+    "shed once": ("seawall.web.edge.short_path.Passage", _Unsifted),
+    "clean context": ("seawall.web.edge.short_path.CLEAN", frozenset()),
+    "known headers": ("seawall.web.edge.short_path.KNOWN", frozenset()),
+    "incoming is taken out": ("seawall.web.edge.edge.INCOMING", "something else"),
+    "lifecycle is told": ("seawall.web.lifecycle.lifecycle.Lifecycle.end", _nothing),
+    "deadline is ended": ("seawall.web.edge.edge.end_scope", _nothing),
+    "time is stopped": ("seawall.web.edge.sending.Passage._stop_time", _nothing),
+    "gates are left": ("seawall.web.edge.sending.Passage.end", _nothing),
 }
 
 
@@ -651,7 +651,7 @@ def test_a_shed_is_asked_as_its_mode_says(
 ) -> None:
     """It refuses, only counts, or does not even look at the load; also when that is changed."""
     if not plain:
-        monkeypatch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+        monkeypatch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
     reads: list[int] = []
 
     async def main() -> None:
@@ -682,7 +682,7 @@ def test_who_has_too_little_time_is_shed(
 ) -> None:
     """By its deadline, which a rule sees on both ways; nothing of it is left in the context."""
     if not plain:
-        monkeypatch.setattr("seawall.web.edge.plain_entry", lambda *_: None)
+        monkeypatch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
 
     async def main() -> None:
         shed = Shed(by_deadline(reserve=TIME / 2))
@@ -766,8 +766,8 @@ def test_remembered_fields_are_right(rates: list[tuple[str, int]], gaps: list[fl
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields that were written, and paths, which callers make up; and no long ones."""
-    monkeypatch.setattr(_limit_plain, "_MOST_WRITTEN", 10)
-    monkeypatch.setattr(_edge_plain, "_MOST_PATHS", 10)
+    monkeypatch.setattr(limits_short_path, "_MOST_WRITTEN", 10)
+    monkeypatch.setattr(short_path, "_MOST_PATHS", 10)
 
     async def main() -> None:
         edge = plain_edge()
@@ -777,7 +777,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         begin: Any = edge._serving
         paths = getclosurevars(begin).nonlocals["paths"]
         assert 0 < len(paths) <= 10
-        assert max(map(len, paths)) <= _edge_plain._LONGEST_PATH
+        assert max(map(len, paths)) <= short_path._LONGEST_PATH
         fields: Any = edge._limits.plain.fields  # type: ignore[union-attr]
         assert 0 < len(getclosurevars(fields).nonlocals["written"]) <= 10
 
@@ -1080,7 +1080,7 @@ def test_threads_that_interrupt_each_other_cut_their_own_tasks(
 
     edge = plain_edge(note, inbound=Inbound(timeout=5.0), lifecycle=None)
     between, gone_on = threading.Event(), threading.Event()
-    real = _edge_time.get_ident
+    real = timer.get_ident
 
     def slow() -> int:
         if threading.current_thread().name == "other":
@@ -1088,7 +1088,7 @@ def test_threads_that_interrupt_each_other_cut_their_own_tasks(
             gone_on.wait(5)
         return real()
 
-    monkeypatch.setattr(_edge_time, "get_ident", slow)
+    monkeypatch.setattr(timer, "get_ident", slow)
     other = threading.Thread(target=lambda: asyncio.run(ask(edge, "/other")), name="other")
 
     async def main() -> None:
@@ -1132,7 +1132,7 @@ def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.Monk
 
         return slow
 
-    for module, name in ((_async_timeout, "Lane"), (_edge_time, "get_ident")):
+    for module, name in ((_async_timeout, "Lane"), (timer, "get_ident")):
         monkeypatch.setattr(module, name, interrupting(getattr(module, name)))
     asyncio.run(find())
     edge.close()

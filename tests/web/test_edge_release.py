@@ -23,10 +23,9 @@ from seawall.clock import current_clock
 from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
-from seawall.web import sending
-from seawall.web.admission import Turns
-from seawall.web.edge import Edge
-from seawall.web.inbound import Inbound
+from seawall.web.edge import Edge, sending
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.inbound import Inbound
 from tests.support import falsified, let_pass, new_guard
 from tests.web.support import ask
 
@@ -155,8 +154,8 @@ def test_without_the_note_that_it_left_a_slot_comes_back_twice(
         __slots__ = ()
         left = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
 
-    monkeypatch.setattr("seawall.web.edge.Passage", Forgetful)
-    monkeypatch.setattr("seawall.web._edge_plain.Passage", Forgetful)
+    monkeypatch.setattr("seawall.web.edge.edge.Passage", Forgetful)
+    monkeypatch.setattr("seawall.web.edge.short_path.Passage", Forgetful)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 

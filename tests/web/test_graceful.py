@@ -20,8 +20,8 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.testing import run_virtual
-from seawall.web._lifecycle_signals import Signals
 from seawall.web.lifecycle import Lifecycle
+from seawall.web.lifecycle.signals import Signals
 from tests.shared.support import eventually
 from tests.support import let_pass
 from tests.web.support_health import Server, plain_app

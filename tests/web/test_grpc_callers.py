@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Bulkhead, Guard, TimedOut
-from seawall.web import _grpc_door
-from seawall.web import grpc as served
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
+from seawall.web.grpc import door as _grpc_door
+from seawall.web.grpc import interceptors as served
 from seawall.web.trust import Trust
 from tests.clients.support_grpc import (
     KINDS,

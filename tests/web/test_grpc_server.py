@@ -37,8 +37,8 @@ from seawall.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from seawall.web import _grpc_door, inbound
-from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
+from seawall.web.edge import inbound
+from seawall.web.grpc import AioServerInterceptor, ServerInterceptor, door
 from seawall.web.trust import Trust
 from seawall.wire.attempts import read_attempt
 from tests.clients.support_grpc import (
@@ -563,7 +563,7 @@ def test_they_would_if_gates_were_not_left(monkeypatch: pytest.MonkeyPatch) -> N
         yield
         leave(None)
 
-    monkeypatch.setattr(_grpc_door, "_left", only_if_well)
+    monkeypatch.setattr(door, "_left", only_if_well)
     assert arun(_left_after([(0, 5)])) == 1
 
 
@@ -674,13 +674,13 @@ def test_the_attempt_header_is_what_stops_it(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_peers_are_read(peer: str, address: str | None) -> None:
     """The address in gRPC's name of a peer is what trust is about."""
-    assert _grpc_door.peer_address(peer) == address
+    assert door.peer_address(peer) == address
 
 
 @given(st.text())
 def test_whatever_a_peer_is_called(peer: str) -> None:
     """No name makes it raise, and none that is no address is believed."""
-    address = _grpc_door.peer_address(peer)
+    address = door.peer_address(peer)
     trust = Trust(callers=["10.0.0.0/8"])
     trust.believes(address)
     assert isinstance(trust.client_address(address, []), str)

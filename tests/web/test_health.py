@@ -14,9 +14,9 @@ from seawall import deadline, subscribe
 from seawall.context import deadline_scope
 from seawall.runtime.edge_events import HealthChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
-from seawall.web import _health_watch
-from seawall.web._health_watch import RANKS, Damping
 from seawall.web.health import Degraded, Health, Healthy, Unhealthy
+from seawall.web.health import watch as _health_watch
+from seawall.web.health.watch import RANKS, Damping
 from seawall.web.lifecycle import Lifecycle
 from tests.support import falsified, let_pass
 from tests.web.support_health import Server, plain_app, probe
@@ -641,7 +641,7 @@ def test_without_standing_apart_a_probe_that_goes_away_would_take_the_check_with
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The property fails if a probe waits in a way that cancels what all wait for."""
-    monkeypatch.setattr("seawall.web.health.wait", _cancels_what_it_waits_for)
+    monkeypatch.setattr("seawall.web.health.health.wait", _cancels_what_it_waits_for)
     assert falsified(probes_are_no_load, PROBES)
 
 

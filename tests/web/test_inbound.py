@@ -34,9 +34,9 @@ from seawall.context import (
     tenant_var,
     tier_var,
 )
-from seawall.web import inbound as inbound_module
 from seawall.web.edge import Edge
-from seawall.web.inbound import Inbound
+from seawall.web.edge import inbound as inbound_module
+from seawall.web.edge.inbound import Inbound
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.wire.criticality import write_baggage

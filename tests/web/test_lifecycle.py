@@ -636,7 +636,7 @@ def test_no_accepted_request_is_lost(case: Any):
 
 def test_without_waiting_requests_would_be_lost(monkeypatch: pytest.MonkeyPatch):
     """The property fails if draining does not wait for what is in flight."""
-    monkeypatch.setattr("seawall.web.lifecycle._passed", _does_not_wait)
+    monkeypatch.setattr("seawall.web.lifecycle.lifecycle._passed", _does_not_wait)
     assert falsified(no_request_is_lost, HISTORIES)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from seawall import RateLimited
 from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
-from seawall.web import _limit_fields
 from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.limits import fields as _limit_fields
 from seawall.web.principals import user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust

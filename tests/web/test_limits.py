@@ -17,12 +17,12 @@ from seawall.policies.rate_limit import meter as meter_module
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.shared._keys import key_part
 from seawall.testing import run_virtual, virtual_time
-from seawall.web import _limit_groups, principals
-from seawall.web._limit_routes import OTHER, Routes
+from seawall.web import principals
 from seawall.web.edge import Edge
-from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.limits import Granted, RequestLimits, groups, limit
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.request import Incoming
+from seawall.web.routes import OTHER, Routes
 from seawall.web.trust import Trust
 from tests.support import falsified, new_guard
 from tests.web.support import Answer, ask, http_scope, text_app
@@ -373,11 +373,11 @@ def test_taken_one_by_one_refusals_would_burn(monkeypatch: pytest.MonkeyPatch) -
 
     def one_by_one(group: Any, part: Any, incoming: Incoming) -> Any:
         for entry in part.entries:
-            single = _limit_groups.Part(group, [entry])
+            single = groups.Part(group, [entry])
             take(group, single, incoming)
 
-    take = _limit_groups.Group.take
-    monkeypatch.setattr(_limit_groups.Group, "take", one_by_one)
+    take = groups.Group.take
+    monkeypatch.setattr(groups.Group, "take", one_by_one)
     assert falsified(check_refusals_take_nothing, STEPS)
 
 
@@ -489,13 +489,13 @@ def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
     with virtual_time():
         limits = RequestLimits(limit("1/h", by="address"), limit("9/h", by=None))
         granted = limits.admit(request())
-        over = _limit_groups.Group._over
+        over = groups.Group._over
 
         def late(*told: Any) -> Any:
             granted.cancel()
             return over(*told)
 
-        monkeypatch.setattr(_limit_groups.Group, "_over", late)
+        monkeypatch.setattr(groups.Group, "_over", late)
         error = refused(limits, request())
         assert error is not None
         assert (error.violated, error.own_limit) == (("address",), True)

@@ -24,10 +24,10 @@ from starlette.websockets import WebSocket
 from seawall import Bulkhead
 from seawall.testing import run_virtual
 from seawall.web import Edge, address_and_route, limit
-from seawall.web._dispatch import Dispatch
-from seawall.web._limit_routes import OTHER, Routes
+from seawall.web.edge.dispatch import Dispatch
 from seawall.web.fastapi import protect
 from seawall.web.request import Incoming
+from seawall.web.routes import OTHER, Routes
 from seawall.web.trust import Trust
 from tests.support import let_pass
 from tests.web.support import ask, http_scope, text_app
@@ -223,7 +223,7 @@ async def dispatched(app: Any, scope: dict[str, Any]) -> tuple[int, str]:
 
 
 def leaves(app: Any) -> list[str]:
-    from seawall.web._dispatch import _leaves
+    from seawall.web.edge.dispatch import _leaves
 
     return sorted({path or "/" for path, _ in _leaves(app, "", ()) if path is not None})
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from seawall import Criticality, DeadlineExceeded, VirtualClock, current_deadline, current_tenant
 from seawall.context import criticality_var
-from seawall.web import inbound as inbound_module
 from seawall.web import trust as trust_module
-from seawall.web.inbound import Inbound
+from seawall.web.edge import inbound as inbound_module
+from seawall.web.edge.inbound import Inbound
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from seawall.wire.retry_after import read_milliseconds, read_retry_after

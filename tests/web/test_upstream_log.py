@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from seawall import CircuitOpen, Overloaded
 from seawall.testing import VirtualClock
-from seawall.web import _upstream_log
-from seawall.web._upstream_log import UpstreamLog
 from seawall.web.edge import Edge
+from seawall.web.edge import upstream_log as _upstream_log
+from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.fastapi import protect
-from seawall.web.inbound import Inbound
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust

@@ -13,10 +13,10 @@ from websockets.asyncio.client import connect as dial_async
 from seawall import Bulkhead, Shed, by_criticality
 from seawall.context import current_deadline
 from seawall.testing import run_virtual
-from seawall.web.admission import Turns
 from seawall.web.edge import Edge
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.inbound import Inbound
 from seawall.web.fastapi import protect
-from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from tests.support import let_pass
 from tests.web.support import held_slots, http_scope, serve

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from seawall.web.asgi_types import Send
+from seawall.web.edge.sending import Headers
 from seawall.web.problems import Problem
-from seawall.web.sending import Headers, Send
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"

@@ -34,7 +34,7 @@ from seawall.dashboard._summary import (
 )
 from seawall.dashboard._validate import valid_view
 from seawall.dashboard.views import Trouble, View
-from seawall.web.server_stop import ServerStop
+from seawall.web.lifecycle.server_stop import ServerStop
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from seawall.dashboard._answers import SAFE, Refusal, to_json
-from seawall.web.sending import Send
+from seawall.web.asgi_types import Send
 
 ASKED_AGAIN: Final = 30.0
 """Seconds after which who looks on is asked about again."""

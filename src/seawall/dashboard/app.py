@@ -58,8 +58,8 @@ from seawall.dashboard._visit import Visit, json_body
 from seawall.dashboard._work_lists import READS as WORK_READS
 from seawall.dashboard._work_lists import act_on_work
 from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.web.asgi_types import Send
 from seawall.web.request import path_below_root
-from seawall.web.sending import Send
 
 if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher

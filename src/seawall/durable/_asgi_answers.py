@@ -16,8 +16,9 @@ from seawall.errors import (
     StoreUnavailable,
 )
 from seawall.models.idempotency import Answer, Garbled, Headers, headers_fit, storable
+from seawall.web.asgi_types import Send
+from seawall.web.edge.sending import FAILURE
 from seawall.web.problems import Problem, problem_of
-from seawall.web.sending import FAILURE, Send
 from seawall.wire.idempotency import REPLAYED_HEADER
 
 REPLAYED: Final = (REPLAYED_HEADER.lower().encode(), b"true")

@@ -22,7 +22,7 @@ from seawall.durable.idempotency import Idempotency
 from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
 from seawall.runtime.stepping import Steps
-from seawall.web.sending import FAILURE
+from seawall.web.edge.sending import FAILURE
 
 _LENGTH: Final = b"content-length"
 _JSON: Final = (b"content-type", b"application/json")

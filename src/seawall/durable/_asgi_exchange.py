@@ -25,8 +25,8 @@ from seawall.durable._asgi_answers import (
 )
 from seawall.errors import LeaseLost, Rejected, SeawallError
 from seawall.models.idempotency import Answer, Headers
+from seawall.web.asgi_types import Message, Send
 from seawall.web.problems import problem_of
-from seawall.web.sending import Message, Send
 
 UNSEEN: Final = frozenset(
     {

@@ -26,9 +26,10 @@ from seawall.models.idempotency import (
     Replay,
 )
 from seawall.runtime.runners import sleep_async
-from seawall.web._edge_answers import send_problem
+from seawall.web.asgi_types import Send
+from seawall.web.edge.answers import send_problem
+from seawall.web.edge.sending import FAILURE
 from seawall.web.problems import Problem
-from seawall.web.sending import FAILURE, Send
 
 Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None

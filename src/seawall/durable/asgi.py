@@ -38,14 +38,14 @@ from seawall.durable.idempotency import Idempotency
 from seawall.errors import AmbiguousHeader, KeyMissing
 from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.web._edge_answers import send_problem
-from seawall.web._limit_routes import OTHER, Routes, dispatch_of
-from seawall.web._openapi import describe_key, describing, operations
-from seawall.web.inbound import LOG_EVERY
+from seawall.web.asgi_types import Message, Send
+from seawall.web.edge.answers import send_problem
+from seawall.web.edge.inbound import LOG_EVERY
+from seawall.web.openapi import describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
-from seawall.web.sending import Message, Send
+from seawall.web.routes import OTHER, Routes, dispatch_of
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 

@@ -48,7 +48,7 @@ from seawall.errors import (
 )
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.runtime.mutex import Mutex, survives_fork
-from seawall.web._openapi import answer, describe_key, describing, operations
+from seawall.web.openapi import answer, describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.trust import Trust

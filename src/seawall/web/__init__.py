@@ -6,10 +6,10 @@ app. Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC serv
 `seawall.web.grpc`.
 """
 
-from seawall.web.admission import Turns
 from seawall.web.edge import Edge
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.inbound import Inbound, Rank
 from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
-from seawall.web.inbound import Inbound, Rank
 from seawall.web.lifecycle import Drained, Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits, limit
 from seawall.web.principals import address_and_route, api_key, user

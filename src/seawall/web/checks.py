@@ -14,8 +14,8 @@ from seawall import _checks as check
 from seawall.guard import Guard
 from seawall.runtime.runners import sleep_async
 from seawall.signals import loop_lag
-from seawall.web._health_database import Connect, reading, writing
-from seawall.web._health_watch import Degraded, Finding, Healthy, Unhealthy
+from seawall.web.health.database import Connect, reading, writing
+from seawall.web.health.watch import Degraded, Finding, Healthy, Unhealthy
 
 __all__ = [
     "DatabaseRead",

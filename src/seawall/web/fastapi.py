@@ -40,19 +40,19 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.registry import free_name
-from seawall.web._dispatch import Dispatch, behind
-from seawall.web._edge_answers import Answering
-from seawall.web._openapi import describing
-from seawall.web._past_errors import go_past_errors
-from seawall.web.admission import Turns, default_concurrency
 from seawall.web.edge import Edge
+from seawall.web.edge.admission import Turns, default_concurrency
+from seawall.web.edge.answers import Answering
+from seawall.web.edge.dispatch import Dispatch, behind
+from seawall.web.edge.inbound import Classify, Inbound
+from seawall.web.edge.sending import FAILURE, Passage
+from seawall.web.edge.starlette_errors import go_past_errors
 from seawall.web.health import Health
-from seawall.web.inbound import Classify, Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.openapi import describing
 from seawall.web.problems import problem_of
 from seawall.web.request import INCOMING, Incoming
-from seawall.web.sending import FAILURE, Passage
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall.context import tenant_var
-from seawall.web._limit_routes import Routes
+from seawall.web.routes import Routes
 
 if TYPE_CHECKING:
     from seawall.web.request import Incoming

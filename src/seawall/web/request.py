@@ -11,7 +11,7 @@ from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
 
 if TYPE_CHECKING:
-    from seawall.web._dispatch import Dispatch
+    from seawall.web.edge.dispatch import Dispatch
 
 INCOMING: Final = "seawall.incoming"
 """Where in the scope those further in find the request as the edge saw it."""

@@ -11,7 +11,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import exponential
 from seawall.runtime.runners import sleep_async
-from seawall.web._health_doing import Doing, legible
+from seawall.web.registered_calls import Doing, legible
 
 StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]

@@ -17,9 +17,9 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import emit
-from seawall.web._health_doing import Doing, legible
-from seawall.web._health_json import CONTENT_TYPE, document
-from seawall.web._health_watch import (
+from seawall.web.asgi_types import Message, Receive, Scope, Send
+from seawall.web.health.json_format import CONTENT_TYPE, document
+from seawall.web.health.watch import (
     RANKS,
     Damping,
     Degraded,
@@ -30,7 +30,8 @@ from seawall.web._health_watch import (
     Unhealthy,
     Watch,
 )
-from seawall.web.lifecycle import Lifecycle, Message, Receive, Scope, Send
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.registered_calls import Doing, legible
 from seawall.web.request import path_below_root
 
 __all__ = ["Degraded", "Finding", "Health", "Healthy", "Unhealthy"]

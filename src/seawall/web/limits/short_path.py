@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from seawall.models.rate.rates import MICROSECONDS
-from seawall.web._limit_fields import STATE, Header, state_header
-from seawall.web._limit_groups import Held, Part
+from seawall.web.limits.fields import STATE, Header, state_header
+from seawall.web.limits.groups import Held, Part
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.fast_path import Quick, Taken

@@ -2,9 +2,9 @@
 
 Promises: health probes are always answered; a request that is refused, at whichever part, costs no
 more than the refusal, and takes nothing with it; what was entered is left exactly once (see
-`seawall.web.sending`); an error of Seawall that escapes from the app becomes problem+json with the
-right status and Retry-After, as long as the response has not started. So does the failure of an
-upstream, which is told to the log too (see `_upstream_log`). The order:
+`sending`); an error of Seawall that escapes from the app becomes problem+json with the right status
+and Retry-After, as long as the response has not started. So does the failure of an upstream, which
+is logged too (see `upstream_log`). The order:
 
     health > lifecycle > inbound > shed > limits > route > turns > concurrency
         > the app, with a deadline
@@ -27,21 +27,22 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.runtime.policy import Policy
-from seawall.web._edge_answers import send_problem
-from seawall.web._edge_plain import plain_entry
-from seawall.web._edge_routes import RouteGates
-from seawall.web._edge_time import Cutting
-from seawall.web._edge_way import GOING_AWAY, AddressShare, App, Scope, Way
-from seawall.web._limit_routes import dispatch_of
-from seawall.web._upstream_log import UpstreamLog
-from seawall.web.admission import Turns
-from seawall.web.degradation_report import DegradationReport, header_name
+from seawall.web.asgi_types import App, Message, Receive, Scope, Send
+from seawall.web.edge.admission import Turns
+from seawall.web.edge.answers import send_problem
+from seawall.web.edge.degradation_report import DegradationReport, header_name
+from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.request_flow import GOING_AWAY, AddressShare, Way
+from seawall.web.edge.routes import RouteGates
+from seawall.web.edge.sending import PASSAGE, Own, Passage
+from seawall.web.edge.short_path import plain_entry
+from seawall.web.edge.timer import Cutting
+from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.health import Health
-from seawall.web.inbound import Inbound
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.sending import PASSAGE, Message, Own, Passage, Receive, Send
+from seawall.web.routes import dispatch_of
 from seawall.web.trust import Trust
 
 

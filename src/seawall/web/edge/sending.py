@@ -3,7 +3,7 @@
 Promises: what was entered is left exactly once, at whichever comes first: the last part of the
 response was handed to the server, the app returned, raised or was cancelled. A stream holds its
 slot to its end, but counts for what it took to its first part. While it waits for its client it
-holds no slot (see `_client_waits`). A background task of the app runs after the last part: it holds
+holds no slot (see `client_waits`). A background task of the app runs after the last part: it holds
 nothing, and no timeout cuts it.
 """
 
@@ -19,20 +19,18 @@ from seawall._expiry import EXPIRED, Expiry, take_back
 from seawall.context import end_scope
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
-from seawall.web._client_waits import ClientWaits
+from seawall.web.asgi_types import Message, Receive, Send
+from seawall.web.edge.client_waits import ClientWaits
 from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
     from seawall.runtime.stats import Stats
-    from seawall.web._dispatch import Dispatch
-    from seawall.web._edge_turns import TurnsGate
-    from seawall.web._edge_way import AddressShare
+    from seawall.web.edge.dispatch import Dispatch
+    from seawall.web.edge.loop_queue import TurnsGate
+    from seawall.web.edge.request_flow import AddressShare
     from seawall.web.trust import Trust
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
 """The requests that have a timer together, the task of this one, how often it was cancelled."""

@@ -19,7 +19,7 @@ from seawall.clock import Clock
 from seawall.errors import BulkheadFull
 from seawall.runtime.edge_events import HealthChanged
 from seawall.runtime.events import emit
-from seawall.web._health_doing import Doing, legible
+from seawall.web.registered_calls import Doing, legible
 
 State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]
 Level: TypeAlias = Literal["live", "ready", "deep"]

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from seawall.errors import RateLimited, SeawallError
-from seawall.web._upstream_log import UpstreamLog
+from seawall.web.asgi_types import Send
+from seawall.web.edge.sending import Headers
+from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import Incoming
-from seawall.web.sending import Headers, Send
 from seawall.web.trust import Trust
 
 TRY_AGAIN_LATER: Final = 1013

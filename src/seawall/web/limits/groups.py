@@ -26,7 +26,7 @@ from seawall.web.principals import key_reader
 
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
-    from seawall.web.limits import RequestLimit
+    from seawall.web.limits.limits import RequestLimit
     from seawall.web.request import Incoming
 
 

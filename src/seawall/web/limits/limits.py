@@ -29,15 +29,15 @@ from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.edge_events import SoftLimitExceeded
 from seawall.runtime.events import emit
 from seawall.runtime.limit_share import LimitStore
-from seawall.web._limit_fields import (
+from seawall.web.limits.fields import (
     Header,
     field_name,
     policy_header,
     refused_header,
     state_header,
 )
-from seawall.web._limit_groups import EdgeHost, Group, Held, Part
-from seawall.web._limit_plain import PlainLimits
+from seawall.web.limits.groups import EdgeHost, Group, Held, Part
+from seawall.web.limits.short_path import PlainLimits
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:

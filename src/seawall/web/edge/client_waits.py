@@ -29,7 +29,8 @@ from seawall.runtime.layers import UNUSED, Wait
 from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:
-    from seawall.web.sending import Message, Own, Passage
+    from seawall.web.asgi_types import Message
+    from seawall.web.edge.sending import Own, Passage
 
 GRACE_TURNS: Final = 4
 """Turns of the loop for which a blocked request keeps its places.

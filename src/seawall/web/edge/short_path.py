@@ -2,7 +2,7 @@
 
 It brings no header that the edge reads, is for no probe and no route with a limit of its own, is
 within limits that are counted in this process, and finds a place free. All of that is looked at in
-one frame, and taken with the same effect as on the long way (`_edge_way`), which is there for
+one frame, and taken with the same effect as on the long way (`request_flow`), which is there for
 everything else. Once between two calls of the kernel's, nothing of this is warm in the processor:
 each frame, object and look that is saved counts, some 20 ns for every step of the interpreter.
 """
@@ -19,14 +19,13 @@ from seawall._expiry import current_tasks
 from seawall.context import deadline_scope, deadline_var, reserve_of
 from seawall.models.rate.rates import ROUND
 from seawall.runtime.layers import Wait
-from seawall.web.inbound import CLEAN, KNOWN
+from seawall.web.edge.inbound import CLEAN, KNOWN
+from seawall.web.edge.sending import PASSAGE, Passage, to_nobody
 from seawall.web.request import INCOMING
-from seawall.web.sending import PASSAGE, Passage, to_nobody
 
 if TYPE_CHECKING:
-    from seawall.web._edge_way import App, Scope
-    from seawall.web.edge import Edge
-    from seawall.web.sending import Receive, Send
+    from seawall.web.asgi_types import App, Receive, Scope, Send
+    from seawall.web.edge.edge import Edge
 
 
 class Otherwise(Exception):

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.web._edge_plain import plain_entry
+from seawall.web.edge.short_path import plain_entry
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from seawall.web._edge_way import Scope
-    from seawall.web.edge import Edge
-    from seawall.web.sending import Receive, Send
+    from seawall.web.asgi_types import Receive, Scope, Send
+    from seawall.web.edge.edge import Edge
 
 _FOR_ERRORS_ALONE: Final = {
     ("starlette.middleware.errors", "ServerErrorMiddleware"),

@@ -16,8 +16,7 @@ from seawall.runtime.events import Degraded
 from seawall.wire.structured import integer, string
 
 if TYPE_CHECKING:
-    from seawall.web._edge_way import App, Scope
-    from seawall.web.sending import Message, Receive, Send
+    from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 
 DEGRADED_HEADER: Final = "Seawall-Degraded"
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")

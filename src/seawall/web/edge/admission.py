@@ -33,7 +33,7 @@ from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.runtime.layers import Host
 from seawall.runtime.policy import GatePolicy, Mode
-from seawall.web._edge_turns import TurnsGate
+from seawall.web.edge.loop_queue import TurnsGate
 
 
 class Turns(GatePolicy):

@@ -1,4 +1,4 @@
-"""The mechanism of `Turns`: see `seawall.web.admission` for what it promises.
+"""The mechanism of `Turns`: see `seawall.web.edge.admission` for what it promises.
 
 A turn is an iteration of the event loop in which requests begin. A gate watches one loop, the one
 that serves; requests in another loop pass unwatched. When the watched loop has ended, the gate
@@ -30,7 +30,7 @@ from seawall.runtime.policy import GateBound
 from seawall.runtime.slots import AnonymousSlots, Refusal, SlotWaiter, live_slots
 
 if TYPE_CHECKING:
-    from seawall.web.admission import Turns
+    from seawall.web.edge.admission import Turns
 
 WINDOW: Final = 0.25
 """Seconds over which load and cost are measured."""

@@ -18,7 +18,7 @@ from asyncio import (
     shield,
 )
 from asyncio import timeout as time_limit
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -26,18 +26,14 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.runtime.edge_events import LifecycleChanged
 from seawall.runtime.events import emit
-from seawall.web._lifecycle_lifespan import Lifespan
-from seawall.web._lifecycle_signals import Signals, Stop
-from seawall.web._lifecycle_steps import OnFailure, Step, StepFunction, warm
-from seawall.web.server_stop import ServerStop
+from seawall.web.asgi_types import App, Message, Receive, Scope, Send
+from seawall.web.lifecycle.lifespan import Lifespan
+from seawall.web.lifecycle.server_stop import ServerStop
+from seawall.web.lifecycle.signals import Signals, Stop
+from seawall.web.lifecycle.steps import OnFailure, Step, StepFunction, warm
 
 __all__ = ["Drained", "Lifecycle"]
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 State: TypeAlias = Literal["starting", "ready", "draining", "stopped"]
 
 LOOK_AFTER: Final = 1.0

@@ -20,7 +20,7 @@ from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.runtime.hold import Hold
 from seawall.runtime.policy import GateBound
-from seawall.web.inbound import Classify, Inbound, Tokens, begin_deadline
+from seawall.web.edge.inbound import Classify, Inbound, Tokens, begin_deadline
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust

@@ -14,7 +14,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Host, Match, Mount, Router
 
-from seawall.web._limit_routes import shape_of
+from seawall.web.routes import shape_of
 
 Scope = MutableMapping[str, Any]
 

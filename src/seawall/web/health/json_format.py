@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from json import dumps
 from typing import Any, Final
 
-from seawall.web._health_watch import State, Watch
+from seawall.web.health.watch import State, Watch
 
 CONTENT_TYPE: Final = b"application/health+json"
 

@@ -4,7 +4,7 @@ Promises:
 
 - Inside a Starlette or FastAPI app a template written as the app writes it applies to a request
   exactly if the app dispatches the request to that route: the app's own router is asked (see
-  `seawall.web._dispatch`).
+  `seawall.web.edge.dispatch`).
 - Around any other app, and for templates that name no route of the app, a template is matched
   against the path with the rules of Starlette: the first match in the given order counts. Where a
   framework could read the path in another way (a trailing slash, a root path that ends with one),
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall.web.request import path_below_root, route_path
 
 if TYPE_CHECKING:
-    from seawall.web._dispatch import Dispatch
+    from seawall.web.edge.dispatch import Dispatch
 
 OTHER: Final = "other"
 """The name of every request that belongs to none of the templates."""
@@ -54,7 +54,7 @@ def dispatch_of(app: Any) -> Dispatch | None:
     """Return what asks the router of `app`, if a Starlette or FastAPI router is to be seen."""
     if "starlette.routing" not in sys.modules:
         return None
-    from seawall.web._dispatch import Dispatch, behind
+    from seawall.web.edge.dispatch import Dispatch, behind
 
     found = behind(app)
     return None if found is None else Dispatch(found)

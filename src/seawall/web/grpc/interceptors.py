@@ -5,7 +5,7 @@
     grpc.server(pool, interceptors=[ServerInterceptor(gates, trust=Trust(callers=["10.0.0.0/8"]))])
     grpc.aio.server(interceptors=[AioServerInterceptor(gates)])
 
-Promises: those of `seawall.web._grpc_door`, for methods of all four kinds. An aio handler is
+Promises: those of `seawall.web.grpc.door`, for methods of all four kinds. An aio handler is
 stopped when its time is over; a sync one cannot be, but whatever guard it calls knows. A refusal,
 and every error of Seawall that a handler raises, becomes a status with `grpc-retry-pushback-ms`.
 """
@@ -25,16 +25,13 @@ from contextlib import (
 from threading import Timer
 from typing import Any, Final
 
-try:
-    import grpc
-except ImportError as error:  # pragma: no cover - the tests have it
-    raise ImportError("seawall.web.grpc needs grpcio: pip install 'seawall[grpc]'") from error
+import grpc
 
 from seawall.context import Criticality, current_deadline, deadline, keeping_back, seconds_left
 from seawall.errors import SeawallError
 from seawall.guard import Guard
-from seawall.web._grpc_door import Door, refusal, trailing_of
-from seawall.web.inbound import Classify
+from seawall.web.edge.inbound import Classify
+from seawall.web.grpc.door import Door, refusal, trailing_of
 from seawall.web.trust import Trust
 
 __all__ = ["AioServerInterceptor", "ServerInterceptor"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from seawall._expiry import Expiry, current_task, running_task
 from seawall.clock import Clock
 from seawall.runtime.mutex import survives_fork
-from seawall.web.sending import Passage
+from seawall.web.edge.sending import Passage
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,10 +11,10 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.registry import release
 from seawall.runtime.policy import GateBound
-from seawall.web._limit_routes import Routes
+from seawall.web.routes import Routes
 
 if TYPE_CHECKING:
-    from seawall.web._dispatch import Dispatch
+    from seawall.web.edge.dispatch import Dispatch
 
 
 class RouteGates:

@@ -23,7 +23,7 @@ from seawall.wire.rate_fields import (
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit import Limit
-    from seawall.web.limits import RequestLimit
+    from seawall.web.limits.limits import RequestLimit
 
 Header = tuple[bytes, bytes]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seawall.web.lifecycle import Lifecycle, Message, Receive, Send
+    from seawall.web.asgi_types import Message, Receive, Send
+    from seawall.web.lifecycle.lifecycle import Lifecycle
 
 
 class Lifespan:

@@ -1,12 +1,12 @@
 """The way of a request through the edge, whatever it brings and whatever happens to it.
 
-The parts are looked at in the order that `seawall.web.edge` tells. `_edge_plain` is the short way
-of those about which there is nothing unusual.
+The parts are asked in the order that `seawall.web.edge.edge` gives. `short_path` serves requests
+with nothing unusual about them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from seawall._expiry import current_task
@@ -19,20 +19,18 @@ from seawall.runtime.layers import CANCELLED, OK, Wait
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
-from seawall.web._edge_answers import SocketAnswer, send_problem
-from seawall.web._edge_routes import RouteGates
-from seawall.web._edge_time import Cutting
-from seawall.web._edge_turns import TurnsGate
-from seawall.web._upstream_log import UpstreamLog
-from seawall.web.inbound import Inbound
+from seawall.web.asgi_types import App, Receive, Scope, Send
+from seawall.web.edge.answers import SocketAnswer, send_problem
+from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_queue import TurnsGate
+from seawall.web.edge.routes import RouteGates
+from seawall.web.edge.sending import FAILURE, Headers, Own, Passage, SocketPassage
+from seawall.web.edge.timer import Cutting
+from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimits
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING
-from seawall.web.sending import FAILURE, Headers, Own, Passage, Receive, Send, SocketPassage
-
-Scope = MutableMapping[str, Any]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 GOING_AWAY: Final = Problem(
     503, "Service unavailable", "The service is going away.", retry_after=1.0

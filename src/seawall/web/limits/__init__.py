@@ -1,0 +1,5 @@
+"""Rate limits of requests, by caller and by route."""
+
+from seawall.web.limits.limits import Granted, RequestLimit, RequestLimits, limit
+
+__all__ = ["Granted", "RequestLimit", "RequestLimits", "limit"]
