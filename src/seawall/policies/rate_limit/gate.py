@@ -52,7 +52,7 @@ class RateGate(GateBound):
             return self.ticket(charges)
         if policy.mode == "enforce" and policy.max_wait:
             waiter = RateWaiter(self, charges, now)
-            error = waiter.hopeless(blocked, now)
+            error = waiter.refusal_if_late(blocked, now)
             if error is None:
                 raise Wait(waiter)
             try:
@@ -108,7 +108,7 @@ class RateGate(GateBound):
         )
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the limits, what is left of them, and who waits."""
+        """Return the limits, what is left of them, and how many calls wait."""
         meters = self.policy._meters
         us = whole_microseconds(now)
         limits = {}

@@ -1,4 +1,4 @@
-"""What one limit is told: a rate, for whom, and what counts."""
+"""The configuration of one limit: rate, key and cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BELIEVED: Final = 60.0
 
 
 class Limit:
-    """One limit of several: a rate, for whom, and what counts."""
+    """One limit of several: a rate, a key and a cost."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ def asked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wants_arguments(function: Callable[..., Any]) -> bool:
-    """Tell whether `function` takes arguments; if it cannot be told, it does."""
+    """Return whether `function` takes arguments; True if that cannot be known."""
     if isinstance(getattr(function, "__self__", None), ContextVar):
         return False  # its `get` takes a default: not the call's first argument
     plain = getattr(function, "__func__", function)

@@ -1,8 +1,8 @@
-"""The counting behind one limit: a state for each key, and who waits for which.
+"""The state of one limit: what each key has taken, and which calls wait for it.
 
 The lock-free success path of `RateLimit` changes states without the lock, in steps that nothing can
-interrupt (see `seawall.runtime.gil`). So whoever holds the lock (see `_rate_lock`) first shuts that
-path, by a slack that nothing fits, and opens it again at the end.
+interrupt (see `seawall.runtime.gil`). So a holder of the lock (see `Meters`) first shuts that path,
+by a slack that nothing fits, and opens it again at the end.
 
 Three things keep that path sound. What it looks up is text among texts, so no comparison runs code
 of the user: other keys are found once, before anything is read, and stand for themselves as an
@@ -190,7 +190,7 @@ class Meter:
         """Whether the state is `tat`."""
 
     def reopen(self) -> None:
-        """Open the success path, unless somebody waits or it is not for this rule."""
+        """Open the success path, unless a call waits or the rule is not fit for it."""
         fit = self.plain and not (self.queues or self.caps or (self.single and self.accounts))
         self.slack = self._opened if fit else SHUT
 
@@ -200,7 +200,7 @@ class Meter:
         return len(self.states) + len(self.accounts)
 
     def at_rest(self, now: float) -> bool:
-        """Tell whether nobody waits, and nothing that was taken would be forgiven."""
+        """Return whether no call waits and all that was taken has been refilled."""
         if self.queues or self.keys > _SWEEP_WHEN_FULL:
             return False
         places = [None] if self.single else [*self.states, *self.accounts]
@@ -209,10 +209,10 @@ class Meter:
     # Where states are kept
 
     def place(self, key: Hashable, now: float) -> Hashable:
-        """Return where the state of `key` is kept: by itself, or where there is no room, shared.
+        """Return the place of the state of `key`: its own, or a shared one if there is no room.
 
-        Shared is never more lenient: who shares has what others took counted too. While somebody
-        waits in one of the two places, nobody with that key goes to the other.
+        A shared place is never more lenient: it counts what the other keys took too. While a call
+        waits in one of the two places, no call with that key goes to the other.
         """
         own = key if type(key) is str else self._others.get(key)
         if own is not None and (self._holds(own) or own in self.queues):
@@ -240,9 +240,9 @@ class Meter:
         return self.keys < self.max_keys
 
     def _sweep(self, steps: int, now: float) -> None:
-        """Look at a few states and forget those that are as good as none.
+        """Look at a few states and forget those that are equal to a fresh one.
 
-        Only these: so no flood of keys makes the limit forget what somebody has taken.
+        No others: a flood of keys must not make the limit forget what a key has taken.
         """
         for _ in range(steps):
             if not self._hand:
@@ -414,14 +414,14 @@ class Meter:
     # Questions
 
     def wait(self, charge: Charge, now: float, waiter: RateWaiter | None) -> float | None:
-        """Return for how long `charge` has to wait, behind all who came before; None for ever."""
+        """Return how long `charge` has to wait behind all earlier waiters; None for ever."""
         rule, state = self.at(charge.place, now)
         queue = self.queues.get(charge.place) if self.queues else None
         ahead = 0 if queue is None else queue.ahead(waiter)
         wait = rule.wait(state, now, charge.cost, ahead)
         if self.caps and wait is not None and (caps := self.caps.at(charge.place, now)):
             wait = max(wait, caps.wait(now, ahead + charge.cost))
-        # Who comes first has not gone yet, though it could: not before it, then.
+        # An earlier waiter could go but has not gone yet: stay behind it.
         return 1.0 if ahead and wait == 0 else wait
 
     def standing(self, place: Hashable, now: float) -> tuple[int, float]:
@@ -456,7 +456,7 @@ class Meter:
     def reset(self, key: Hashable, now: float) -> Hashable:
         """Forget what was counted for `key`; return where its state is kept.
 
-        Where it has no room of its own nothing is forgotten: others are counted there too.
+        A key in a shared place keeps its state: other keys are counted there too.
         """
         place = key if self.limit.key is None else self.place(key, now)
         if isinstance(place, _Stripe):

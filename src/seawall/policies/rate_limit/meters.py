@@ -29,7 +29,7 @@ class Blocked(NamedTuple):
 class Meters:
     """The limits of one policy, checked and taken together: `with meters.mutex, meters:`.
 
-    The block shuts the way without the lock while somebody holds it.
+    Entering the block closes the lock-free success path; leaving it opens the path again.
     """
 
     def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
@@ -38,7 +38,7 @@ class Meters:
         self.max_waiting = max_waiting
         self.waiting = 0
         self.numbers = count()
-        """Tell who began to wait before whom."""
+        """Sequence numbers of waiters: a lower number began to wait earlier."""
         self._latest = float("-inf")
         self._nesting = Nesting()
         self.mutex = Mutex()
@@ -66,7 +66,7 @@ class Meters:
         self.mutex.do(shut)
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: who waits has not come along."""
+        """Be usable in a child process, which has none of the waiters of its parent."""
         self.mutex = Mutex()
         self._nesting = Nesting()
         self.waiting = 0
@@ -80,7 +80,7 @@ class Meters:
         """Return why the charges cannot be taken now, all of them; None if they can."""
         for charge in charges:
             meter = charge.meter
-            # Anew at each look, since keys lose and find room; but where it stands, there it stays.
+            # Look up the place each time, since keys lose and find room; a waiter keeps its place.
             if meter.limit.key is not None and (waiter is None or waiter.charge is not charge):
                 charge.place = meter.place(charge.key, now)
             if meter.queues:
@@ -112,10 +112,10 @@ class Meters:
         if charge.meter.settle(charge, used, max(now, self._latest)):
             self.attend(charge.meter, charge.place)
 
-    # Who waits
+    # Waiting
 
     def join(self, waiter: RateWaiter, charge: Charge) -> None:
-        """Let `waiter` wait for `charge`, behind all who began to wait before it."""
+        """Put `waiter` into the queue of `charge`, behind all that began to wait before it."""
         queue = charge.meter.queues.get(charge.place) or KeyQueue()
         waiter.wants = charge.cost
         queue.join(waiter)
@@ -125,7 +125,7 @@ class Meters:
         self.waiting += 1
 
     def part(self, waiter: RateWaiter) -> None:
-        """Let `waiter` wait no more; who comes after it has its turn."""
+        """Take `waiter` out of its queue and wake the next one."""
         charge = waiter.charge
         if charge is not None and self._remove(waiter):
             self.attend(charge.meter, charge.place)
@@ -145,7 +145,7 @@ class Meters:
         return first
 
     def _pass_over(self, charge: Charge, now: float, waiter: RateWaiter | None) -> None:
-        """Let nobody stay first whose time is over: a loop that stands still holds nobody up."""
+        """Remove late waiters at the front: a blocked event loop must not block others."""
         meter, place = charge.meter, charge.place
         passed = False
         while (queue := meter.queues.get(place)) is not None:
@@ -158,15 +158,15 @@ class Meters:
             self.attend(meter, place)
 
     def attend(self, meter: Meter, place: Hashable) -> None:
-        """Let the first who waits at `place` look again."""
+        """Wake the first waiter at `place`."""
         while (queue := meter.queues.get(place)) is not None:
             first = queue.first
-            if first.poke():
+            if first.wake():
                 return
-            self._remove(first)  # nobody listens there any more
+            self._remove(first)  # its caller is gone
 
     def attend_all(self) -> None:
-        """Let all who are first look again: the settings have changed."""
+        """Wake the first waiter of each queue: the settings have changed."""
         for meter in self.all:
             for place in list(meter.queues):
                 self.attend(meter, place)

@@ -1,12 +1,15 @@
-"""At most so many calls, or so much cost, in so much time.
+"""Rate limits: a number of calls, or a cost, in a period of time.
 
-Promises: the bound of the algorithm holds in every stretch of time, for each key, whoever calls;
-several limits are taken together or not at all; a refusal burns nothing and says when to come
-again; who waits is served in order. What a call takes is given back if it was refused further in,
-and settled once if the actual cost is known at its end; a call that was sent keeps it. What a
-vendor says is left can lower the budget. With a store, all pods share the limits (`_rate_shared`).
-The rules are in `seawall.models.rate.buckets` and `seawall.models.rate.windows`, the gates in
-`_rate_gates`.
+Promises:
+- The bound of the algorithm holds in every interval of time, for each key and any callers.
+- Several limits are taken together or not at all.
+- A refusal takes nothing, and says when to try again. Waiting calls are served in order.
+- What a call takes is given back if it was refused further in, and settled once if the actual cost
+  is known at its end; a call that was sent keeps it.
+- What a vendor says is left can lower the budget.
+- With a store, all pods share the limits (`sharing`).
+
+The rules are in `seawall.models.rate`, the gates in `gate` and `shared_gate`.
 """
 
 from __future__ import annotations
@@ -194,7 +197,7 @@ class RateLimit(GatePolicy):
 
         From the limits for which `reserve(cost=most)` would take that cost; if another limit has no
         room for the call, nothing is taken. It is taken for good. Never waits, and goes before
-        nobody who does. Shared limits block for the store's answer: in an event loop,
+        no call that waits. Shared limits block for the store's answer: in an event loop,
         `await atake_up_to(...)`.
         """
         check.count("most", most, minimum=0)
@@ -444,7 +447,7 @@ class RateLimit(GatePolicy):
         """Return the part of an actual cost that is counted.
 
         More than the limit admits in a whole period, on top of its burst and of the estimate, is a
-        mistake of whoever counted it. All limits would be closed for as long as that takes.
+        mistake of the reporter. All limits would be closed for as long as that takes.
         """
         most = charge.asked + charge.meter.rule.overdraft
         if actual <= most:
@@ -548,6 +551,6 @@ class RateLimit(GatePolicy):
 def _seconds(wait: float | None, now: float) -> float | None:
     """Return in how many seconds from `now` a wait of whole microseconds is over.
 
-    By way of the instant: who comes back then is not a microsecond early.
+    Computed from the instant, so that a caller who waits that long is not a microsecond early.
     """
     return None if wait is None else max(0.0, (whole_microseconds(now) + wait) / 1e6 - now)

@@ -1,4 +1,4 @@
-"""What a store has refused lately: refused here too, for a moment, without asking again."""
+"""Recent refusals of a store, repeated here for a moment without asking again."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge
 
 BELIEVED: Final = 1_000_000.0
-"""For so many microseconds a refusal is believed: another pod may give something back."""
+"""Microseconds for which a refusal is valid: another pod may give something back."""
 
 ON_ITS_WAY: Final = 100_000.0
-"""For so many microseconds what was given back may still be on its way to the store."""
+"""Microseconds that a returned cost may take to reach the store."""
 
 KNOWN: Final = 10_000
-"""So many keys are known to be exhausted at once; of more, the store is asked."""
+"""Maximum number of cached refusals. Beyond it, ask the store."""
 
 
-class Exhausted:
-    """What the store refused lately: it would refuse it again, until its time.
+class RefusalCache:
+    """Refusals of the store that it would repeat if it were asked again.
 
-    Unless something is given back: what this pod gives back is known at once, and as another may,
-    nothing is believed for longer than a moment. The store is asked, too, where it is not
-    sure when a larger cost would be admitted: who comes back at the time that it is told is not to
-    be refused once more.
+    What this pod gives back clears the entry of its key; as another pod may give something back
+    too, entries are valid for a moment only. The store is asked where it is not certain when a
+    larger cost would be admitted: a caller who comes back at the time that it was given must not
+    be refused again.
     """
 
     def __init__(self) -> None:
-        """Know of nothing."""
+        """Start empty."""
         self.known: dict[tuple[int, Hashable], tuple[int, float, float]] = {}
         """Of which limit and key how much, until when, and for how long that is believed."""
         self._freed: dict[tuple[int, Hashable], float] = {}
         """When something was given back: a refusal from before then says nothing any more."""
         self.used = 0
-        """How often somebody was refused, or let wait, without asking the store."""
+        """How often a call was refused, or had to wait, without asking the store."""
 
     def note(self, limit: int, key: Hashable, cost: int, asked: float, until: float) -> None:
         """Remember what was refused until an instant, and when it was asked; in microseconds."""
@@ -53,14 +53,14 @@ class Exhausted:
         self.known[limit, key] = cost, until, min(until, asked + BELIEVED)
 
     def free(self, limit: int, key: Hashable, now: float) -> None:
-        """Know nothing of it any more: something is given back."""
+        """Remove the entry: something is given back."""
         self.known.pop((limit, key), None)
         if len(self._freed) >= KNOWN:
             self._freed.clear()
         self._freed[limit, key] = now
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Remove all entries."""
         self.known.clear()
 
     def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:

@@ -38,9 +38,9 @@ class Charge:
     def __init__(
         self, meter: Meter, key: Hashable, cost: int, *, estimated: bool, times: int = 1
     ) -> None:
-        """Want `cost` of what `key` may have; `estimated` if the actual cost is told later.
+        """Ask for `cost` of the budget of `key`; `estimated` if the actual cost is known later.
 
-        Where each of several pods counts alone it takes so many `times` as much, up to all.
+        Where each of several pods counts alone, it takes `times` as much, up to all.
         """
         self.meter = meter
         self.key = key
@@ -71,7 +71,7 @@ class Charge:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is an estimate that somebody keeps account of."""
+        """Whether it is an estimate with an open account."""
         return self.account is not None or (self.receipt is not None and self.estimated)
 
     def counted(self, actual: int) -> int:
@@ -167,5 +167,5 @@ class Reservation:
 
 
 def _actual(name: str, cost: int) -> int:
-    """Return `cost` if it is one, or raise; what is too large is cut later, and told."""
+    """Return `cost` if it is one, or raise; what is too large is reduced later, with an event."""
     return check.count(name, min(cost, check.MOST) if type(cost) is int else cost, minimum=0)

@@ -40,7 +40,7 @@ class SharedRateGate(RateGate):
         self._sides: dict[Kind, Layer] = {kind: _Side(self, kind) for kind in ("sync", "async")}
 
     def layer(self, kind: Kind) -> Layer:
-        """Return the side from which calls of that kind come: it says who asks the store."""
+        """Return the layer for calls of that kind; it decides how the store is asked."""
         return self._sides[kind]
 
     def enter_from(
@@ -54,7 +54,7 @@ class SharedRateGate(RateGate):
         return self._wait(kind, charges, self.sharing.look(charges, now), now)
 
     async def enter_async(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Do the same in an event loop; waits by itself where only the store has to answer."""
+        """Do the same in an event loop, and await the store's answer here."""
         return await self.ask_async(self.sharing.usual or self.policy._charges(args, kwargs), now)
 
     async def ask_async(self, charges: Sequence[Charge], now: float) -> object:
@@ -141,7 +141,7 @@ class SharedRateGate(RateGate):
         return None
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the limits, who waits, and how they are shared; the store knows what is left."""
+        """Return the limits, the waiters, and how they are shared; the store knows what is left."""
         shown = super().snapshot(now)
         if not self.sharing.share.away:
             for limit in shown["limits"].values():
@@ -192,7 +192,7 @@ class SharedWaiter(RateWaiter):
         """The instant at which it may be admitted, in microseconds, as far as is known."""
 
     def begin(self, known: Blocked | None, now: float) -> tuple[Blocked, str] | None:
-        """Stand behind those who wait, or ask the store; return why it can be neither.
+        """Join the queue, or ask the store; return the refusal if neither is possible.
 
         `known` is what the store has said before.
         """
@@ -254,8 +254,8 @@ class SharedWaiter(RateWaiter):
             question.publish(wake)
             return
         with self._meters.mutex, self._meters:
-            if self._poked:
-                self._poked = False
+            if self._woken:
+                self._woken = False
                 wake()
             else:
                 self._wake = wake
@@ -269,7 +269,7 @@ class SharedWaiter(RateWaiter):
         us = whole_microseconds(now)
         left = self._blocked._replace(wait=max(0.0, self.turn - us))
         with self._meters.mutex, self._meters:
-            self._wake, self._poked = None, False
+            self._wake, self._woken = None, False
             enforced = self._gate.policy.mode == "enforce"
             if enforced and not self.is_late(us):
                 if self.queue is None or self.queue.first is self:
@@ -320,7 +320,7 @@ class SharedWaiter(RateWaiter):
         return None
 
     def _leave(self) -> None:
-        """Leave the queue, if it stands in one: the next asks."""
+        """Leave the queue, if it is in one, so that the next waiter asks."""
         if self.queue is not None:
             with self._meters.mutex, self._meters:
                 self._meters.part(self)

@@ -1,7 +1,8 @@
-"""The limits of one policy in a store: who decides, and what this process knows of it meanwhile.
+"""The limits of one policy in a store.
 
-The store decides. What it has just refused is refused here, without asking again (`_rate_known`).
-While the store is away, the policy does as it was told, and says so in an event.
+The store decides. What it has just refused is refused here, without asking again
+(`refusal_cache`). While the store is away, the policy does what `on_store_failure` says, and emits
+an event.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from seawall.errors import RateLimited, StoreUnavailable
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.policies.rate_limit.meters import Blocked
-from seawall.policies.rate_limit.refusal_cache import Exhausted
+from seawall.policies.rate_limit.refusal_cache import RefusalCache
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.runtime.events import SettingsDiffer, StoreModeChanged, emit
 from seawall.runtime.limit_share import LimitShare, LimitStore, Receipt, Verdict
@@ -27,7 +28,7 @@ SharingKind = Literal["exact", "leased", "split"]
 OnStoreFailure = Literal["local", "open", "closed"]
 
 AGAIN: Final = 1.0
-"""Seconds after which to come again, told to whoever is refused because the store is away."""
+"""`retry_after` of calls that are refused because the store is away."""
 
 
 class Sharing:
@@ -41,7 +42,7 @@ class Sharing:
         self.share = share
         self._failing = failing
         self._batch = batch
-        self.exhausted = Exhausted()
+        self.exhausted = RefusalCache()
         self.spends = share.sharing != "exact"
         """Whether something may be taken from what this pod holds already."""
         self.alone = 0
@@ -80,16 +81,16 @@ class Sharing:
             raise TypeError(
                 f"name={name!r}: shared limits need one, the same on all pods: write name='vendor'"
             )
-        told = _Told(policy)
+        listener = _ShareListener(policy)
         share = store.limits(
             name,
             [meter.rule for meter in policy._meters.all],
             sharing=sharing,
             batch=batch,
             on_store_failure=on_store_failure,
-            changed=told.changed,
-            differs=told.differs,
-            rerule=told.rerule,
+            changed=listener.changed,
+            differs=listener.differs,
+            rerule=listener.rerule,
         )
         return cls(policy, share, on_store_failure, batch)
 
@@ -168,7 +169,7 @@ class Sharing:
             self.exhausted.note(verdict.longest, charge.key, charge.cost, asked, until)
 
     def settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
-        """Tell the store what was used, and let those look again who wait for it."""
+        """Report to the store what was used, and wake those that wait for it."""
         meters = self._policy._meters
         used: list[int | None] = [None] * len(meters.all)
         for charge, actual in settled:
@@ -177,7 +178,7 @@ class Sharing:
         self._freed([charge for charge, actual in settled if actual < charge.cost])
 
     def give_back(self, receipt: Receipt, charges: Sequence[Charge]) -> None:
-        """Tell the store that nothing was used of what a call took."""
+        """Report to the store that nothing was used of what a call took."""
         self.share.settle(receipt, [0] * len(charges))
         self._freed(charges)
 
@@ -219,7 +220,7 @@ class Sharing:
         self.alone += 1
         name = self._policy._meters.all[0].limit.name
         error = RateLimited(
-            f"{who}the store {self.share.store_name!r} is away, so nobody knows what is left of"
+            f"{who}the store {self.share.store_name!r} is away, so it is not known what is left of"
             f" the limit {name!r}",
             limit=name,
             retry_after=AGAIN,
@@ -344,8 +345,8 @@ class Sharing:
         return policy._quota(charges, standings, self.blocked(charges, verdict), policy._now())
 
 
-class _Told:
-    """Hears from the share what has changed, for a policy that may be gone."""
+class _ShareListener:
+    """Receives changes from the share, for a policy that may be gone."""
 
     def __init__(self, policy: RateLimit) -> None:
         from weakref import ref
@@ -353,7 +354,7 @@ class _Told:
         self._policy = ref(policy)
 
     def changed(self, before: str, after: str, cause: str) -> None:
-        """Tell all guards that something else decides now."""
+        """Emit an event for each guard: something else decides now."""
         policy = self._policy()
         if policy is None or policy._sharing is None:
             return

@@ -1,7 +1,7 @@
-"""One call that waits until a rate limit has room for it.
+"""Calls that wait until a rate limit has room for them.
 
-Who waits for the same stands in one queue, in order. Only the first has a timer, for the instant at
-which its turn comes; when it goes, it wakes the next, which then learns its own instant.
+Calls that wait for the same key form a FIFO queue. Only the first has a timer, for the instant at
+which its turn comes; when it leaves, it wakes the next one, which then sets its own timer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class KeyQueue:
     __slots__ = ("total", "waiters")
 
     def __init__(self) -> None:
-        # Whoever leaves from the middle costs no more than who is served.
+        # Leaving from the middle is as cheap as leaving from the front.
         self.waiters: OrderedDict[RateWaiter, None] = OrderedDict()
         self.total = 0
-        """What they want, together."""
+        """The cost of all waiters together."""
 
     @property
     def first(self) -> RateWaiter:
-        """Whose turn is next."""
+        """The waiter whose turn is next."""
         return next(iter(self.waiters))
 
     def ahead(self, waiter: RateWaiter | None) -> int:
-        """Return what those want who came before `waiter`; before a newcomer, if None."""
+        """Return the total cost of the waiters before `waiter`; of all, if None."""
         if waiter is None or waiter.number > next(reversed(self.waiters)).number:
             return self.total
         ahead = 0
@@ -50,7 +50,7 @@ class KeyQueue:
         return ahead
 
     def join(self, waiter: RateWaiter) -> None:
-        """Let `waiter` wait behind all who began to wait before it."""
+        """Insert `waiter` behind all that began to wait before it."""
         newer = []
         for other in reversed(self.waiters):
             if other.number < waiter.number:
@@ -73,9 +73,9 @@ class RateWaiter:
         "_late",
         "_meters",
         "_patience",
-        "_poked",
         "_state",
         "_wake",
+        "_woken",
         "charge",
         "number",
         "queue",
@@ -89,7 +89,7 @@ class RateWaiter:
         self._meters: Meters = gate.policy._meters
         self._charges = charges
         self._state = "new"
-        self._poked = False
+        self._woken = False
         self._wake: Callable[[], bool] | None = None
         self.queue: KeyQueue | None = None
         self.charge: Charge | None = None
@@ -107,7 +107,7 @@ class RateWaiter:
                 self._give_up = limit
                 self._late = True
 
-    def hopeless(self, blocked: Blocked, now: float) -> Rejected | None:
+    def refusal_if_late(self, blocked: Blocked, now: float) -> Rejected | None:
         """Return the refusal of a call whose turn cannot come in time; None if it can."""
         if not self._in_time(blocked, whole_microseconds(now)):
             return self._refusal(blocked, now, self.too_long())
@@ -144,8 +144,8 @@ class RateWaiter:
         with self._meters.mutex, self._meters:
             if self._state == "new":
                 self._begin(now)
-            if self._poked or self._state != "waiting":
-                self._poked = False
+            if self._woken or self._state != "waiting":
+                self._woken = False
                 wake()
             else:
                 self._wake = wake
@@ -173,7 +173,7 @@ class RateWaiter:
         if self.charge is not blocked.longest:
             self._meters.part(self)
             self._meters.join(self, blocked.longest)
-        # Who is not first gives up a microsecond late: if the turns of several come at the very
+        # A waiter that is not first gives up a microsecond late: if several turns come at the very
         # end, those before it go first, and wake it.
         self.until = self._give_up + 1e-6
         if self.queue is not None and self.queue.first is self and blocked.wait is not None:
@@ -181,11 +181,11 @@ class RateWaiter:
         if self.until == float("inf"):
             self.until = None
 
-    def poke(self) -> bool:
-        """Be told to look again; False if nobody listens any more."""
+    def wake(self) -> bool:
+        """Wake the caller, so that it looks again; return False if it is gone."""
         wake, self._wake = self._wake, None
         if wake is None:
-            self._poked = True
+            self._woken = True
             return True
         return wake()
 
@@ -193,7 +193,7 @@ class RateWaiter:
         """Return the ticket, raise the refusal, or wait for another turn."""
         now = self._gate.host.clock.now()
         with self._meters.mutex, self._meters:
-            self._wake, self._poked = None, False
+            self._wake, self._woken = None, False
             blocked = self._look_again(whole_microseconds(now))
         if blocked is None:
             return self._gate.ticket(self._charges)
