@@ -19,8 +19,8 @@ from seawall import Criticality, OverloadChanged, Overloaded, subscribe
 from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
 from seawall.testing import run_virtual
-from seawall.web import Inbound, RequestLimits, _edge_turns, limit
-from seawall.web.edge import Edge
+from seawall.web import Inbound, RequestLimits, limit
+from seawall.web.edge import Edge, loop_queue
 from seawall.web.edge.admission import Turns
 from seawall.web.fastapi import protect
 from tests.support import let_pass
@@ -121,7 +121,7 @@ admission_cpu: list[Any] = [lambda: 0.0]
 
 @pytest.fixture(autouse=True)
 def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_edge_turns, "thread_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
+    monkeypatch.setattr(loop_queue, "thread_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
@@ -182,7 +182,7 @@ def test_without_a_second_of_calm_a_queue_forms_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """End an overload with the first calm window, and it takes three to know it again."""
-    monkeypatch.setattr(_edge_turns, "CALM_TIME", 0.0)
+    monkeypatch.setattr(loop_queue, "CALM_TIME", 0.0)
     for case in ((5, 0.3, 2), (10, 0.3, 3)):
         with pytest.raises(AssertionError, match="p99"):
             _check_pause(*case)
@@ -192,7 +192,7 @@ def test_without_the_rule_for_overload_everybody_waits_for_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue is full all the time: p99 is `target` and not that of two services."""
-    monkeypatch.setattr(_edge_turns, "OVERLOAD", inf)
+    monkeypatch.setattr(loop_queue, "OVERLOAD", inf)
     seen = under(2, evenly=True, turns=Turns())
     assert seen.p99 > Turns().target
 
@@ -268,7 +268,7 @@ def test_a_burst_that_arrives_over_a_tenth_of_a_second_is_served_whole() -> None
             pod = Pod(burn=0.005, turns=Turns(), inbound=Inbound())
             admission_cpu[0] = lambda: pod.cpu
             clients = [pod.client(number * 0.015) for number in range(100)]
-            begin = 0.5 + shift * _edge_turns.WINDOW / 10
+            begin = 0.5 + shift * loop_queue.WINDOW / 10
             clients += [pod.client(begin + number * 0.1 / 64) for number in range(64)]
             await asyncio.gather(*clients)
             pod.edge.close()
@@ -297,7 +297,7 @@ def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
         stop()
     assert max(at for at, _, _ in pod.refused) < 2.5
     assert [event.overloaded for event in told] == [True, False]
-    assert told[0].load > _edge_turns.OVERLOAD
+    assert told[0].load > loop_queue.OVERLOAD
 
 
 async def _burst(app: FastAPI, path: str) -> list[int]:
@@ -388,7 +388,7 @@ def test_without_hops_who_is_served_has_waited_for_a_whole_turn(
 ) -> None:
     """That the sockets are read before the next one is chosen is what keeps latency low."""
     good = under(10, turns=Turns()).p99
-    monkeypatch.setattr(_edge_turns, "HOPS", 0)
+    monkeypatch.setattr(loop_queue, "HOPS", 0)
     assert under(10, turns=Turns()).p99 > good + BURN / 4
 
 
@@ -594,7 +594,7 @@ def test_one_too_many_is_refused_at_once_if_enough_who_matter_as_much_wait(
         await ask(edge)
         for level in waiting:
             with criticality(level):
-                gate.slots.join(_edge_turns._TurnWaiter(gate.slots, gate.host.clock, 0.0, 9.0, max))
+                gate.slots.join(loop_queue._TurnWaiter(gate.slots, gate.host.clock, 0.0, 9.0, max))
         gate.strict, gate.cost = True, BURN
         gate.policy.mode = mode
         assert gate.full() is at_once
