@@ -50,9 +50,13 @@ PATIENCE: Final = 120.0
 KEYS: Final = 8
 LOST_AFTER: Final = 0.8
 STREAM: Final = "numbers"
-LONGEST_LIFE: Final = 0.6
-"""Seconds after which a child is killed that has not died of itself."""
-MOST_STEPS: Final = 60
+OWN_DEATHS: Final = 0.8
+"""The share of children that die at a step of their own; others are killed from outside."""
+LONGEST_LIFE: Final = 2.0
+"""Seconds after which those are killed at the latest."""
+IDLE_LIFE: Final = 5.0
+"""Seconds after which a child is killed that has not come to the step at which it dies."""
+MOST_STEPS: Final = 100
 """The last step at which a child dies of itself."""
 PARTITIONS: Final = 4
 
@@ -220,7 +224,7 @@ def value_of(number: int) -> dict[str, int]:
 
 def work(value: dict[str, int], folder: str) -> dict[str, int]:
     """Be the work of a worker process: some values kill it, once."""
-    if value["key"] < KEYS / 2 and value["number"] % 25 == 3:
+    if value["key"] < KEYS / 2 and value["number"] % 50 == 3:
         try:
             Path(folder, f"killed-{_identity(value)}").touch(exist_ok=False)
         except FileExistsError:
@@ -374,11 +378,11 @@ class Campaign:
         assert self._nursery.stdin is not None
         assert self._nursery.stdout is not None
         rng = self._rng
-        dies = rng.randint(1, MOST_STEPS) if mortal and rng.random() < 0.8 else 0
+        dies = rng.randint(1, MOST_STEPS) if mortal and rng.random() < OWN_DEATHS else 0
         told = {**self._common, "role": slot.partition("-")[0], "dies": dies, "cpu": cpu}
         self._nursery.stdin.write(json.dumps(told) + "\n")
         self._nursery.stdin.flush()
-        life = rng.uniform(0.0, LONGEST_LIFE) + 2.0 * cpu  # its worker has to start
+        life = IDLE_LIFE if dies or cpu else rng.uniform(0.0, LONGEST_LIFE)
         pid = int(self._nursery.stdout.readline())
         self._children[slot] = Child(pid, SYSTEM.now() + life if mortal else None)
 
@@ -402,7 +406,12 @@ class Campaign:
         while not true():
             self.check_errors()
             assert SYSTEM.now() < until, f"stuck: {self.missing()[:20]}, {dict(self.kills)}"
-            SYSTEM.sleep(0.005)
+            SYSTEM.sleep(0.01)
+
+    def wait_for_effects(self) -> None:
+        """Wait until everything is stored, as long as there is some progress."""
+        while missing := len(self.missing()):
+            self.wait(lambda before=missing: len(self.missing()) < before)
 
     def check_errors(self) -> None:
         """Fail if a child has failed, or made a dead letter."""
@@ -431,7 +440,7 @@ class Campaign:
         for slot in slots:
             self.kill(slot)
             self.start(slot, mortal=False, cpu=slot == "read-0")
-        self.wait(lambda: not self.missing())
+        self.wait_for_effects()
         self.stop()
         self.kills["worker"] = len(list(self._folder.glob("killed-*")))
         self.check_effects()

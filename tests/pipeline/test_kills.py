@@ -71,7 +71,7 @@ def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(server: Server,
         made.wait(lambda: len(made.effects()) >= 100)
         made.kill("read-0")
         made.start("read-2", mortal=False)
-        made.wait(lambda: not made.missing())
+        made.wait_for_effects()
         made.stop()
         made.check_effects()
         assert len({pid for _, _, pid in made.effects()}) >= 2
