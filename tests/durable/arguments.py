@@ -765,9 +765,10 @@ DURABLE: list[Row] = [
     ),
     *_new(
         RedisStream,
-        {"client": _Client(), "stream": "orders"},
-        client=(_OTHERS, "redis"),
+        {"target": "redis://127.0.0.1:1", "stream": "orders"},
+        target=(_OTHERS, "redis"),
         stream=([(5, ValueError), ("", ValueError)], "write"),
+        partitions=([bad for bad in _COUNTS if bad[0] is not None], "write"),
         max_length=(_COUNTS, "write"),
     ),
     *_new(

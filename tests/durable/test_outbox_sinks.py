@@ -21,7 +21,7 @@ from seawall.durable.sinks import (
     sign,
     verify,
 )
-from seawall.errors import CircuitOpen, Overloaded
+from seawall.errors import CircuitOpen, Overloaded, StoreUnavailable
 from tests.shared.conftest import redis_url
 
 __all__ = ["redis_url"]
@@ -235,9 +235,9 @@ def test_a_redis_stream_has_all_of_an_event(redis_url: str):
             await client.delete("test outbox", "test wrong")
             sink = RedisStream(client, "test outbox", max_length=100)
             events = [EVENT._replace(id=str(n), sequence=n) for n in range(1_000)]
-            before = await transactions(client)
+            before = await scripts(client)
             assert await sink(events) == []
-            assert await transactions(client) == before + 1  # all or none: nothing is overtaken
+            assert await scripts(client) == before + 1  # all or none: nothing is overtaken
             rows = await client.xrange("test outbox")
             assert 100 <= len(rows) < 500
             last = rows[-1][1]
@@ -248,16 +248,56 @@ def test_a_redis_stream_has_all_of_an_event(redis_url: str):
                 str(n).encode() for n in range(1000 - len(rows), 1000)
             ]
             await client.set("test wrong", "no stream")
-            assert await RedisStream(client, "test wrong")(events[:2]) == ["0", "1"]
+            wrong = RedisStream(client, "test wrong")
+            with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+                await wrong(events[:2])
+            await sink.close()
+            await wrong.close()
             await client.delete("test outbox", "test wrong")
 
     asyncio.run(main())
 
 
-async def transactions(client: Any) -> int:
-    """Return how many the server has done."""
+def test_an_aggregate_goes_to_one_partition(redis_url: str):
+    """Those of a partition that fails are not taken; others are, and keep their order."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            names = [f"test parts.{number}" for number in range(4)]
+            await client.delete(*names)
+            sink = RedisStream(redis_url, "test parts", partitions=4)
+            events = [
+                EVENT._replace(id=f"{aggregate}-{n}", aggregate_id=str(aggregate), sequence=n)
+                for n in range(3)
+                for aggregate in range(20)
+            ]
+            assert await sink(events) == []
+            found: dict[bytes, set[str]] = {}
+            for name in names:
+                rows = await client.xrange(name)
+                for _, fields in rows:
+                    found.setdefault(fields[b"aggregate_id"], set()).add(name)
+                ids = [fields[b"id"].decode() for _, fields in rows]
+                assert ids == [event.id for event in events if event.id in ids]
+            assert len(found) == 20
+            assert all(len(places) == 1 for places in found.values())
+            await client.delete(*names)
+            await client.set(names[0], "no stream")
+            failed = await sink(events)
+            assert {found[one.partition("-")[0].encode()].copy().pop() for one in failed} == {
+                names[0]
+            }
+            assert 0 < len(failed) < 60
+            await client.delete(*names)
+            await sink.close()
+
+    asyncio.run(main())
+
+
+async def scripts(client: Any) -> int:
+    """Return how many the server has run."""
     told: dict[str, dict[str, int]] = await client.info("commandstats")
-    return told.get("cmdstat_exec", {}).get("calls", 0)
+    return told.get("cmdstat_evalsha", {}).get("calls", 0)
 
 
 class FakeContext:

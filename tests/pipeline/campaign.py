@@ -56,6 +56,8 @@ LONGEST_LIFE: Final = 2.0
 """Seconds after which those are killed at the latest."""
 IDLE_LIFE: Final = 5.0
 """Seconds after which a child is killed that has not come to the step at which it dies."""
+WITH_WORKERS: Final = 0.3
+"""The share of readers that have a worker process."""
 MOST_STEPS: Final = 100
 """The last step at which a child dies of itself."""
 PARTITIONS: Final = 4
@@ -224,7 +226,7 @@ def value_of(number: int) -> dict[str, int]:
 
 def work(value: dict[str, int], folder: str) -> dict[str, int]:
     """Be the work of a worker process: some values kill it, once."""
-    if value["key"] < KEYS / 2 and value["number"] % 50 == 3:
+    if value["key"] < KEYS / 2 and value["number"] % 25 == 3:
         try:
             Path(folder, f"killed-{_identity(value)}").touch(exist_ok=False)
         except FileExistsError:
@@ -436,7 +438,7 @@ class Campaign:
             slot = self.next_death(slots)
             self.kills[slot.partition("-")[0]] += 1
             done += 1
-            self.start(slot, mortal=True, cpu=slot == "read-0" and done % 4 == 0)
+            self.start(slot, mortal=True, cpu=self._rng.random() < WITH_WORKERS)
         for slot in slots:
             self.kill(slot)
             self.start(slot, mortal=False, cpu=slot == "read-0")

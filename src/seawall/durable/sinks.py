@@ -21,8 +21,9 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._redaction import redacted
 from seawall.durable._outbox_events import OutboxEvent
-from seawall.errors import BadSignature, NotDelivered, Overloaded
+from seawall.errors import BadSignature, NotDelivered, Overloaded, StoreUnavailable
 from seawall.guard import Guard
+from seawall.shared.streams import StorePlace, append, partition_name, partition_of
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 from seawall.wire.retry_after import read_retry_after
 
@@ -215,35 +216,65 @@ class Webhook:
 
 
 class RedisStream:
-    """Append events to a Redis or Valkey stream, one pipeline for a batch."""
+    """Append events to a Redis or Valkey stream, a batch in one script."""
 
     batched = True
 
-    def __init__(self, client: Any, stream: str, *, max_length: int = 1_000_000) -> None:
-        """Append to `stream` by `client`, a redis.asyncio.Redis; keep about `max_length`."""
-        if not hasattr(client, "pipeline"):
-            raise TypeError(f"client={client!r}: pass a redis.asyncio.Redis")
+    def __init__(
+        self,
+        target: Any,
+        stream: str,
+        *,
+        partitions: int | None = None,
+        max_length: int = 1_000_000,
+    ) -> None:
+        """Append to `stream`, and keep about `max_length` events in it, read or not.
+
+        `target` is a `RedisStore`, a URL, or a client of redis-py. With `partitions` an aggregate
+        goes to one of `stream.0`, `stream.1` and so on, as `RedisStreamSource` reads them.
+        """
         if not isinstance(stream, str) or not stream:
             raise ValueError(f"stream={stream!r}: write the stream's key, such as 'orders'")
-        self._client = client
         self.stream = stream
+        self.partitions = None if partitions is None else check.count("partitions", partitions)
         self.max_length = check.count("max_length", max_length)
+        self._place = StorePlace(target, stream)
 
     def __repr__(self) -> str:
         return f"<RedisStream {self.stream!r}>"
 
+    async def close(self) -> None:
+        """Close the connections, unless they are those of a given store."""
+        await self._place.close()
+
     async def __call__(self, events: list[OutboxEvent]) -> list[str]:
-        """Append them; return the ids of those that were not taken."""
-        # All or none: one that is not taken must not be overtaken by a later one of its aggregate.
-        async with self._client.pipeline(transaction=True) as pipe:
-            for event in events:
-                pipe.xadd(self.stream, _fields(event), maxlen=self.max_length, approximate=True)
-            said = await pipe.execute(raise_on_error=False)
-        return [
-            event.id
-            for event, answer in zip(events, said, strict=True)
-            if isinstance(answer, Exception)
-        ]
+        """Append them; return the ids of those that were not taken, or raise if none was."""
+        batches: dict[int | None, list[OutboxEvent]] = {}
+        for event in events:
+            batches.setdefault(self._partition_of(event), []).append(event)
+        failed: list[str] = []
+        failure: StoreUnavailable | None = None
+        for partition, batch in batches.items():
+            try:
+                # All or none: no event of an aggregate overtakes one that was not taken.
+                await append(
+                    self._place.store,
+                    partition_name(self.stream, partition),
+                    map(_fields, batch),
+                    self.max_length,
+                    trims=True,
+                )
+            except StoreUnavailable as error:
+                failure = error
+                failed += [event.id for event in batch]
+        if failure is not None and len(failed) == len(events):
+            raise failure
+        return failed
+
+    def _partition_of(self, event: OutboxEvent) -> int | None:
+        if self.partitions is None:
+            return None
+        return partition_of((event.aggregate, event.aggregate_id), self.partitions)
 
 
 class JetStream:

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.errors import StoreUnavailable
 from seawall.shared._keys import key_part
+from seawall.shared._store import RedisStore
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from seawall.shared._link import Argument
-    from seawall.shared._store import RedisStore
 
-PATIENCE: Final = 1.0
+PATIENCE: Final = 3.0
 """Seconds for an answer: nobody waits for it who is in a hurry."""
 AT_ONCE: Final = 500
 """Entries in one call: a script is not to hold up the server for long."""
@@ -71,6 +71,33 @@ async def append(
         args += [2 * len(fields), *chain.from_iterable(fields.items())]
     reply = await store.acall("streams", [stream], args, PATIENCE)
     return bool(_status(reply))
+
+
+class StorePlace:
+    """The store of a stream: a given one, or one of its own, made when it is needed."""
+
+    def __init__(self, target: Any, stream: str) -> None:
+        """Use `target`, a `RedisStore`, or where it leads: a URL, or a client of redis-py."""
+        self._target = target
+        self._name = f"stream {stream}"
+        self._is_given = isinstance(target, RedisStore)
+        self._store: RedisStore | None = target if self._is_given else self._made()
+
+    def _made(self) -> RedisStore:
+        return RedisStore(self._target, name=self._name, timeout=PATIENCE)
+
+    @property
+    def store(self) -> RedisStore:
+        """The store; one of its own is made again after it was closed."""
+        if self._store is None:
+            self._store = self._made()
+        return self._store
+
+    async def close(self) -> None:
+        """Close a store of its own."""
+        if self._store is not None and not self._is_given:
+            own, self._store = self._store, None
+            await own.aclose()
 
 
 class StreamConsumer:

@@ -35,11 +35,11 @@ from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
 from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.stage import BatchFailed, NotBefore
-from seawall.shared._store import RedisStore
 from seawall.shared.streams import (
     PATIENCE,
     Fields,
     HeldByAnother,
+    StorePlace,
     StreamConsumer,
     append,
     partition_name,
@@ -155,7 +155,7 @@ class RedisStreamSource(Generic[T]):
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
         self._decode: Callable[[dict[str, bytes]], Any]
         self._decode = _value if decode is None else check.plain_function("decode", decode)
-        self._place = _Place(target, stream)
+        self._place = StorePlace(target, stream)
         self._me = f"{gethostname()}-{os.getpid()}-{token_hex(4)}"
         self._holdings: dict[int, _Holding] = {}
         self._leases: dict[int, Lease] = {}
@@ -514,7 +514,7 @@ class RedisStreamSink(Generic[T]):
         self._identity = None if identity is None else check.plain_function("identity", identity)
         self._encode: Callable[[Any], str | bytes]
         self._encode = json.dumps if encode is None else check.plain_function("encode", encode)
-        self._place = _Place(target, stream)
+        self._place = StorePlace(target, stream)
 
     def __repr__(self) -> str:
         return f"<RedisStreamSink {self.stream!r}>"
@@ -562,32 +562,6 @@ class RedisStreamSink(Generic[T]):
         except StoreUnavailable as error:
             return NotBefore(RETRY, str(error))
         return NotBefore(RETRY, f"the stream {stream!r} has {self.max_length} entries")
-
-
-class _Place:
-    """The store of a stream: a given one, or one of its own, made when it is needed."""
-
-    def __init__(self, target: Any, stream: str) -> None:
-        self._given = target if isinstance(target, RedisStore) else None
-        self._target = target
-        self._name = f"stream {stream}"
-        self._own = None if self._given is not None else self._made()
-
-    def _made(self) -> RedisStore:
-        return RedisStore(self._target, name=self._name, timeout=PATIENCE)
-
-    @property
-    def store(self) -> RedisStore:
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = self._made()
-        return self._own
-
-    async def close(self) -> None:
-        own, self._own = self._own, None
-        if own is not None:
-            await own.aclose()
 
 
 def _value(fields: dict[str, bytes]) -> Any:
