@@ -66,7 +66,9 @@ def letter(id_: str = "s:1", value: Any = 7, at: float = 100.0, **other: Any) ->
 class Numbers(IterableSource[Any]):
     """A source whose handles mean the same items in every run."""
 
-    keeps_ids = True
+    def __init__(self, items: Sequence[Any], name: str) -> None:
+        super().__init__(items, name=name)
+        self.keeps_ids = True
 
 
 async def ids_of(store: Any, state: str = "dead") -> list[str]:
@@ -485,6 +487,55 @@ def test_ids_of_sources_that_count_anew_do_not_meet(tmp_path: Path, postgres: Po
             assert len(set(ids)) == 3
             assert "s:0" in ids
             assert all(id_ == "s:0" or id_.startswith("s:0@") for id_ in ids)
+
+    asyncio.run(main())
+
+
+class Repeating:
+    """A source that gives all its items the same handle."""
+
+    name = "pages"
+    repeatable = True
+
+    def __init__(self, items: list[int]) -> None:
+        self._items = items
+
+    async def pull(self, most: int) -> list[tuple[int, str]]:
+        del most
+        return [(self._items.pop(0), "start-0")] if self._items else []
+
+    async def acknowledge(self, handles: Sequence[Any]) -> None:
+        """Do nothing."""
+
+    async def give_back(self, handles: Sequence[Any]) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def test_items_of_one_run_never_share_a_letter(stores: Making) -> None:
+    """Whatever handles their source has; each can be replayed."""
+    bad = {1, 2, 3}
+    stored: list[int] = []
+
+    def parse(number: int) -> int:
+        if number in bad:
+            raise ValueError("poison")
+        return number
+
+    async def main() -> None:
+        async with stores() as store:
+            pipeline = Pipeline("orders", dead_letters=store)
+            pipeline.read(Repeating([1, 2, 3])).stage(parse).sink(stored.append, name="keep")
+            assert await pipeline.run()
+            ids = await ids_of(store)
+            assert len(set(ids)) == 3
+            bad.clear()
+            for id_ in ids:
+                assert await store.aretry(id_)
+            assert await pipeline.run()
+            assert sorted(stored) == [1, 2, 3]
 
     asyncio.run(main())
 

@@ -26,6 +26,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import count
+from secrets import token_hex
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from seawall import _checks as check
@@ -154,6 +156,11 @@ class MemoryDeadLetters:
         """All of them, the oldest first."""
         with self._mutex:
             return [kept.letter for kept in self._kept.values()]
+
+    def _free_id(self, id_: str) -> str:
+        """Return `id_`, or, if a letter has it, one like it that no letter has."""
+        names = (id_, *(f"{id_}~{number}" for number in range(2, len(self._kept) + 3)))
+        return next(name for name in names if name not in self._kept)
 
     # For operators
 
@@ -629,6 +636,17 @@ def _acts(state: str, *, can_replay: bool) -> tuple[str, ...]:
     return ("retry", "drop") if state == "dead" and can_replay else ("drop",)
 
 
+def letter_ids(store: Any) -> Callable[[str], str]:
+    """Return what makes ids of letters for items whose ids their source may use again.
+
+    Two such items never share a letter, of whatever run or process they are.
+    """
+    if isinstance(store, MemoryDeadLetters):
+        return store._free_id  # noqa: SLF001 - of this module
+    run, numbers = token_hex(4), count(1)
+    return lambda id_: f"{id_}@{run}-{next(numbers)}"
+
+
 def stored_id(id_: str) -> str:
     """Return the id of a letter; of one that is too long, or unprintable, a shorter one."""
     if len(id_) <= LONGEST_ID and id_.isprintable():
@@ -763,6 +781,7 @@ class LetterSource:
                     self.store.name,
                     len(claims),
                     described(error),
+                    extra={"seawall_pipeline": self.store.name},
                 )
                 continue
             renewed = {claim.letter.id for claim in held}
@@ -810,6 +829,7 @@ class ReplayReader(Reader):
                             "pipeline %r: letters to replay cannot be read: %s; it tries again",
                             store.name,
                             described(error),
+                            extra={"seawall_pipeline": store.name},
                         )
                     pause = next(pauses)
                 else:

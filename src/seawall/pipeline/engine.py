@@ -359,11 +359,12 @@ class Run:
         dead_letters: Callable[[DeadLetter], Awaitable[None]],
         rng: Random,
         on_end: Callable[[Ended], None] | None = None,
-        letter_suffix: str = "",
+        letter_id: Callable[[str], str] = str,
     ) -> None:
         """Begin without items; `nodes` and `readers` are set when the graph is built.
 
-        `letter_suffix` makes the ids of dead letters unique whose sources count anew in each run.
+        `letter_id(id)` returns the id of a dead letter for an item whose source may use its id
+        again.
         """
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
@@ -388,7 +389,7 @@ class Run:
         self.name = name
         self._dead_letters = dead_letters
         self._on_end = on_end
-        self._letter_suffix = letter_suffix
+        self._letter_id = letter_id
         self._emptied = asyncio.Event()
         """Set when no item is in flight."""
         self._halt = asyncio.Event()
@@ -445,7 +446,7 @@ class Run:
         at = clock.now() - epoch_of(clock)
         cause = described(error)
         keeps_id = getattr(item.source, "keeps_ids", False)
-        id_ = item.id if keeps_id else f"{item.id}{self._letter_suffix}"
+        id_ = item.id if keeps_id else self._letter_id(item.id)
         letter = DeadLetter(id_, item.value, stage, cause, item.attempts, at, item.lesser)
         pauses = BLOCKED.delays(self.random)
         while True:

@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from secrets import token_hex
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from seawall import _checks as check
@@ -30,6 +29,7 @@ from seawall.pipeline.dead_letters import (
     LetterSource,
     MemoryDeadLetters,
     ReplayReader,
+    letter_ids,
 )
 from seawall.pipeline.engine import Reader, Run, source_snapshot
 from seawall.pipeline.item import DeadLetter, Ended, Ending
@@ -439,8 +439,7 @@ class Pipeline:
         store = self.dead_letters
         letters = LetterSource(store) if isinstance(store, DeadLetters) else None
         bury = store if letters is None else letters.add
-        suffix = "" if isinstance(store, MemoryDeadLetters) else f"@{token_hex(4)}"
-        run = Run(self.name, dead_letters=bury, rng=self._rng, letter_suffix=suffix)
+        run = Run(self.name, dead_letters=bury, rng=self._rng, letter_id=letter_ids(store))
         self._build(run, [read.source for read in self._reads], letters, in_memory=False)
         try:
             return await self._carry_out(run)

@@ -119,6 +119,7 @@ class QueueSource:
             )
         self.queue = queue
         self.name = queue.name if name is None else source_name(name)
+        self.keeps_ids = True
         self._lease = check.seconds("lease", lease)
         self._held: dict[ClaimedJob, None] = {}
         """Jobs whose leases are prolonged."""
@@ -163,6 +164,7 @@ class QueueSource:
                     self.name,
                     job,
                     lost.state,
+                    extra={"seawall_source": self.name, "seawall_item": f"{self.name}:{job}"},
                 )
         self._held.pop(job, None)
 
@@ -180,7 +182,10 @@ class QueueSource:
                 await _all([self._prolong(job) for job in self._held])
             except Exception as error:  # noqa: BLE001 - logged; the next time is soon
                 _log.warning(
-                    "source %r: leases cannot be prolonged: %s", self.name, described(error)
+                    "source %r: leases cannot be prolonged: %s",
+                    self.name,
+                    described(error),
+                    extra={"seawall_source": self.name},
                 )
 
     async def _prolong(self, job: ClaimedJob) -> None:
@@ -195,6 +200,7 @@ class QueueSource:
                 self.name,
                 job,
                 lost.state,
+                extra={"seawall_source": self.name, "seawall_item": f"{self.name}:{job}"},
             )
 
 

@@ -109,6 +109,7 @@ class IterableSource(Generic[T]):
         returns an iterable that begins there, and skips them without reading them.
         """
         self.name = source_name(name)
+        self.keeps_ids = checkpoint is not None
         self.returned: list[int] = []
         """The places of items that were given back, in the order of the iterable."""
         self._place = SavedPlace(checkpoint, every, clock)

@@ -45,6 +45,7 @@ class TableSource:
     ) -> None:
         """Hand out what `reader` finds."""
         self.name = name
+        self.keeps_ids = True
         self._reader = reader
         self._place = place
         self._follow = follow

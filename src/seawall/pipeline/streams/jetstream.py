@@ -261,6 +261,7 @@ class JetStreamSource:
         self.stream = stream
         self.consumer = consumer
         self.name = stream if name is None else name
+        self.keeps_ids = True
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
         self.lost_after = check.seconds("lost_after", lost_after)
@@ -601,10 +602,11 @@ class JetStreamSource:
     def _note_wait(self, error: Exception | None) -> None:
         """Log once that the source waits for the server, and once that it goes on."""
         reason = "" if error is None else described(error)
+        fields = {"seawall_source": self.name}
         if reason and not self._waits_for:
-            _log.warning("source %r waits for the server: %s", self.name, reason)
+            _log.warning("source %r waits for the server: %s", self.name, reason, extra=fields)
         elif self._waits_for and not reason:
-            _log.warning("source %r: the server is back", self.name)
+            _log.warning("source %r: the server is back", self.name, extra=fields)
         self._waits_for = reason
 
     # What the server is told
@@ -637,6 +639,10 @@ class JetStreamSource:
                     self.name,
                     delivery.sequence,
                     described(answer) if isinstance(answer, Exception) else "cancelled",
+                    extra={
+                        "seawall_source": self.name,
+                        "seawall_item": f"{self.name}:{delivery}",
+                    },
                 )
 
     async def _keep(self) -> None:

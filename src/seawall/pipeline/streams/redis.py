@@ -150,6 +150,7 @@ class RedisStreamSource(Generic[T]):
         self.stream = _text("stream", stream)
         self.group = _text("group", group)
         self.name = stream if name is None else _text("name", name)
+        self.keeps_ids = True
         self.partitions = None if partitions is None else check.count("partitions", partitions)
         self.lost_after = check.seconds("lost_after", lost_after)
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
@@ -226,6 +227,7 @@ class RedisStreamSource(Generic[T]):
                 self,
                 described(error),
                 self.lost_after,
+                extra={"seawall_source": self.name},
             )
         finally:
             self._holdings.clear()
@@ -398,7 +400,11 @@ class RedisStreamSource(Generic[T]):
                 self._error = str(error)
                 pause = min(RETRY, pause)
             except Exception:  # noqa: BLE001 - logged, with its traceback
-                _log.exception("%r cannot look after what it reads; it tries again", self)
+                _log.exception(
+                    "%r cannot look after what it reads; it tries again",
+                    self,
+                    extra={"seawall_source": self.name},
+                )
             try:
                 async with asyncio.timeout(pause):
                     await self._due.wait()
