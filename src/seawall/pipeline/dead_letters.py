@@ -130,7 +130,7 @@ class _Kept:
 class MemoryDeadLetters:
     """Dead letters in the memory of this process; when it is full, the pipeline waits."""
 
-    WORK_STATES = STATES
+    WORK_STATES: tuple[str, ...] = STATES
     lease = 3600.0
     poll = None
 
@@ -336,7 +336,7 @@ def _shown_value(value: Any) -> str:
 class DatabaseDeadLetters:
     """The dead letters of one pipeline in a database, for all processes that run it."""
 
-    WORK_STATES = STATES
+    WORK_STATES: tuple[str, ...] = STATES
     """The states by which `browse` lists letters."""
 
     def __init__(
