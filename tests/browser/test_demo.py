@@ -16,6 +16,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,10 +70,11 @@ MEASURE: Final = """(pods) => {
 """Count the seconds from the next click until all breakers are shown as open, frame by frame."""
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[str]:
-    """Run the demo as its command does; return where its page is."""
-    command = [sys.executable, "-m", "seawall.demo", "--no-browser", "--port", str(free_port())]
+@contextmanager
+def running(which: str) -> Iterator[str]:
+    """Run a demo as its command does; give where its page is."""
+    command = [sys.executable, "-m", "seawall.demo", which, "--no-browser"]
+    command += ["--port", str(free_port())]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(  # noqa: S603 - our own program
         command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -103,6 +105,13 @@ def demo() -> Iterator[str]:
             process.terminate()  # it takes its processes with it
             process.wait(15)
         listener.join(5)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    """Run the demo of a service; return where its page is."""
+    with running("service") as url:
+        yield url
 
 
 @pytest.fixture
@@ -373,3 +382,35 @@ def test_a_killed_pod_is_suspected_on_the_screen_and_joins_again(screen: Callabl
     _until_all_alive(page)
     happening = page.locator(".happening").filter(has_text=name)
     happening.filter(has_text="suspected").first.wait_for(timeout=30_000)
+
+
+def test_the_pipeline_of_the_demo_breaks_and_recovers(
+    open_page: Opening, record_property: Callable[[str, object], None]
+):
+    """A broken sensor is named, a database that fails over holds samples up; all well again."""
+    with running("pipeline") as url:
+        page = open_page(url, viewport={"width": WIDTH, "height": HEIGHT})
+        until_live(page)
+        page.locator(".pipe-item").filter(has_text="add_place").wait_for(timeout=60_000)
+        assert page.locator("#extra + #pipelines").is_visible()  # before the guards
+        assert page.locator(".demo-sides").is_hidden()
+        assert page.locator(".demo-switch").count() == 8
+        began = page.evaluate("performance.now()")
+        page.keyboard.press("1")
+        page.locator(".pipe-note").filter(has_text="source S1 is missing").wait_for(timeout=60_000)
+        record_property("named after", (page.evaluate("performance.now()") - began) / 1000)
+        page.keyboard.press("7")
+        page.locator(".pipe-item").filter(has_text="store").filter(has_text="waits").wait_for(
+            timeout=60_000
+        )
+        page.keyboard.press("0")
+        page.locator(".pipe-note").filter(has_text="source S1 is missing").wait_for(
+            state="detached", timeout=60_000
+        )
+        page.locator(".pipe-item").filter(has_text="store").filter(has_text="waits").wait_for(
+            state="detached", timeout=60_000
+        )
+        page.locator(".demo-switch[aria-pressed=true]").first.wait_for(
+            state="detached", timeout=60_000
+        )
+        page.close()  # before the server is gone, of which it would complain
