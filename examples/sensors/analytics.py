@@ -2,13 +2,15 @@
 
     seawall worker analytics:opened --drain 5
 
-It reads the journal of the collector from where the last process ended. What fails costs the
-samples that need it, and nothing else:
+It reads the stream of the collector. Start it as often as you like: the processes share the
+sensors, and what one of them has not finished another one takes. What fails costs the samples that
+need it, and nothing else:
 
 - the directory does not answer: samples go on without a place, and say why;
 - a worker process dies of a sample: the sample is a dead letter after the third death;
-- the database is away: samples wait, and the journal is read no further;
-- SIGTERM: what is begun is finished within five seconds, the rest is read by the next process.
+- the database is away: samples wait, and the stream is read no further;
+- SIGTERM: what is begun is finished within five seconds, the rest is given back to the stream;
+- the process is killed: the others have its samples after `LOST_AFTER`, and store none twice.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from dataclasses import replace
 
 import httpx
 import storage
-from samples import Sample, with_features
+from samples import PARTITIONS, STREAM, Sample, by_sensor, with_features
 
 from seawall import Breaker, CpuPool, Guard, Retry, Timeout, transient
-from seawall.pipeline import Pipeline, degrade, lines
+from seawall.pipeline import Pipeline, RedisStreamSource, degrade
 
-journal = os.environ.get("JOURNAL", "journal.jsonl")
+LOST_AFTER = float(os.environ.get("LOST_AFTER", "10"))
 plant = httpx.AsyncClient(base_url=os.environ.get("PLANT_URL", "http://127.0.0.1:8100"))
 directory = Guard(
     "directory",
@@ -52,19 +54,18 @@ def is_missing(sample: Sample) -> bool:
     return bool(sample.missing)
 
 
-def by_sensor(sample: Sample) -> str:
-    """Keep the samples of a sensor in order."""
-    return sample.sensor
-
-
 def build(processes: CpuPool) -> Pipeline:
     """Return the pipeline."""
-    pipeline = Pipeline("analytics", dead_letters=storage.set_aside)
-    missing, measured = (
-        pipeline.read(lines(journal, checkpoint=f"{journal}.place", follow=True))
-        .stage(Sample.from_line)
-        .branch(is_missing)
+    stream = RedisStreamSource(
+        os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
+        STREAM,
+        group="analytics",
+        partitions=PARTITIONS,
+        decode=Sample.from_entry,
+        lost_after=LOST_AFTER,
     )
+    pipeline = Pipeline("analytics", dead_letters=storage.dead_letters)
+    missing, measured = pipeline.read(stream).branch(is_missing)
     analysed = measured.stage(
         with_place,
         guard=directory,
@@ -72,7 +73,7 @@ def build(processes: CpuPool) -> Pipeline:
         ordered_by=by_sensor,
         on_failure=degrade(without_place),
     ).stage(with_features, workers=processes, ordered_by=by_sensor)
-    return analysed.merge(missing).sink(storage.store, guard=storage.guard, batch=(50, 0.2))
+    return analysed.merge(missing).sink(storage.store, guard=storage.guard, batch=(20, 0.2))
 
 
 @asynccontextmanager

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+STREAM: Final = "samples"
+PARTITIONS: Final = 8
 OPEN_WIRE: Final = -999.0
 
 
@@ -28,14 +31,24 @@ class Sample:
     lesser: str = ""
     """Why this is less than it should be."""
 
-    @classmethod
-    def from_line(cls, line: str) -> Sample:
-        """Read one line of the journal."""
-        return cls(**json.loads(line))
+    def to_json(self) -> str:
+        """Write it as text."""
+        return json.dumps(asdict(self))
 
-    def to_line(self) -> str:
-        """Write it as one."""
-        return json.dumps(asdict(self)) + "\n"
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Sample:
+        """Read it from text."""
+        return cls(**json.loads(text))
+
+    @classmethod
+    def from_entry(cls, fields: Mapping[str, bytes]) -> Sample:
+        """Read it from an entry of the stream."""
+        return cls.from_json(fields["value"])
+
+
+def by_sensor(sample: Sample) -> str:
+    """Return the key by which samples are in order."""
+    return sample.sensor
 
 
 def with_features(sample: Sample) -> Sample:

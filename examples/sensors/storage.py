@@ -15,12 +15,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from seawall import Breaker, Guard, Retry, Timeout, transient
 from seawall.durable import Database, Inbox, amigrate
-from seawall.pipeline import BatchFailed, DeadLetter
+from seawall.pipeline import BatchFailed, DatabaseDeadLetters
 
 tables = MetaData()
 samples = Table(
     "samples",
     tables,
+    Column("number", Integer, primary_key=True),
     Column("id", Text, nullable=False),
     Column("sensor", Text, nullable=False),
     Column("at", Text, nullable=False),
@@ -29,18 +30,12 @@ samples = Table(
     Column("missing", Text, nullable=False),
     Column("lesser", Text, nullable=False),
 )
-dead_letters = Table(
-    "dead_letters",
-    tables,
-    Column("id", Text, primary_key=True),
-    Column("value", Text, nullable=False),
-    Column("stage", Text, nullable=False),
-    Column("cause", Text, nullable=False),
-    Column("attempts", Integer, nullable=False),
-)
-
 engine = create_async_engine(os.environ["DATABASE_URL"], pool_pre_ping=True)
-inbox = Inbox(Database(engine, name="samples"))
+database = Database(engine, name="samples")
+inbox = Inbox(database)
+dead_letters = DatabaseDeadLetters(
+    database, "analytics", encode=Sample.to_json, decode=Sample.from_json
+)
 
 guard = Guard(
     "database",
@@ -48,13 +43,13 @@ guard = Guard(
     # One outage that outlasts the retries, and samples wait until the database is back. A row that
     # the database refuses is no outage.
     Breaker(consecutive=1, is_failure=transient, break_for=0.5),
-    Timeout(5.0),
+    Timeout(30.0),
 )
 
 
 async def prepare() -> None:
     """Make the tables that are missing."""
-    await amigrate(inbox.database)
+    await amigrate(database)
     async with engine.begin() as connection:
         await connection.run_sync(tables.create_all)
 
@@ -82,14 +77,3 @@ async def store(batch: list[Sample]) -> None:
 def row_of(sample: Sample) -> dict[str, object]:
     """Return what is stored of a sample."""
     return {name: value for name, value in asdict(sample).items() if name in samples.c}
-
-
-async def set_aside(letter: DeadLetter) -> None:
-    """Store a dead letter, once."""
-    row = {**letter._asdict(), "value": str(letter.value)}
-    async with (
-        engine.begin() as connection,
-        inbox.once(connection, "dead letters", letter.id) as first,
-    ):
-        if first:
-            await connection.execute(insert(dead_letters), row)
