@@ -7,12 +7,14 @@ from typing import Any, assert_type
 from seawall import Channel
 from seawall.durable import Database, Inbox
 from seawall.pipeline import (
+    DatabaseDeadLetters,
     Flow,
     InboxSink,
     IterableSource,
     Page,
     Pipeline,
     QueueSource,
+    RedisStreamSource,
     calls,
     csv_rows,
     lines,
@@ -29,6 +31,11 @@ def read() -> list[float]:
 async def page(cursor: int) -> Page[str]:
     """Return a page."""
     return Page([str(cursor)], cursor + 1)
+
+
+def decoded(fields: dict[str, bytes]) -> float:
+    """Return a number."""
+    return float(fields["value"])
 
 
 async def store(_conn: Any, _value: str) -> None:
@@ -49,3 +56,6 @@ def check_sources(channel: Channel[int], queue: QueueSource, database: Database)
     assert_type(flow.sink(InboxSink(Inbox(database), "store", store)), Pipeline)
     assert_type(pipeline.read(lines("orders.txt")), Flow[str])
     assert_type(pipeline.read(csv_rows("orders.csv")), Flow[list[str]])
+    stream = RedisStreamSource("redis://host", "orders", group="g", decode=decoded)
+    assert_type(pipeline.read(stream), Flow[float])
+    Pipeline("kept", dead_letters=DatabaseDeadLetters(database, "kept"))

@@ -40,7 +40,7 @@ class Source(Protocol[T_co]):
     name: str
     """Unique in the pipeline; the ids of items begin with it."""
 
-    async def pull(self, most: int) -> Sequence[tuple[T_co | Faulty, Any]]:
+    async def pull(self, most: int) -> Sequence[tuple[T_co, Any]]:
         """Wait for items and return up to `most`, each with its handle; none when it is over.
 
         Cancelled, it has taken nothing. The text of a handle is the second half of the item's id:

@@ -180,7 +180,7 @@ class RedisStreamSource(Generic[T]):
 
     # A source
 
-    async def pull(self, most: int) -> Sequence[tuple[T | Faulty, StreamHandle]]:
+    async def pull(self, most: int) -> Sequence[tuple[T, StreamHandle]]:
         """Wait for entries, and return up to `most`; a stream is never over."""
         if self._keeper is None:
             self._begin()
