@@ -492,6 +492,7 @@ SHOWN_BY_PIPELINES = frozenset(
             "ChannelSource", "FileSource", "IterableSource", "QueueSource", "Source", "TableSource"
         ),
         *_source("PageSource", "RedisStreamSource", "JetStreamSource"),
+        *_given("QueueSource.holds", "handle"),
         *_given("Checkpoint.save", "place"),
         *_given("DatabaseCheckpoint.save", "place"),
         *(

@@ -252,3 +252,34 @@ def test_a_channel_that_wants_to_be_asked_is_asked_for_what_there_is_room_for() 
         assert channel.snapshot()["requested"] == 0
 
     run_virtual(main())
+
+
+def test_a_job_whose_lease_was_lost_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited behind another one while leases could not be prolonged; others have done it."""
+
+    async def main() -> None:
+        queue = LocalQueue("orders")
+        begun: list[int] = []
+
+        async def slow(value: int) -> None:
+            begun.append(value)
+            await pause(60.0)
+
+        async def fail(_claim: Any) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(queue, "aheartbeat", fail)
+        await queue.apush_many([1, 2])
+        pipeline = Pipeline("p")
+        pipeline.read(QueueSource(queue, lease=5.0)).sink(slow)
+        running = asyncio.create_task(pipeline.run())
+        await pause(1.0)
+        elsewhere = await queue.aclaim(2, lease=1000.0, wait=10.0)
+        assert sorted(claim.payload for claim in elsewhere) == [1, 2]
+        await pause(100.0)
+        assert begun == [1]
+        assert pipeline.snapshot()["returned"] == 1
+        pipeline.stop(0.0)
+        await running
+
+    run_virtual(main())

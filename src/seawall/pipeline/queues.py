@@ -7,6 +7,7 @@ Promises:
 - What a channel gets back is in front of all others again, at once, for whoever takes it.
 - A job is done when its item has ended. One that is given back can be claimed at once, and this
   was no attempt. Its lease is prolonged while it is at work.
+- A job whose lease was lost is not begun in another stage.
 - A job that is done, of which the queue cannot be told, keeps its lease until it can.
 """
 
@@ -107,6 +108,9 @@ class ClaimedJob:
 class QueueSource:
     """The payloads of the jobs of a `PriorityQueue`, or of a `LocalQueue`; it is never over."""
 
+    keeps_ids = True
+    """The id of a job is its own for ever."""
+
     def __init__(self, queue: JobQueue, *, lease: float = 30.0, name: str | None = None) -> None:
         """Claim jobs for `lease` seconds, again and again until they are done.
 
@@ -143,6 +147,10 @@ class QueueSource:
         for job in handles:
             self._held.pop(job, None)
         await _all([self._release(job) for job in handles])
+
+    def holds(self, handle: ClaimedJob) -> bool:
+        """Return whether its lease is not over: else the job is somebody else's."""
+        return handle in self._held and self.queue.clock.now() < handle.claim.until
 
     async def close(self) -> None:
         """Prolong no more leases."""

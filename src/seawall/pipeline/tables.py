@@ -33,6 +33,9 @@ GAP_PAUSE: Final = 0.2
 class TableSource:
     """See `table`."""
 
+    keeps_ids = True
+    """The number of a row is its own for ever."""
+
     def __init__(
         self,
         reader: TableReader,
