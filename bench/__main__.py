@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import durable, imports, measure, report, shared, telemetry, threads, web
+from bench import durable, imports, measure, pipelines, report, shared, telemetry, threads, web
 from bench.cases import ROWS
 from bench.peers import PEERS
+from bench.pipelines import PIPELINES
 from bench.served import BASELINES
 from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB
 from bench.telemetry import TELEMETRY
@@ -39,7 +40,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         action="append",
         help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
-        f" {TELEMETRY!r}, {SHARED}, {DURABLE}, {WEB}",
+        f" {TELEMETRY!r}, {PIPELINES}, {SHARED}, {DURABLE}, {WEB}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -93,6 +94,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         seen = seen._replace(rounds=5, seconds=0.02) if quick else seen
         raw[TELEMETRY] = telemetry.measure(seen, _progress)
         sections.append(report.of_telemetry(raw[TELEMETRY]))
+    if _is_wanted(PIPELINES, arguments.only):
+        items = pipelines.Plan(seed=seed, clock=clock)
+        items = items._replace(rounds=3, items=2000, computed=20) if quick else items
+        raw[PIPELINES] = pipelines.measure(items, _progress)
+        sections.append(report.of_pipelines(raw[PIPELINES]))
     if _is_wanted(IMPORTS, arguments.only):
         fresh = imports.Plan(seed=seed, clock=clock)
         fresh = fresh._replace(rounds=5) if quick else fresh

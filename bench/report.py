@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench import imports
+from bench import imports, pipelines
 from bench.cases import BARE, OURS
 from bench.measure import median, ratio, spread
 from bench.peers import DISTRIBUTIONS, PEERS
@@ -269,6 +269,47 @@ def of_telemetry(times: dict[str, list[float]]) -> Section:
     columns = ["telemetry", "ns a call", "spread", "x off", "target"]
     title = f"{TELEMETRY}: five policies, asked once a second ({len(times[OFF])} rounds)"
     return [Table(title, columns, lines)], verdicts
+
+
+def of_pipelines(times: dict[str, dict[str, list[float]]]) -> Section:
+    """Return the tables of items through two stages, and of computing in two processes."""
+    verdicts: list[Verdict] = []
+    one_by_one, in_batches, in_processes = [], [], []
+    items = times[pipelines.PIPELINES]
+    for name, taken in items.items():
+        cost = ratio(taken, items[pipelines.HAND])
+        cells = [f"{median(taken) * 1e6:.2f}", f"{spread(taken):.0%}", f"{cost:.2f}"]
+        judged = _judge(pipelines.PIPELINES, name, cost, verdicts)
+        one_by_one.append([name, *cells, judged])
+    for name, taken in times[pipelines.IN_BATCHES].items():
+        micros = median(taken) * 1e6
+        judged = _judge(pipelines.IN_BATCHES, name, micros, verdicts)
+        in_batches.append([name, f"{micros:.2f}", f"{spread(taken):.0%}", judged])
+    computed = times[pipelines.IN_PROCESSES]
+    for name, taken in computed.items():
+        faster = ratio(computed[pipelines.ALONE], taken)
+        share = ratio(computed[pipelines.BARE_TWO], taken)
+        cells = [f"{median(taken) * 1e3:.2f}", f"{faster:.2f}", f"{share:.2f}"]
+        judged = _judge(pipelines.IN_PROCESSES, name, share, verdicts)
+        in_processes.append([name, *cells, judged])
+    rounds = f"({len(items[pipelines.HAND])} rounds)"
+    return [
+        Table(
+            f"{pipelines.PIPELINES}: two stages, item by item {rounds}",
+            ["with", "us an item", "spread", "x by hand", "target"],
+            one_by_one,
+        ),
+        Table(
+            f"{pipelines.IN_BATCHES} {rounds}",
+            ["with", "us an item", "spread", "target"],
+            in_batches,
+        ),
+        Table(
+            f"{pipelines.IN_PROCESSES}: wall time {rounds}",
+            ["with", "ms an item", "x one process", "x two bare ones", "target"],
+            in_processes,
+        ),
+    ], verdicts
 
 
 def of_imports(times: dict[str, list[float]]) -> Section:

@@ -23,6 +23,7 @@ from bench.durable import (
     TRANSACTION,
 )
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
+from bench.pipelines import BATCHED, IN_BATCHES, IN_PROCESSES, PIPELINES, POOLED, RETRIED
 from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
 from bench.telemetry import ON, TELEMETRY
 from bench.web import IN_LOOP, IN_THREAD, SEAWALL, SERVERS
@@ -89,6 +90,10 @@ TARGETS: dict[tuple[str, str], Target] = {
     **{("refusal, async", name): at_most(0.1) for name in ("Shed", "Breaker, open", "RateLimit")},
     # To be seen costs next to nothing.
     (TELEMETRY, ON): at_most(1.1),
+    # Accounts, retries and order cost no more than queues by hand, which have none of them.
+    (PIPELINES, RETRIED): at_most(1.0),
+    (IN_BATCHES, BATCHED): at_most(2.0),
+    (IN_PROCESSES, POOLED): at_least(0.85),
     # Threads that share a guard do not slow each other down.
     (THREADS, f"{OURS}, 8 threads"): at_least(0.8),
     # The import itself is felt by no one; what a guard needs is loaded with the first guard.
