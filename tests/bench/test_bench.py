@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import durable, imports, measure, report, shared, telemetry, threads, web
+from bench import durable, imports, measure, pipelines, report, shared, telemetry, threads, web
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
@@ -215,6 +215,9 @@ def test_targets_are_about_lines_that_exist():
     lines |= {(row, case) for row, peers in PEERS.items() for case in peers}
     lines |= {(IMPORTS, name) for name in imports.STATEMENTS}
     lines.add((telemetry.TELEMETRY, telemetry.ON))
+    lines |= {(pipelines.PIPELINES, name) for name in pipelines.CASES}
+    lines |= {(pipelines.IN_BATCHES, name) for name in pipelines.BATCHES}
+    lines |= {(pipelines.IN_PROCESSES, name) for name in pipelines.PROCESSES}
     counts = threads.Plan().counts
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
     lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
@@ -307,6 +310,40 @@ def test_telemetry_is_switched_off_again_after_each_measurement():
     times = telemetry.measure(plan, quiet)
     assert {name: len(taken) for name, taken in times.items()} == {"off": 2, "on": 2}
     assert not listening()
+
+
+OURS_IN_PIPELINES = [
+    pipelines.HAND,
+    pipelines.UNGUARDED,
+    pipelines.RETRIED,
+    pipelines.GUARDED,
+    pipelines.BATCHED,
+]
+
+
+@pytest.mark.parametrize("name", OURS_IN_PIPELINES)
+def test_every_pipeline_of_the_benchmark_stores_all_items(name: str):
+    """What is timed has done its work; those of other libraries are checked where they are."""
+    case = (pipelines.CASES | pipelines.BATCHES)[name]
+    assert pipelines.cost(name, case, 300, "cpu") > 0.0
+
+
+def test_pipelines_are_judged_by_queues_by_hand_and_by_two_bare_processes():
+    """Batches have a number of their own, in microseconds."""
+    times = {
+        pipelines.PIPELINES: {pipelines.HAND: [2e-6] * 3, pipelines.RETRIED: [3e-6] * 3},
+        pipelines.IN_BATCHES: {pipelines.BATCHED: [1.5e-6] * 3},
+        pipelines.IN_PROCESSES: {
+            pipelines.ALONE: [4e-3] * 3,
+            pipelines.BARE_TWO: [2e-3] * 3,
+            pipelines.POOLED: [2.5e-3] * 3,
+        },
+    }
+    (items, batches, processes), verdicts = report.of_pipelines(times)
+    assert items.lines[1] == [pipelines.RETRIED, "3.00", "0%", "1.50", "MISSED: at most 1"]
+    assert batches.lines[0] == [pipelines.BATCHED, "1.50", "0%", "met: at most 2"]
+    assert processes.lines[2] == [pipelines.POOLED, "2.50", "1.60", "0.80", "MISSED: at least 0.85"]
+    assert [verdict.met for verdict in verdicts] == [False, True, False]
 
 
 def test_imports_are_judged_relative_to_asyncio():

@@ -12,7 +12,7 @@ import pytest
 
 from seawall import Guard, Retry, registry
 from seawall.pipeline import DROP, IterableSource, MemoryDeadLetters, NotBefore, Pipeline, degrade
-from seawall.pipeline.nodes import MOST_SAMPLES, Counts
+from seawall.pipeline.counts import MOST_SAMPLES, Counts
 from seawall.testing import run_virtual
 
 STAGE = {

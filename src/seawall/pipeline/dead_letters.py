@@ -50,9 +50,10 @@ from seawall.jobs._work_list import (
     page_of,
 )
 from seawall.models.queue.jobs import BROWSED
+from seawall.pipeline.counts import Counts
 from seawall.pipeline.engine import Reader, Run
 from seawall.pipeline.item import DeadLetter, Item, Lesser
-from seawall.pipeline.nodes import BLOCKED, Counts, Node
+from seawall.pipeline.nodes import BLOCKED, Node
 from seawall.runtime.abandon import end
 from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.runners import sleep_async, wait_async

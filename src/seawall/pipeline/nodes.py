@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from seawall._failures import described
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
 from seawall.models.backoff import full_jitter
-from seawall.models.histogram import Histogram
+from seawall.pipeline.calls import LOST, Members, bound_call, is_lost
+from seawall.pipeline.counts import MOST_SAMPLES, Counts, branch_snapshot, stage_snapshot
 from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
-from seawall.pipeline.stage import BatchFailed, BatchSize, Degrade, NotBefore, Stage
+from seawall.pipeline.stage import BatchSize, Degrade, NotBefore, Stage
 from seawall.policies.breaker import Breaker
-from seawall.policies.bulkhead import Bulkhead
-from seawall.policies.rate_limit import RateLimit
-from seawall.policies.timeout import Timeout
 from seawall.runtime.functions import kind_of
 from seawall.runtime.runners import sleep_async
 
@@ -44,20 +42,9 @@ BLOCKED: Final = full_jitter(0.5, cap=60.0)
 """Pauses between the attempts at an item that blocks its key, or that cannot be set aside."""
 LONGEST_PAUSE: Final = 60.0
 """Seconds after which a refused item is tried again, whatever the refusal says."""
-MOST_CAUSES: Final = 50
-"""Types of errors that a stage counts apart."""
-MOST_SAMPLES: Final = 1000
-"""Times of items that are added to the histogram at once, and from which quantiles are taken."""
-RATE_WINDOW: Final = 10.0
-"""Seconds over which a rate is measured, if somebody looks that often."""
-
-LOST: Final = LookupError("the source has lost the item to another process")
-"""Why an item ends that its source does not hold any more: it is given back."""
 
 SINK: Final = Ending.SINK
 
-CALLING_ONCE: Final = (Breaker, Bulkhead, RateLimit, Timeout)
-"""Policies of a guard that call the function at most once."""
 
 DROP: Final = object()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
@@ -117,103 +104,6 @@ class Branch:
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how many items it has judged."""
         return branch_snapshot(self.name, self.counts, now)
-
-
-class Rate:
-    """How much is counted in a second: over the last ten, or since somebody looked last.
-
-    It costs nothing while nobody looks.
-    """
-
-    def __init__(self, now: float) -> None:
-        """Begin to count at 0."""
-        self._looks = [(now, 0)]
-
-    def look(self, now: float, count: int) -> float:
-        """Return the rate until now, at which `count` has been reached."""
-        looks = self._looks
-        recent = [look for look in looks if look[0] >= now - RATE_WINDOW] or looks[-1:]
-        began, before = recent[0]
-        if now >= recent[-1][0] + 1.0:
-            recent.append((now, count))
-        self._looks = recent
-        return (count - before) / (now - began) if now > began else 0.0
-
-
-class Counts:
-    """What a stage has done."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        """Begin with nothing."""
-        self.done = self.failed = self.degraded = self.deaths = self.refused = 0
-        self.retries = self.dropped = self.dead_letters = 0
-        self.failures: dict[str, int] = {}
-        """By the type of the error; at most `MOST_CAUSES`."""
-        self.times: list[float] = []
-        """Seconds that the last items were in the stage, waiting included; see `fold_times`."""
-        self._histogram = Histogram()
-        """The times before these, since somebody looked first: until then they cost nothing."""
-        self._is_watched = False
-        self._recent: list[float] = []
-        self._folds = 0
-        """Odd while times are moved to the histogram, which another thread may look at."""
-        self.waits_for = ""
-        """Why the stage cannot set items aside, if it cannot."""
-        self.blocked_at = 0.0
-        """Since when."""
-        self._rate = Rate(now)
-
-    def add_failure(self, error: Exception) -> None:
-        """Note a failure, by its type."""
-        self.failed += 1
-        name = type(error).__name__
-        if name in self.failures or len(self.failures) < MOST_CAUSES:
-            self.failures[name] = self.failures.get(name, 0) + 1
-
-    def fold_times(self) -> None:
-        """Move the times to the histogram; called when there are `MOST_SAMPLES`."""
-        self._folds += 1
-        if self._is_watched:
-            self._histogram.add_all(self.times)
-        self._recent = self.times[-MOST_SAMPLES:]
-        self.times.clear()
-        self._folds += 1
-
-    def _looked_at(self) -> tuple[Histogram, list[float]]:
-        """Return all times, and the latest ones; from any thread."""
-        self._is_watched = True
-        while True:
-            folds = self._folds
-            times = list(self.times)
-            whole = Histogram()
-            whole.merge(self._histogram)
-            whole.add_all(times)
-            recent = [*self._recent, *times][-MOST_SAMPLES:]
-            if folds == self._folds and not folds % 2:
-                return whole, recent
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the counts."""
-        whole, times = self._looked_at()
-        recent = Histogram()
-        recent.add_all(times)
-        p50, p99 = recent.quantiles((0.5, 0.99))
-        return {
-            "done": self.done,
-            "rate": self._rate.look(now, self.done),
-            "retries": self.retries,
-            "failed": self.failed,
-            "degraded": self.degraded,
-            "dropped": self.dropped,
-            "dead_letters": self.dead_letters,
-            "refused": self.refused,
-            "deaths": self.deaths,
-            "failures": dict(self.failures),
-            "p50": p50,
-            "p99": p99,
-            "histogram": whole.tally().snapshot(),
-            "waits_for": self.waits_for,
-        }
 
 
 class InlineStage:
@@ -702,166 +592,6 @@ class WorkerStage:
         seen["at_work"] = [state.snapshot(items, now) for state, items in at_work]
         seen["waits_for"] = seen["waits_for"] or next(reasons, "")
         return seen
-
-
-class Members:
-    """The members of a batch that are not done yet."""
-
-    def __init__(self, items: list[Item], counts: Counts, *, is_sink: bool, may_lose: bool) -> None:
-        """Begin with all of them."""
-        self._counts = counts
-        self.left = items
-        self.lost: list[tuple[Item, Exception]] = []
-        """Those that their sources have lost to another process."""
-        self._may_lose = may_lose
-        self.done: list[Item] = []
-        self._errors: dict[Item, Exception] = {}
-        """Why a member failed last, if the function has said so."""
-        self._is_sink = is_sink
-
-    def failures(self, failure: Exception) -> Iterator[tuple[Item, Exception]]:
-        """Return those that are left, each with its error: its own, or that of the batch."""
-        for item in self.left:
-            yield item, self._errors.get(item, failure)
-
-    def _leave_lost(self) -> None:
-        """Remove those that their sources have lost."""
-        held = []
-        for item in self.left:
-            if is_lost(item):
-                self.lost.append((item, LOST))
-            else:
-                held.append(item)
-        self.left = held
-
-    async def attempt(self, function: Callable[[list[Any]], Any], *, awaits: bool) -> None:
-        """Call `function` with those that are left, and keep what it has done."""
-        self._errors.clear()
-        if self._may_lose:
-            self._leave_lost()
-            if not self.left:
-                return
-        if self.left[0].attempts:
-            self._counts.retries += len(self.left)
-        values = [item.value for item in self.left]
-        for item in self.left:
-            item.attempts += 1
-        try:
-            results = function(values)
-            if awaits:
-                results = await results
-        except BatchFailed as partial:
-            self._keep(partial.results, partial.failures)
-            if not self.left:
-                return
-            # A guard judges the batch by the first of its errors.
-            raise self._errors[self.left[0]] from partial
-        self._keep(results, {})
-
-    def _keep(self, results: Any, failures: dict[int, Exception]) -> None:
-        """Separate those that are done from those that failed."""
-        items = self.left
-        if not self._is_sink:
-            if not hasattr(results, "__len__") or len(results) != len(items):
-                raise TypeError(
-                    f"a stage with batch= got {len(items)} items and has {results!r:.80}: return a"
-                    " list with one result for each, or raise BatchFailed(failures, results)"
-                )
-            for place, (item, result) in enumerate(zip(items, results, strict=True)):
-                if place not in failures:
-                    item.value = result
-        if not failures:
-            self.done += items
-            self.left = []
-            return
-        self.left = []
-        for place, item in enumerate(items):
-            if place in failures:
-                self._errors[item] = failures[place]
-                self.left.append(item)
-            else:
-                self.done.append(item)
-
-
-def bound_call(
-    stage: Stage, counts: Counts, *, in_memory: bool
-) -> tuple[Callable[[Any], Awaitable[Any]], bool]:
-    """Return the function of `stage` with its timeout and its guard around it.
-
-    Also return whether it counts the attempts at an item itself, as a guard may try several times;
-    else each call is one attempt, and its caller counts it.
-
-    For a stage with `batch=` its argument is `Members`, so that a retry of the guard calls the
-    function only with those that are left.
-    """
-    function, pool = stage.function, None if in_memory else stage.pool
-    run: Callable[[Any], Any] = function
-    if pool is not None:
-        run = lambda value: pool.arun(function, value)  # noqa: E731 - as short as it gets
-    awaits = pool is not None or kind_of(function) == "async"
-    current = CURRENT.get
-    policies = getattr(stage.guard, "policies", () if stage.guard is None else None)
-    counts_attempts = policies is None or not all(isinstance(one, CALLING_ONCE) for one in policies)
-    call: Any
-    if stage.batch is not None:
-
-        async def call(members: Members) -> None:
-            await members.attempt(run, awaits=awaits)
-
-    elif counts_attempts or not awaits or pool is not None:
-
-        async def call(value: Any) -> Any:
-            if counts_attempts:
-                item = current()
-                item.attempts += 1
-                if item.attempts > 1:
-                    counts.retries += 1
-            return await run(value) if awaits else run(value)
-
-    else:
-        call = function
-    if call is not function:
-        call.__name__ = call.__qualname__ = stage.name
-    if stage.timeout is not None:
-        call = Timeout(stage.timeout)(call)
-    return call if stage.guard is None else stage.guard(call), counts_attempts
-
-
-def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
-    """Return what a stage has done, without anything at work or waiting."""
-    capacity = 0 if stage.is_inline else stage.capacity
-    kind = "sink" if stage.is_sink else "stage"
-    seen = _idle_snapshot(stage.name, kind, stage.workers, capacity, counts, now)
-    seen["guard"] = str(getattr(stage.guard, "name", ""))
-    return seen
-
-
-def branch_snapshot(name: str, counts: Counts, now: float) -> dict[str, Any]:
-    """Return how many items a branch has judged, in the form of a stage."""
-    return _idle_snapshot(name, "branch", 0, 0, counts, now)
-
-
-def _idle_snapshot(
-    name: str, kind: str, workers: int, capacity: int, counts: Counts, now: float
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "kind": kind,
-        "workers": workers,
-        "capacity": capacity,
-        "busy": 0,
-        "waiting": 0,
-        "oldest": 0.0,
-        "at_work": [],
-        "guard": "",
-        **counts.snapshot(now),
-    }
-
-
-def is_lost(item: Item) -> bool:
-    """Tell whether the source of an item has lost it to another process."""
-    holds = getattr(item.source, "holds", None)
-    return holds is not None and not holds(item.handle)
 
 
 def _wake(queue: deque[asyncio.Future[None]]) -> None:

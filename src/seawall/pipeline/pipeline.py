@@ -24,6 +24,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.executors import CpuPool, IoPool
+from seawall.pipeline.counts import Counts, branch_snapshot, stage_snapshot
 from seawall.pipeline.dead_letters import (
     DeadLetters,
     LetterSource,
@@ -33,16 +34,7 @@ from seawall.pipeline.dead_letters import (
 )
 from seawall.pipeline.engine import Reader, Run, source_snapshot
 from seawall.pipeline.item import DeadLetter, Ended, Ending
-from seawall.pipeline.nodes import (
-    Branch,
-    Counts,
-    Exit,
-    InlineStage,
-    Node,
-    WorkerStage,
-    branch_snapshot,
-    stage_snapshot,
-)
+from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
 from seawall.runtime.functions import kind_of
