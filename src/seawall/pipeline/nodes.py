@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from seawall._failures import described
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
 from seawall.models.backoff import full_jitter
-from seawall.pipeline.calls import LOST, Members, bound_call, is_lost
 from seawall.pipeline.counts import MOST_SAMPLES, Counts, branch_snapshot, stage_snapshot
+from seawall.pipeline.invocation import LOST, Members, bound_call, is_lost
 from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
 from seawall.pipeline.stage import BatchSize, Degrade, NotBefore, Stage
 from seawall.policies.breaker import Breaker
