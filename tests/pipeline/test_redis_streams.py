@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
@@ -27,7 +27,7 @@ from seawall.pipeline import (
 )
 from seawall.shared import streams
 from tests.shared.faults import Proxy
-from tests.shared.support import Server
+from tests.shared.support import Server, mutate
 
 PATIENCE = 60.0
 """Seconds for what must happen sooner or later, on a busy machine."""
@@ -369,6 +369,33 @@ def test_the_store_accepts_nothing_from_an_earlier_holder(redis_url: str, stream
                     await late
             assert await new.pending(1.0) == [(ids[0], 1), (ids[1], 1)]
             assert len(await new.read(5)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("if not holds then", "if false then"), ("take_over('0', math.huge)", "take_over('0', 1)")],
+)
+def test_without_a_safeguard_entries_are_lost_to_the_new_holder(
+    redis_url: str, stream: str, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+):
+    """Without the fence a late question takes entries; without the takeover they are forgotten."""
+    mutate(monkeypatch, "streams", before, after)
+
+    async def main() -> None:
+        async with RedisStore(redis_url, timeout=10.0) as store:
+            entries = [{"n": n} for n in range(1200)]
+            assert await streams.append(store, stream, entries, 5000, trims=False)
+            old = streams.StreamConsumer(store, stream, "g", "old", 5)
+            new = streams.StreamConsumer(store, stream, "g", "new", 6)
+            await old.hold()
+            await old.read(1100)
+            await new.hold()
+            with suppress(streams.HeldByAnother):
+                await old.read(50)
+            found = len(await new.pending(1.0)) + len(await new.read(5000))
+            assert found < 1200
 
     run(main())
 

@@ -35,6 +35,7 @@ from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
 from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.stage import BatchFailed, NotBefore
+from seawall.runtime.runners import sleep_async
 from seawall.shared.streams import (
     PATIENCE,
     Fields,
@@ -196,11 +197,11 @@ class RedisStreamSource(Generic[T]):
                 pass
 
     async def acknowledge(self, handles: Sequence[StreamHandle]) -> None:
-        """Never hand these out again; raise if the store does not answer."""
+        """Never hand these out again; raise if the store is away for `lost_after` seconds."""
         await self._end(handles, StreamConsumer.acknowledge)
 
     async def give_back(self, handles: Sequence[StreamHandle]) -> None:
-        """Let other processes have these at once; raise if the store does not answer."""
+        """Let other processes have these at once; raise if the store is away for too long."""
         await self._end(handles, StreamConsumer.give_back)
 
     def holds(self, handle: StreamHandle) -> bool:
@@ -354,24 +355,45 @@ class RedisStreamSource(Generic[T]):
         handles: Sequence[StreamHandle],
         tell: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
     ) -> None:
-        ids: dict[int, list[str]] = {}
+        ids: dict[_Holding, list[str]] = {}
         for handle in handles:
             if handle == self._alone:
                 self._alone = None
                 self._changed.set()
             holding = self._holdings.get(handle.partition)
             if holding is not None and holding.token == handle.token:
-                ids.setdefault(handle.partition, []).append(handle.id)
-        for number, ended in ids.items():
-            holding = self._holdings[number]
+                ids.setdefault(holding, []).append(handle.id)
+        for holding, ended in ids.items():
             try:
-                await tell(holding.consumer, ended)
+                await self._repeated(tell, holding.consumer, ended)
             except HeldByAnother:
                 self._lose(holding)
             else:
                 holding.in_flight.difference_update(ended)
                 if holding.leave_by is not None and not holding.in_flight:
                     self._due.set()
+
+    async def _repeated(
+        self,
+        tell: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
+        consumer: StreamConsumer,
+        ids: Sequence[str],
+    ) -> None:
+        """Tell the store something; while it is away, again and again for `lost_after` seconds.
+
+        After that time another process may have the entries, so there is no hurry any more.
+        """
+        until = _now() + self.lost_after
+        while True:
+            try:
+                await tell(consumer, ids)
+            except StoreUnavailable as error:
+                self._error = str(error)
+                if _now() >= until:
+                    raise
+                await sleep_async(RETRY)
+            else:
+                return
 
     def _lose(self, holding: _Holding) -> None:
         """Give up a partition that another process has."""
