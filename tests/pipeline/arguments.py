@@ -86,7 +86,7 @@ def _every(value: Any) -> Any:
     return Collect({"S1": _read}, minimum=1, within=1.0).every(value)
 
 
-_NAMES: list[tuple[Any, type]] = [*_TEXTS, (None, TypeError)]
+_PIPELINE_NAMES: list[tuple[Any, type]] = [*_TEXTS, (None, TypeError)]
 _DATABASE = Database(Sqlite("never-opened.db"), name="bad letters")
 
 
@@ -253,10 +253,15 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_stage("capacity", _COUNTS, ""),
     _stage("most_deaths", _COUNTS, "")[0],
     ("pipeline.degrade(function)", degrade, _FUNCTIONS, ""),
-    ("pipeline.MemoryDeadLetters(name)", MemoryDeadLetters, _NAMES, "name of the pipeline"),
+    (
+        "pipeline.MemoryDeadLetters(name)",
+        MemoryDeadLetters,
+        _PIPELINE_NAMES,
+        "name of the pipeline",
+    ),
     ("pipeline.MemoryDeadLetters(most)", lambda x: MemoryDeadLetters("b", most=x), _COUNTS, ""),
     ("pipeline.DatabaseDeadLetters(database)", _letters_in, [(5, TypeError)], "pass a Database"),
-    *_letters("name", _NAMES, "name of the pipeline"),
+    *_letters("name", _PIPELINE_NAMES, "name of the pipeline"),
     *_letters("lease", _POSITIVE, "seconds"),
     *_letters("poll", _POSITIVE, "seconds"),
     *_letters("encode", _FUNCTIONS, ""),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.durable import Database
+from seawall.durable import Database, Sqlite, migrate
 from seawall.durable._connections import AskText
 from seawall.pipeline import (
     DatabaseDeadLetters,
@@ -652,8 +655,6 @@ def test_the_table_is_named_when_it_is_missing(opening: Any) -> None:
 
 def test_blocking_twins_do_the_same(tmp_path: Path) -> None:
     """For programs without an event loop."""
-    from seawall.durable import Sqlite, migrate
-
     source = Sqlite(tmp_path / "letters.db")
     database = Database(source, name="letters twins")
     try:
@@ -695,3 +696,53 @@ def test_without_the_epoch_a_late_process_would_delete_what_another_replays(
     finally:
         monkeypatch.undo()
         statement.cache_clear()
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from seawall.durable import Database, Sqlite, migrate
+from seawall.pipeline import DatabaseDeadLetters, DeadLetter, Pipeline
+
+database = Database(Sqlite(sys.argv[1]))
+migrate(database)
+letters = DatabaseDeadLetters(database, "orders", lease=0.5)
+
+
+def parse(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main():
+    await letters.aadd(DeadLetter("s:1", 7, "parse", "ValueError: poison", 1, 100.0))
+    assert await letters.aretry("s:1")
+    pipeline = Pipeline("orders", dead_letters=letters)
+    pipeline.read([]).stage(parse).sink(print)
+    await pipeline.run()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_process_that_is_killed_with_a_letter_loses_nothing(tmp_path: Path) -> None:
+    """When the lease is over another process replays it."""
+    path = tmp_path / "letters.db"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)  # noqa: S603 - ours
+    assert killed.returncode == -signal.SIGKILL
+    source = Sqlite(path)
+    database = Database(source, name="letters of a killed process")
+    stored: list[int] = []
+    try:
+        letters = DatabaseDeadLetters(database, "orders", lease=0.5)
+        item = letters.inspect("s:1")
+        assert item is not None
+        assert item.state == "claimed"
+        pipeline = Pipeline("orders", dead_letters=letters)
+        pipeline.read([]).stage(int, name="parse").sink(stored.append, name="keep")
+        while letters.inspect("s:1") is not None:
+            asyncio.run(pipeline.run())
+        assert stored == [7]
+    finally:
+        database.close()
+        source.close()
