@@ -327,6 +327,7 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_jetstream("consumer", _NAMES, "write a name"),
     *_jetstream("subject", [*_TEXTS, ("orders.{partition}", ValueError)], "write"),
     *_jetstream("partitions", _PARTITIONS, ""),
+    *_jetstream("decode", _FUNCTIONS, ""),
     *_jetstream("lost_after", _POSITIVE, "seconds"),
     *_jetstream("most_deliveries", _COUNTS, ""),
     *_jetstream("name", _TEXTS, "write a name"),

@@ -30,12 +30,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
+import nats
+
 from seawall import CpuPool, PriorityQueue, RedisStore
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Inbox, Sqlite, migrate
 from seawall.pipeline import (
     DeadLetter,
     IterableSource,
+    JetStreamSink,
+    JetStreamSource,
     Pipeline,
     QueueSource,
     RedisStreamSink,
@@ -73,6 +77,8 @@ class Kind(NamedTuple):
     sink: Callable[[str], Any]
     is_ordered: bool = True
     """Whether the order of each key is kept."""
+    prepare: Callable[[str], None] = lambda _url: None
+    """Make the stream, if it does not make itself."""
 
 
 def _key(value: dict[str, int]) -> int:
@@ -156,7 +162,45 @@ def _table_source(url: str) -> Any:
     return table(Database(_pool(url)), STREAM, columns=["key", "number"], follow=True, **settings)
 
 
+def _jetstream_source(url: str, partitions: int | None) -> Any:
+    return JetStreamSource(
+        url,
+        STREAM,
+        consumer="readers",
+        subject=f"{STREAM}.{{partition}}" if partitions else None,
+        partitions=partitions,
+        decode=lambda message: json.loads(message.data),
+        lost_after=LOST_AFTER,
+        most_deliveries=10_000,
+    )
+
+
+def _jetstream_sink(url: str, partitions: int | None) -> Any:
+    subject = f"{STREAM}.{{partition}}" if partitions else f"{STREAM}.all"
+    return JetStreamSink(url, subject, key=_key, partitions=partitions, identity=_identity)
+
+
+def _make_jetstream(url: str) -> None:
+    async def make() -> None:
+        client = await nats.connect(url, connect_timeout=int(PATIENCE))
+        await client.jetstream().add_stream(name=STREAM, subjects=[f"{STREAM}.>"])
+        await client.close()
+
+    asyncio.run(make())
+
+
 KINDS: Final = {
+    "jetstream": Kind(
+        lambda url: _jetstream_source(url, 4 * PARTITIONS),
+        lambda url: _jetstream_sink(url, 4 * PARTITIONS),
+        prepare=_make_jetstream,
+    ),
+    "jetstream-shared": Kind(
+        lambda url: _jetstream_source(url, None),
+        lambda url: _jetstream_sink(url, None),
+        is_ordered=False,
+        prepare=_make_jetstream,
+    ),
     "queue": Kind(
         lambda url: QueueSource(_queue(url), lease=LOST_AFTER),
         lambda url: QueueSink(_queue(url)),
@@ -247,7 +291,8 @@ async def write(told: dict[str, Any], step: Callable[[], None]) -> None:
     pipeline = Pipeline("writer")
     pipeline.read(Stepping(source, step)).sink(sink, batch=(20, 0.005), name="stream")
     until_stopped(pipeline)
-    await pipeline.run()
+    if await pipeline.run():
+        note(told, "done", "")
     await sink.close()
 
 
@@ -296,7 +341,7 @@ def until_stopped(pipeline: Pipeline) -> None:
 
 
 def note(told: dict[str, Any], kind: str, text: str) -> None:
-    """Tell the driver what must not happen."""
+    """Tell the driver that the writer is done, or what must not happen."""
     Path(told["folder"], f"{kind}-{os.getpid()}").write_text(text)
 
 
@@ -331,7 +376,9 @@ def fork_children() -> None:
 class StreamServer(Protocol):
     """The server of a stream: killed, it has lost nothing that it has confirmed."""
 
-    url: str
+    @property
+    def url(self) -> str:
+        """Return where it is."""
 
     def kill(self) -> None:
         """Kill it."""
@@ -362,6 +409,7 @@ class Campaign:
         self._folder = folder
         self._rng = Random(seed)
         self._children: dict[str, Child] = {}
+        KINDS[kind].prepare(server.url)
         source = Sqlite(folder / "effects.db")
         database = Database(source, name=f"campaign {seed}")
         migrate(database)
@@ -436,6 +484,10 @@ class Campaign:
                 done += 1
                 continue
             slot = self.next_death(slots)
+            if slot == "write" and any(self._folder.glob("done-*")):
+                slots.remove(slot)  # it has ended, and was not killed
+                del self._children[slot]
+                continue
             self.kills[slot.partition("-")[0]] += 1
             done += 1
             self.start(slot, mortal=True, cpu=self._rng.random() < WITH_WORKERS)

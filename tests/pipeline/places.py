@@ -313,13 +313,6 @@ class InSqliteTable(InTable):
     key = "INTEGER PRIMARY KEY AUTOINCREMENT"
 
 
-class Numbers(JetStreamSource):
-    """The numbers that the messages are."""
-
-    async def pull(self, most: int) -> Any:
-        return [(int(message.data), handle) for message, handle in await super().pull(most)]
-
-
 class InJetStream(RealPlace):
     """A stream of one server that all tests of a file share."""
 
@@ -339,7 +332,13 @@ class InJetStream(RealPlace):
             await self.context.publish(f"{self.stream}.all", str(value).encode())
 
     def open(self) -> Source[Any]:
-        return Numbers(self.url, self.stream, consumer="workers", lost_after=2.0)
+        return JetStreamSource(
+            self.url,
+            self.stream,
+            consumer="workers",
+            decode=lambda message: int(message.data),
+            lost_after=5.0,
+        )
 
     def kill(self, source: Any) -> None:
         source._keeper.cancel()

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.durable.postgres import Postgres
 from tests.pipeline.campaign import Campaign, StreamServer, make_table
-from tests.shared.support import Server
+from tests.support_nats import NatsServer
 
 pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def stream_server(
+    kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StreamServer]:
+    """Return a server of this test's own, for a kind of stream."""
+    if not kind.startswith("jetstream"):
+        yield request.getfixturevalue("server")
+        return
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.kill()
 
 
 def campaign(kind: str, server: StreamServer, folder: Path, kills: int, seed: int) -> None:
@@ -24,22 +38,33 @@ def campaign(kind: str, server: StreamServer, folder: Path, kills: int, seed: in
     assert made.kills["server"]
 
 
-@pytest.mark.parametrize("kind", ["redis", "redis-shared", "queue"])
-def test_kills_lose_nothing_and_double_nothing(kind: str, server: Server, tmp_path: Path):
+@pytest.mark.parametrize(
+    "kind", ["redis", "redis-shared", "queue", "jetstream", "jetstream-shared"]
+)
+def test_kills_lose_nothing_and_double_nothing(
+    kind: str, stream_server: StreamServer, tmp_path: Path
+):
     """Twenty of them; each key's order is kept where there are partitions."""
-    campaign(kind, server, tmp_path, 20, seed=1)
+    campaign(kind, stream_server, tmp_path, 20, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("kind", "kills"), [("redis", 1000), ("redis-shared", 200), ("queue", 200)]
+    ("kind", "kills"),
+    [
+        ("redis", 1000),
+        ("redis-shared", 200),
+        ("queue", 200),
+        ("jetstream", 1000),
+        ("jetstream-shared", 200),
+    ],
 )
 def test_many_kills_lose_nothing_and_double_nothing(
-    kind: str, kills: int, server: Server, tmp_path: Path
+    kind: str, kills: int, stream_server: StreamServer, tmp_path: Path
 ):
     """The same, for as long as it takes."""
-    campaign(kind, server, tmp_path, kills, seed=2)
+    campaign(kind, stream_server, tmp_path, kills, seed=2)
 
 
 class CrashingPostgres(Postgres):
@@ -62,9 +87,12 @@ def test_kills_around_a_table_lose_nothing_and_double_nothing(kills: int, tmp_pa
         server.close()
 
 
-def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(server: Server, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["redis", "jetstream"])
+def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(
+    kind: str, stream_server: StreamServer, tmp_path: Path
+):
     """Two processes share a stream; both live ones have worked at the end, and nothing is lost."""
-    made = Campaign("redis", server, tmp_path, total=400, seed=3)
+    made = Campaign(kind, stream_server, tmp_path, total=400, seed=3)
     try:
         for slot in ("write", "read-0", "read-1"):
             made.start(slot, mortal=False)

@@ -188,7 +188,7 @@ class Delivery:
         self.unanswered = 0
 
     def __str__(self) -> str:
-        return str(self.sequence)
+        return self.message.id
 
 
 class Lane:
@@ -225,7 +225,7 @@ class Lane:
         """How many messages wait on the server, as of the last delivery."""
 
 
-class JetStreamSource:
+class JetStreamSource(Generic[T]):
     """The messages of a stream, by a durable consumer that any number of processes share."""
 
     def __init__(
@@ -236,6 +236,7 @@ class JetStreamSource:
         consumer: str,
         subject: str | None = None,
         partitions: int | None = None,
+        decode: Callable[[JetStreamMessage], T] | None = None,
         lost_after: float = 30.0,
         most_deliveries: int = 10,
         name: str | None = None,
@@ -248,6 +249,9 @@ class JetStreamSource:
         Without `partitions` messages go to any process, many at once. With `partitions=16` and
         `subject="orders.{partition}"` there is a consumer for each of the subjects orders.0 to
         orders.15, of which one message is at work at a time: they stay in order.
+
+        `decode(message)` makes the value of an item; without it, it is the `JetStreamMessage`. One
+        that cannot be decoded is a dead letter.
 
         A process that is not heard of for `lost_after` seconds, the consumer's ack_wait, loses its
         messages to others. A message that was delivered `most_deliveries` times without an end is a
@@ -266,6 +270,7 @@ class JetStreamSource:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
         self.lost_after = check.seconds("lost_after", lost_after)
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
+        self._decode = None if decode is None else check.plain_function("decode", decode)
         self.partitions = partitions
         if partitions is None:
             if subject is not None and "{partition}" in subject:
@@ -310,7 +315,7 @@ class JetStreamSource:
     def __repr__(self) -> str:
         return f"<JetStreamSource {self.stream!r}, consumer {self.consumer!r}>"
 
-    async def pull(self, most: int) -> Sequence[tuple[Any, Delivery]]:
+    async def pull(self, most: int) -> Sequence[tuple[T | Faulty, Delivery]]:
         """Wait for messages and return up to `most`; it never ends."""
         if self._subscription is None:
             await self._open()
@@ -337,12 +342,20 @@ class JetStreamSource:
             return []
         if len(self._ready) >= most or (self._ready and is_enough):
             taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-            return [(delivery.message, delivery) for delivery in taken]
+            return [(self._value(delivery), delivery) for delivery in taken]
         if self._alone and not self._ready and not self._at_work():
             delivery = self._alone.popleft()
             self._lone = delivery.sequence
-            return [(delivery.message, delivery)]
+            return [(self._value(delivery), delivery)]
         return []
+
+    def _value(self, delivery: Delivery) -> Any:
+        if self._decode is None:
+            return delivery.message
+        try:
+            return self._decode(delivery.message)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return Faulty(delivery.message, error, delivery.deliveries)
 
     def _at_work(self) -> int:
         """Return how many messages were handed out and have not ended."""
