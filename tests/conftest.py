@@ -23,7 +23,7 @@ PROFILE = os.environ.get("SEAWALL_PROFILE", "default")
 # runs (database), so that the printed seed is all one needs to see a failure again.
 _REPLAYABLE = settings(deadline=None, derandomize=False, database=None, print_blob=True)
 settings.register_profile("default", _REPLAYABLE, max_examples=100)
-settings.register_profile("slow", _REPLAYABLE, max_examples=2000)
+settings.register_profile("slow", _REPLAYABLE, max_examples=1000)
 settings.load_profile(PROFILE)
 
 _CI = os.environ.get("CI") == "true"

@@ -317,7 +317,7 @@ def test_two_never_act_in_a_campaign(site: Site, arenas: list[Arena], seed: int)
     """Many rounds in a random order."""
     rng, arena = Random(seed), site.arena()
     arenas.append(arena)
-    rounds = int(os.environ.get("SEAWALL_LEADER_ROUNDS", "60"))
+    rounds = int(os.environ.get("SEAWALL_LEADER_ROUNDS", "30"))
     for _ in range(rounds):
         choice = rng.random()
         if choice < 0.6:
