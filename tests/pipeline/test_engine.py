@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, CpuPool, Guard, Retry
+from seawall import Breaker, CpuPool, Guard, Retry, WorkerDied
 from seawall.pipeline import (
     DROP,
     BatchFailed,
@@ -32,8 +35,8 @@ from seawall.testing import run_virtual
 class Recorded(IterableSource[Any]):
     """A source that records what it was told."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        super().__init__(items, name="recorded")
+    def __init__(self, items: Sequence[Any], name: str = "recorded") -> None:
+        super().__init__(items, name=name)
         self.pulled = 0
         self.ends: list[tuple[str, int]] = []
 
@@ -151,6 +154,104 @@ def test_every_item_ends_exactly_once(  # noqa: C901 - one world, several functi
         assert seen["returned"] == 0
         assert source.pulled == len(scripts)
         assert seen["sink"] == len(stored)
+
+
+@given(
+    scripts=scripts,
+    actions=st.tuples(actions, actions, actions),
+    deaths=st.dictionaries(st.integers(0, 39), st.integers(1, 4), max_size=5),
+    sizes=st.lists(st.integers(0, 15), min_size=1, max_size=3),
+    capacity=st.integers(1, 5),
+    stop_at=st.none() | st.tuples(st.floats(0, 5), st.floats(0, 3)),
+    seed=st.integers(0, 2**16),
+)
+def test_every_item_ends_once_on_whatever_way_it_goes(  # noqa: C901, PLR0915 - one world, several functions in it
+    scripts: list[tuple[int, float]],
+    actions: tuple[str, str, str],
+    deaths: dict[int, int],
+    sizes: list[int],
+    capacity: int,
+    stop_at: tuple[float, float] | None,
+    seed: int,
+) -> None:
+    """Several sources that merge, a branch, a batch that fails in part, workers that die."""
+    scripts = scripts or [(0, 0.0)]
+    sources = [Recorded(range(size), f"source-{number}") for number, size in enumerate(sizes)]
+    stored: list[Any] = []
+    left = dict(deaths)
+    pipeline = Pipeline("p", dead_letters=lambda_async([]), rng=Random(seed))
+
+    def script(number: int) -> tuple[int, float]:
+        check_account(pipeline)
+        return scripts[number % len(scripts)]
+
+    async def work(number: int) -> int:
+        await pause(script(number)[1])
+        if left.get(number, 0):
+            left[number] -= 1
+            raise WorkerDied("killed")
+        if script(number)[0] == 1:
+            raise ValueError(number)
+        return number
+
+    async def work_all(numbers: list[int]) -> list[int]:
+        await pause(0.05)
+        if any(left.get(number, 0) for number in numbers):
+            for number in numbers:
+                left[number] = left.get(number, 0) - 1
+            raise WorkerDied("killed")
+        failures: dict[int, Exception] = {
+            place: ValueError() for place, number in enumerate(numbers) if script(number)[0] == 2
+        }
+        if failures:
+            raise BatchFailed(failures, numbers)
+        return [DROP if script(number)[0] == 3 else number for number in numbers]
+
+    async def store(number: int) -> None:
+        check_account(pipeline)
+        stored.append(number)
+
+    def is_even(number: int) -> bool:
+        if number == 13:
+            raise ValueError(number)
+        return not number % 2
+
+    def action(place: int) -> Any:
+        return (
+            degrade(lambda value, _error: value) if actions[place] == "degrade" else actions[place]
+        )
+
+    first, *others = [pipeline.read(source) for source in sources]
+    even, odd = first.merge(*others).branch(is_even)
+    even = even.stage(work, workers=3, on_failure=action(0), capacity=capacity)
+    odd = odd.stage(
+        work_all, batch=(4, 0.2), workers=2, on_failure=action(1), capacity=capacity, most_deaths=2
+    )
+    even.merge(odd).sink(store, workers=2, on_failure=action(2), capacity=capacity)
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        if stop_at is not None:
+            await pause(stop_at[0])
+            check_account(pipeline)
+            pipeline.stop(stop_at[1])
+        await running
+
+    run_virtual(main())
+    check_account(pipeline)
+    seen = pipeline.snapshot()
+    assert seen["in_flight"] == 0
+    for source in sources:
+        assert sorted(handle for _, handle in source.ends) == list(range(source.pulled))
+    told = Counter(kind for source in sources for kind, _ in source.ends)
+    assert told["returned"] == seen["returned"]
+    assert seen["sink"] <= len(stored)
+    if stop_at is None:
+        assert told["acknowledged"] == sum(sizes)
+        assert seen["sink"] == len(stored)
+    by_stage = {one["name"]: one for one in seen["stages"]}
+    assert sum(one["dead_letters"] for one in by_stage.values()) == seen["dead_letter"]
+    assert sum(one["dropped"] for one in by_stage.values()) == seen["dropped"]
 
 
 def lambda_async(buried: list[int]) -> Callable[[DeadLetter], Any]:
@@ -272,6 +373,45 @@ def test_a_slow_sink_slows_the_source_down() -> None:
     run_virtual(main())
     assert source.pulled <= 600 + 130
     assert most <= 130
+
+
+@pytest.mark.slow
+def test_a_slow_sink_keeps_memory_flat_for_a_minute() -> None:
+    """In real time: nothing grows after the queues are full, and little is read ahead."""
+    source = Recorded(count())  # type: ignore[arg-type]
+    stored = 0
+    held: list[int] = []
+    pipeline = Pipeline("p")
+
+    async def store(_values: list[bytes]) -> None:
+        nonlocal stored
+        await pause(0.01)
+        stored += 1
+        source.ends.clear()
+
+    (
+        pipeline.read(source)
+        .stage(lambda number: bytes(10_000 + number % 7), name="load")
+        .sink(store, workers=2)
+    )
+
+    async def main() -> None:
+        running = asyncio.create_task(pipeline.run())
+        for _ in range(12):
+            await pause(5.0)
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+            assert source.pulled <= stored + 200
+        pipeline.stop(1.0)
+        await running
+
+    tracemalloc.start()
+    try:
+        asyncio.run(main())
+    finally:
+        tracemalloc.stop()
+    assert stored > 100
+    assert max(held[1:]) - held[0] < 1_000_000
 
 
 def test_a_sink_may_say_not_before() -> None:
@@ -598,6 +738,53 @@ def test_an_hour_of_outage_replays_by_its_seed() -> None:
 
     assert history(1) == history(1)
     assert history(1) != history(2)
+
+
+def outage(seed: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return the history of a pipeline whose store is down for an hour, and its last snapshot."""
+    history: list[Any] = []
+    chance = Random(seed)
+
+    async def readings() -> Any:
+        for number in range(5400):
+            await pause(chance.expovariate(1.0))
+            yield number
+
+    async def store(number: int) -> None:
+        at = asyncio.get_running_loop().time()
+        await pause(chance.random() / 10)
+        is_down = 600.0 <= at < 4200.0
+        history.append((at, number, is_down))
+        if is_down or chance.random() < 0.05:
+            raise ConnectionError("the store is down")
+
+    async def main() -> dict[str, Any]:
+        guard = Guard(
+            "store",
+            Retry(on=ConnectionError, attempts=4, backoff=0.5),
+            Breaker(consecutive=5, break_for=15.0),
+            rng=Random(seed),
+            replace=True,
+        )
+        pipeline = Pipeline("p", rng=Random(seed))
+        pipeline.read(readings()).sink(store, guard=guard, workers=4)
+        await pipeline.run()
+        guard.close()
+        return pipeline.snapshot()
+
+    return history, run_virtual(main())
+
+
+def test_an_hour_of_outage_costs_few_items_and_replays_by_its_seed() -> None:
+    """The store is probed, and not hammered; the source waits, and all but a few items arrive."""
+    history, seen = outage(1)
+    assert seen["read"] == 5400
+    assert seen["dead_letter"] <= 4
+    assert seen["sink"] == 5400 - seen["dead_letter"]
+    assert history[-1][0] > 5400.0
+    assert len([call for call in history if call[2]]) < 500
+    assert outage(1)[0] == history
+    assert outage(2)[0] != history
 
 
 # --- Testing and running ---
