@@ -29,11 +29,11 @@ MOST_KEYS: Final = 5
 
 MOST_NODES: Final = 40
 """Sources and stages of a pipeline that are drawn."""
-MOST_DRAWN: Final = 120
+MOST_DRAWN: Final = 80
 """The same of all pipelines of a process: the others are told in a line."""
 MOST_TRACKS: Final = MOST_ROWS + MOST_DRAWN
 """Rows, sources and stages whose past is kept."""
-MOST_AT_WORK: Final = 6
+MOST_AT_WORK: Final = 4
 """Workers of a stage that are shown with what they do."""
 MOST_CAUSES: Final = 5
 """Causes of a stage's failures, the most frequent first."""

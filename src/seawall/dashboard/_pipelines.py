@@ -82,27 +82,39 @@ class Drawing:
         self._collects.update(_name(one) for one in sources if one.get("kind") == COLLECT)
         for stage in stages:
             _note(name, stage, moves)
-        nodes = [_source(one) for one in sources[:MOST_NODES]]
-        nodes += [_stage(name, one, moves) for one in stages[: MOST_NODES - len(nodes)]]
+        room = min(MOST_NODES, len(sources) + len(stages))
+        if room > self._room:
+            return self._in_words(seen)
+        self._room -= room
+        nodes = [_source(one) for one in sources[:room]]
+        nodes += [_stage(name, one, moves) for one in stages[: room - len(nodes)]]
         _link(nodes, seen.get("links"))
         running = seen.get("running") is True
-        slow = _slowest(nodes) if running else None
         if not running:
             for node in nodes:
                 node["tone"] = "off"
-        line = Line(
+        pipes = Pipes(
+            oldest=_oldest(seen),
+            nodes=nodes,
+            slow=_slowest(nodes) if running else None,
+            more=len(sources) + len(stages) - len(nodes),
+        )
+        return Line(
             _state(seen, nodes) if running else "not running",
             min((node["tone"] for node in nodes), key=WORST.index, default="off"),
             _facts(seen),
             max(map(_fullness, nodes), default=None),
             sum(node["rate"] for node in nodes if node["kind"] == "sink"),
+            pipes=pipes,
         )
-        if len(nodes) > self._room:
-            told = "there are too many stages in this process"
-            return line._replace(facts=[*line.facts, ("not drawn", told)])
-        self._room -= len(nodes)
-        more = len(sources) + len(stages) - len(nodes)
-        return line._replace(pipes=Pipes(oldest=_oldest(seen), nodes=nodes, slow=slow, more=more))
+
+    @staticmethod
+    def _in_words(seen: Seen) -> Line:
+        """Return what is to be said of a pipeline that is not drawn; its troubles are found."""
+        facts = [*_facts(seen), ("not drawn", "there are too many stages in this process")]
+        if seen.get("running") is not True:
+            return Line("not running", "off", facts)
+        return Line(_in_flight(seen), "ok", facts)
 
     def collect(self, name: str, seen: Seen) -> list[Line]:
         """Return what is to be said of a `Collect`; nothing if a pipeline shows it."""
@@ -119,10 +131,12 @@ class Drawing:
         return [Line(state if missing else "all sources answer", tone, facts)]
 
 
-def seen_list(seen: Seen, name: str) -> list[Seen]:
-    """Return what a snapshot has in a list of mappings."""
+def seen_list(seen: Seen, name: str, most: int | None = None) -> list[Seen]:
+    """Return what a snapshot has in a list of mappings, the first `most` of them."""
     known = seen.get(name)
-    return list(map(mapping, known)) if isinstance(known, (list, tuple)) else []
+    if not isinstance(known, (list, tuple)):
+        return []
+    return [one if type(one) is dict else mapping(one) for one in known[:most]]
 
 
 def _name(seen: Seen, key: str = "name") -> str:
@@ -130,7 +144,8 @@ def _name(seen: Seen, key: str = "name") -> str:
 
 
 def _amount(seen: Seen, key: str) -> float:
-    return max(0.0, number(seen.get(key)))
+    value = number(seen.get(key))
+    return value if value > 0 else 0.0
 
 
 # Sources
@@ -251,7 +266,7 @@ def _stage(name: str, seen: Seen, moves: Moves) -> PipeNode:
     kind = seen.get("kind")
     node = _node(kind if kind in {"sink", "branch"} else "stage", seen)
     node["failures"] = causes_of(seen)[:MOST_CAUSES]
-    node["at_work"] = [_work(one) for one in seen_list(seen, "at_work")[:MOST_AT_WORK]]
+    node["at_work"] = [_work(one) for one in seen_list(seen, "at_work", MOST_AT_WORK)]
     node["waits_for"] = blocked_by(seen)
     share = failing_share(name, str(seen.get("name", "")), moves)
     tones: list[Tone] = [blocked_tone(name, seen, moves), failing_tone(share)]
@@ -329,7 +344,7 @@ def _link(nodes: list[PipeNode], links: Any) -> None:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return round(value, 3)
 
 
 # The whole
@@ -351,9 +366,13 @@ def _state(seen: Seen, nodes: list[PipeNode]) -> str:
     """Return how a running pipeline is in a few words: the worst of its nodes."""
     worst = [node for tone in ("bad", "warn") for node in nodes if node["tone"] == tone]
     if not worst:
-        return f"{say.several(_amount(seen, 'in_flight'), 'item')} in flight"
+        return _in_flight(seen)
     more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
     return f"{worst[0]['name']}: {worst[0]['state']}{more}"
+
+
+def _in_flight(seen: Seen) -> str:
+    return f"{say.several(_amount(seen, 'in_flight'), 'item')} in flight"
 
 
 def _facts(seen: Seen) -> Facts:

@@ -79,7 +79,7 @@ function mergedNode(sights) {
     counts: added(nodes.flatMap((node) => Object.entries(isObject(node.counts) ? node.counts : {}).slice(0, 16))),
     waitsFor: text(nodes.find((node) => node.waits_for)?.waits_for),
     failures: [...failures].sort((a, b) => b[1] - a[1]),
-    atWork: sights.flatMap(({ node, pod }) => list(node.at_work, 6).filter(isObject).map((work) => ({ ...work, pod }))),
+    atWork: sights.flatMap(({ node, pod }) => list(node.at_work, 4).filter(isObject).map((work) => ({ ...work, pod }))),
     readings: mergedReadings(nodes),
     facts: nodes.length === 1 ? worst.facts : [],
     pasts: sights.map((one) => one.past),
