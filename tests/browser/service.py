@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastapi import FastAPI, Request
 
 from seawall import Breaker, Bulkhead, Guard, RateLimit, Rejected, Retry, Timeout
 from seawall.dashboard import Dashboard
+from tests.shared.support import free_port
 from tests.web.support import serve
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 HOSTILE: Final = "<img src=x onerror=window.hacked=1>"
 OPERATOR: Final = "ann"
 
@@ -132,6 +140,43 @@ def _serve_at(app: Any, port: int) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def running_demo(*arguments: str) -> Iterator[str]:
+    """Run the demo as its command does; give where its page is."""
+    command = [sys.executable, "-m", "seawall.demo", *arguments, "--no-browser"]
+    command += ["--port", str(free_port())]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    said: list[str] = []
+    begun = threading.Event()
+
+    def listen() -> None:
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                said.append(line)
+                if "http://" in line:
+                    begun.set()
+        begun.set()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        begun.wait(30)
+        found = re.search(r"http://\S+", "".join(said))
+        assert found, "".join(said)
+        yield found[0]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0, "".join(said)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it takes its processes with it
+            process.wait(15)
+        listener.join(5)
 
 
 def as_operator(page: Page) -> None:

@@ -8,22 +8,15 @@ paused pod).
 from __future__ import annotations
 
 import os
-import re
-import signal
 import struct
-import subprocess
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.browser.service import focused, sideways, until_live
-from tests.shared.support import free_port
+from tests.browser.service import focused, running_demo, sideways, until_live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -70,47 +63,10 @@ MEASURE: Final = """(pods) => {
 """Count the seconds from the next click until all breakers are shown as open, frame by frame."""
 
 
-@contextmanager
-def running(which: str) -> Iterator[str]:
-    """Run a demo as its command does; give where its page is."""
-    command = [sys.executable, "-m", "seawall.demo", which, "--no-browser"]
-    command += ["--port", str(free_port())]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen(  # noqa: S603 - our own program
-        command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    said: list[str] = []
-    begun = threading.Event()
-
-    def listen() -> None:
-        assert process.stderr is not None
-        with process.stderr as lines:
-            for line in lines:
-                said.append(line)
-                if "http://" in line:
-                    begun.set()
-        begun.set()
-
-    listener = threading.Thread(target=listen)
-    listener.start()
-    try:
-        begun.wait(30)
-        found = re.search(r"http://\S+", "".join(said))
-        assert found, "".join(said)
-        yield found[0]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0, "".join(said)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # it takes its processes with it
-            process.wait(15)
-        listener.join(5)
-
-
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
     """Run the demo of a service; return where its page is."""
-    with running("service") as url:
+    with running_demo("service") as url:
         yield url
 
 
@@ -388,7 +344,7 @@ def test_the_pipeline_of_the_demo_breaks_and_recovers(
     open_page: Opening, record_property: Callable[[str, object], None]
 ):
     """A broken sensor is named, a database that fails over holds samples up; all well again."""
-    with running("pipeline") as url:
+    with running_demo("pipeline") as url:
         page = open_page(url, viewport={"width": WIDTH, "height": HEIGHT})
         until_live(page)
         page.locator(".pipe-item").filter(has_text="add_place").wait_for(timeout=60_000)

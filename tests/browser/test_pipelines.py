@@ -1,21 +1,40 @@
-"""The pipelines of the dashboard, in a real browser: a Collect of five sensors, and what breaks."""
+"""The pipelines of the dashboard, in a real browser: a Collect of five sensors, and what breaks.
+
+`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_pipelines.py` makes docs/pipeline.png anew.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from seawall import Breaker, Guard, Timeout
+from seawall.dashboard._watcher import Watcher
 from seawall.pipeline import Collect, Pipeline
-from tests.browser.service import HOSTILE, as_operator, focused, running, sideways, until_live
+from tests.browser.service import (
+    HOSTILE,
+    ROOT,
+    as_operator,
+    focused,
+    running,
+    running_demo,
+    sideways,
+    until_live,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Opening = Callable[..., "Page"]
+PICTURE: Final = ROOT / "docs" / "pipeline.png"
+KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
 LONG: Final = 60_000.0
 """Milliseconds for what takes one or two seconds on a machine that has nothing else to do."""
 
@@ -171,7 +190,7 @@ def test_a_dead_letter_is_opened_and_replayed(open_page: Opening):
         check = _node(page, "check")
         check.locator(".pipe-dead", has_text="3 dead").wait_for(timeout=LONG)
         told = "3 dead letters wait for somebody"
-        page.locator("#troubles li").filter(has_text=told).wait_for(timeout=LONG)
+        page.locator("#troubles li").filter(has_text=told).first.wait_for(timeout=LONG)
         check.locator("button").click()
         page.get_by_role("button", name="Show its dead letters").click(timeout=LONG)
         assert page.locator("#work-text").input_value() == "check"
@@ -196,8 +215,9 @@ def test_a_dead_letter_is_opened_and_replayed(open_page: Opening):
         page.locator("#work-none", has_text="No dead letters").wait_for(timeout=LONG)
         # They go through the stage again, which is well now: nothing is left of them.
         page.locator("#work-lists .work-count", has_text="0").wait_for(timeout=LONG)
-        page.locator("#troubles li").filter(has_text="dead letter").wait_for(
-            state="detached", timeout=LONG
+        page.wait_for_function(
+            "() => !document.getElementById('troubles').textContent.includes('dead letter')",
+            timeout=LONG,
         )
         assert service.posted
         assert page.evaluate("window.hacked") is None
@@ -257,3 +277,86 @@ def test_a_service_without_pipelines_has_no_part_for_them(open_page: Opening):
         page.locator("#pipelines").wait_for()
         page.locator(".pipeline-state", has_text="not running").wait_for()
         assert pipeline
+
+
+class _Others:
+    """Another pod that runs the same pipeline, in which a sensor is missing and a stage waits."""
+
+    def __init__(self, snapshot: dict[str, Any]) -> None:
+        source, *_ = snapshot["sources"]
+        missing = {"source": "S5", "state": "unavailable", "since": 65.0, "cause": HOSTILE}
+        source = {**source, "missing": [missing], "rate": 7.0}
+        work = {"item": "other:1", "items": 3, "since": 2.0, "waits_for": "RateLimited: x"}
+        stages = [
+            {**one, "waits_for": "RateLimited: x", "busy": 1, "at_work": [work], "rate": 1.5}
+            if one["name"] == "enrich"
+            else one
+            for one in snapshot["stages"]
+        ]
+        told = {**snapshot, "running": True, "sources": [source], "stages": stages}
+        with closing(Watcher(pod="pod-2")) as watcher:
+            seen: Any = watcher._look({"pipeline": [told]})
+        self.told = [{**seen, "age": 0.1}]
+
+    async def views(self) -> list[Any]:
+        return self.told
+
+
+def test_pods_that_run_the_same_pipeline_are_drawn_as_one(open_page: Opening):
+    """Their numbers are added up, of states the worst is shown, and each pod has a line."""
+    plant = Plant()  # it does not run here
+    with running(pods=_Others(plant.pipeline.snapshot())) as service:
+        page = open_page(service.url)
+        until_live(page)
+        _note(page, "source S5 is missing for 1 min 5 s").wait_for(timeout=LONG)
+        assert page.locator(".pipeline").count() == 1
+        assert _node(page, "sensors").locator(".pipe-rate").inner_text() == "7/s"
+        enrich = _node(page, "enrich")
+        assert "waits: RateLimited" in enrich.inner_text()
+        assert "0 of 80" in enrich.inner_text(), "the queues of both pods"
+        enrich.locator("button").click()
+        worker = page.locator(".pipe-worker")
+        worker.wait_for(timeout=LONG)
+        assert "other:1 and 2 more" in worker.inner_text()
+        assert "pod-2" in worker.inner_text()
+        assert "1 of 8 busy" in page.locator(".pipe-detail").inner_text()
+        page.locator(".group-pods summary", has_text="2 pods have it, 1 running").click()
+        assert page.locator(".group-pods li.line").count() == 2
+        assert page.evaluate("window.hacked") is None
+    plant.directory.close()
+
+
+@pytest.fixture
+def demo() -> Iterator[str]:
+    """Run the demo of a pipeline; return where its page is."""
+    with running_demo("pipeline") as url:
+        yield url
+
+
+@pytest.mark.skipif(not KEEP, reason="it makes docs/pipeline.png: SEAWALL_SCREENSHOT=1")
+@pytest.mark.timeout(180)
+def test_the_pipeline_of_the_demo_is_photographed(demo: str, open_page: Opening):
+    """With a sensor that is missing, and a database that fails over."""
+    page = open_page(demo, color_scheme="dark", viewport={"width": 1440, "height": 1500})
+    store = _node(page, "store")
+    store.wait_for(timeout=LONG)
+    page.wait_for_timeout(20_000)
+    page.locator("[data-switch=S2]").click()
+    _note(page, "source S2 is missing for").wait_for(timeout=LONG)
+    page.locator("[data-switch=failover]").click()
+    store.filter(has_text="waits: ").wait_for(timeout=LONG)
+    store.locator("button").click()
+    page.locator(".pipe-worker").wait_for(timeout=LONG)
+    page.wait_for_timeout(12_000)
+    page.locator("h1").hover()
+    page.locator("#pipelines").screenshot(path=PICTURE, animations="disabled")
+
+
+def test_the_picture_in_the_documentation_is_one():
+    """It is not too large, and as wide as the page."""
+    content = PICTURE.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 1000
+    assert 300 < height < 1500
+    assert 20_000 < len(content) < 500_000

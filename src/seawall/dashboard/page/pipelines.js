@@ -547,9 +547,11 @@ function pipelinePart() {
       const told = notesOf(pipeline);
       keyedNotes.update(told, (one) => one.key);
       setHidden(notes, told.length === 0);
-      keyedLines.update(alone ? [] : pipeline.lines.map((one) => ({ ...one, past: one.past.rows.get(`pipeline/${one.row.name}`) })), (one) => one.view.pod.name, 1, false);
+      const each = alone ? [] : pipeline.lines.map((one) => ({ ...one, past: one.past.rows.get(`pipeline/${one.row.name}`) }));
+      const top = roundUp(Math.max(0, ...each.map((one) => (one.past ? highest([one.past]) : 0))));
+      keyedLines.update(each, (one) => one.view.pod.name, top, false);
       setHidden(podList, alone);
-      setText(pods, `${counted(pipeline.lines.length, "pod")} have it, ${pipeline.running} run it`);
+      setText(pods, `${pipeline.lines.length} pods have it, ${pipeline.running} running`);
       showNodes();
     },
   };
