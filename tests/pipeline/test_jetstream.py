@@ -503,6 +503,48 @@ def test_a_client_of_the_user_stays_open_and_a_closed_one_is_an_error(nats_serve
     asyncio.run(main())
 
 
+def test_a_connection_that_cannot_be_made_is_tried_again(nats_server: NatsServer):
+    """A function that fails is called again; a server that is away is waited for, and said so."""
+
+    async def main() -> None:
+        async with stream(nats_server) as made:
+            await made.publish(1)
+            failures = [OSError("no route"), OSError("no route")]
+
+            async def connect() -> Any:
+                if failures:
+                    raise failures.pop()
+                return await nats.connect(nats_server.url)
+
+            source = JetStreamSource[Any](connect, made.name, consumer="workers")
+            for _ in range(2):
+                with pytest.raises(OSError, match="no route"):
+                    await source.pull(1)
+            ((_, handle),) = await pulled(source, 1)
+            await source.give_back([handle])
+            await source.close()
+
+            nats_server.kill()
+            source, sink = made.source(), JetStreamSink[int](nats_server.url, f"{made.name}.all")
+            pulling = asyncio.create_task(source.pull(1))
+            publishing = asyncio.create_task(sink([2]))
+            async with asyncio.timeout(PATIENCE):
+                while not source.snapshot()["waits_for"]:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.05)  # noqa: TID251 - a real server
+                with pytest.raises(NotBefore):
+                    await publishing
+                nats_server.start()
+                ((message, handle),) = await pulling
+                await sink([2])
+            assert value_of(message) == 1
+            assert source.snapshot()["waits_for"] == ""
+            await source.acknowledge([handle])
+            await source.close()
+            await sink.close()
+
+    asyncio.run(main())
+
+
 # Partitions
 
 

@@ -126,8 +126,11 @@ class Connection:
                 self._connecting = asyncio.ensure_future(self._connect())
             # Shielded: a client of nats-py that is cancelled while it connects leaves its socket.
             connecting = self._connecting
-            self._client = await asyncio.shield(connecting)
-            self._connecting = None
+            try:
+                self._client = await asyncio.shield(connecting)
+            finally:
+                if connecting.done():
+                    self._connecting = None
         return self._client
 
     async def close(self) -> None:
@@ -416,7 +419,14 @@ class JetStreamSource(Generic[T]):
     # Asking for messages
 
     async def _open(self) -> None:
-        self._client = client = await self._connection.client()
+        client = None
+        while client is None:
+            try:
+                async with asyncio.timeout(CONFIRM_WITHIN):
+                    client = await self._connection.client()
+            except TimeoutError:
+                self._note_wait(TimeoutError("no connection yet"))
+        self._client = client
         self._context = client.jetstream(timeout=CONFIRM_WITHIN)
         self._arrived = asyncio.Event()
         self._reconnects = client.stats["reconnects"]
@@ -745,7 +755,12 @@ class JetStreamSink(Generic[T]):
         """Publish all values, or raise `BatchFailed` with those that are not stored."""
         if not isinstance(values, list):
             raise TypeError("JetStreamSink takes a list: write .sink(..., batch=(100, 0.1))")
-        context = (await self._connection.client()).jetstream(timeout=PUBLISH_WITHIN)
+        try:
+            async with asyncio.timeout(PUBLISH_WITHIN):
+                client = await self._connection.client()
+        except TimeoutError as error:
+            raise NotBefore(AWAY_PAUSE) from error
+        context = client.jetstream(timeout=PUBLISH_WITHIN)
         failures: dict[int, Exception] = {}
         groups: dict[Hashable, list[int]] = {}
         for place, value in enumerate(values):
