@@ -11,7 +11,7 @@ from tests.durable.postgres import Postgres
 from tests.pipeline.campaign import Campaign, StreamServer, make_table
 from tests.support_nats import NatsServer
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
