@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -469,3 +470,75 @@ def test_a_record_that_is_too_long_is_waited_for_until_its_line_ends(
 
     faulty, value = run_virtual(main())
     assert (faulty.value, value) == ("x" * 10, "1")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    acts=st.lists(
+        st.sampled_from(["write", "write", "rotate", "pull", "pull", "restart", "crash"]),
+        max_size=30,
+    ),
+    by_date=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_whatever_is_rotated_when_every_line_is_read_in_its_order(  # noqa: C901 - one program
+    tmp_path: Path, acts: list[str], seed: int, *, by_date: bool
+) -> None:
+    """Also over restarts; a crash repeats what was not acknowledged, and nothing else."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    path, place, chance = folder / "app.log", folder / "place", Random(seed)
+    path.write_text("0\n")
+    written, rotations, crashed = 1, 0, False
+
+    def rotate() -> None:
+        if by_date:
+            path.rename(folder / f"app.log-{20260101 + rotations}")
+        else:
+            for number in range(rotations, 0, -1):
+                (folder / f"app.log.{number}").rename(folder / f"app.log.{number + 1}")
+            path.rename(folder / "app.log.1")
+        path.touch()
+
+    async def main() -> list[int]:  # noqa: C901 - one program
+        nonlocal written, rotations, crashed
+        source = lines(path, checkpoint=place, every=0.0, follow=True)
+        seen: list[int] = []
+        acknowledged = 0
+
+        async def take(number: int) -> None:
+            nonlocal acknowledged
+            pulled = await source.pull(number)
+            seen.extend(int(value) for value, _ in pulled)
+            if chance.random() < 0.8 or not crashed:
+                await source.acknowledge([handle for _, handle in pulled])
+                acknowledged += len(pulled)
+
+        async with asyncio.timeout(600):
+            await take(1)  # what was rotated before the first run is not read
+            for act in [*acts, "restart"]:
+                if act == "write":
+                    with path.open("a") as file:
+                        for _ in range(chance.randint(1, 3)):
+                            file.write(f"{written}\n")
+                            written += 1
+                elif act == "rotate":
+                    rotate()
+                    rotations += 1
+                elif act == "pull" and set(seen) != set(range(written)):
+                    await take(chance.randint(1, 4))
+                elif act == "restart":
+                    await source.close()
+                    source = lines(path, checkpoint=place, every=0.0, follow=True)
+                elif act == "crash":
+                    crashed = True
+                    if source._reading is not None:
+                        source._reading.close()
+                    source = lines(path, checkpoint=place, every=0.0, follow=True)
+            while set(seen) != set(range(written)):
+                await take(5)
+        await source.close()
+        return seen
+
+    seen = run_virtual(main())
+    if not crashed:
+        assert seen == list(range(written))

@@ -38,7 +38,7 @@ SHOWN: Final = 1000
 HEAD: Final = 256
 """Bytes at its beginning by which a file is recognised: another one may get its inode."""
 
-_ROTATED: Final = re.compile(r"[.-](\d[\dT_:.-]*)")
+_ROTATED: Final = re.compile(r"\.(\d{1,4})|[.-]\d[\dT_:.-]*")
 """What rotation adds to the name of a file: .1, -20261118 and the like."""
 
 
@@ -201,8 +201,9 @@ class FileSource(Generic[T]):
                 status = path.stat()
             except FileNotFoundError:
                 continue
-            number = -int(suffix[1]) if suffix[1].isdigit() else 0  # of numbers the largest first
-            found.append(((status.st_mtime_ns, number, path.name), path, status))
+            # Of .1, .2 and so on the largest is the oldest; of dates the smallest.
+            count = int(suffix[1]) if suffix[1] is not None else 0
+            found.append(((status.st_mtime_ns, -count, path.name), path, status))
         return [(path, status) for _, path, status in sorted(found, key=lambda one: one[0])]
 
     def _moves_on(self, reading: _Reading) -> bool:
@@ -337,7 +338,12 @@ class _Reading:
 
     def is_the_same(self) -> bool:
         """Return whether it still begins as it did: it was not truncated and written anew."""
-        begins = os.pread(self.file.fileno(), HEAD, 0)
+        # Past the buffer, which may hold what was there before; the file's own place stays.
+        number = self.file.fileno()
+        place = os.lseek(number, 0, os.SEEK_CUR)
+        os.lseek(number, 0, os.SEEK_SET)
+        begins = os.read(number, HEAD)
+        os.lseek(number, place, os.SEEK_SET)
         if not begins.startswith(self.head):
             return False
         self.head = begins
