@@ -450,6 +450,13 @@ class Campaign:
             os.kill(self._children[slot].pid, signal.SIGKILL)
         self.wait(lambda: self.has_ended(slot))
 
+    def pause(self, slot: str, seconds: float) -> None:
+        """Stop a child for so long, as a virtual machine may do, and let it go on."""
+        pid = self._children[slot].pid
+        os.kill(pid, signal.SIGSTOP)
+        SYSTEM.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
     def wait(self, true: Callable[[], object], seconds: float = PATIENCE) -> None:
         """Wait until something is so."""
         until = SYSTEM.now() + seconds

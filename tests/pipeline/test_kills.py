@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.durable.postgres import Postgres
-from tests.pipeline.campaign import Campaign, StreamServer, make_table
+from tests.pipeline.campaign import LOST_AFTER, Campaign, StreamServer, make_table
 from tests.support_nats import NatsServer
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
@@ -103,5 +103,24 @@ def test_one_is_killed_and_one_joins_and_each_keys_order_is_kept(
         made.stop()
         made.check_effects()
         assert len({pid for _, _, pid in made.effects()}) >= 2
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("kind", ["redis"])
+def test_a_paused_process_that_comes_back_too_late_breaks_no_order(
+    kind: str, stream_server: StreamServer, tmp_path: Path
+):
+    """Others have its partitions by then; what it still does is done already."""
+    made = Campaign(kind, stream_server, tmp_path, total=300, seed=4)
+    try:
+        for slot in ("write", "read-0", "read-1"):
+            made.start(slot, mortal=False)
+        for number, slot in enumerate(("read-0", "read-1", "read-0"), 1):
+            made.wait(lambda least=40 * number: len(made.effects()) >= least)
+            made.pause(slot, 2.5 * LOST_AFTER)
+        made.wait_for_effects()
+        made.stop()
+        made.check_effects()
     finally:
         made.close()
