@@ -516,7 +516,8 @@ def test_a_connection_that_cannot_be_made_is_tried_again(nats_server: NatsServer
                     raise failures.pop()
                 return await nats.connect(nats_server.url)
 
-            source = JetStreamSource[Any](connect, made.name, consumer="workers")
+            # The server may forget that it was given back, and waits that long.
+            source = JetStreamSource[Any](connect, made.name, consumer="workers", lost_after=3.0)
             for _ in range(2):
                 with pytest.raises(OSError, match="no route"):
                     await source.pull(1)
@@ -525,7 +526,8 @@ def test_a_connection_that_cannot_be_made_is_tried_again(nats_server: NatsServer
             await source.close()
 
             nats_server.kill()
-            source, sink = made.source(), JetStreamSink[int](nats_server.url, f"{made.name}.all")
+            source = made.source(lost_after=3.0)
+            sink = JetStreamSink[int](nats_server.url, f"{made.name}.all")
             pulling = asyncio.create_task(source.pull(1))
             publishing = asyncio.create_task(sink([2]))
             async with asyncio.timeout(PATIENCE):
