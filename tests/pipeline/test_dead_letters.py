@@ -30,7 +30,7 @@ from seawall.pipeline import (
     current_item,
     degrade,
 )
-from seawall.pipeline.dead_letters import LOST, MOST_CLAIMS, DeadLetters, stored_id
+from seawall.pipeline.dead_letters.letters import LOST, MOST_CLAIMS, DeadLetters, stored_id
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening, opening_by, postgres
 from tests.durable.outbox_support import Time

@@ -20,7 +20,7 @@ from seawall.cli.keys import add_database_arguments, opened_database
 from seawall.dashboard._work_lists import payload_text
 from seawall.jobs import WorkItem
 from seawall.pipeline import DatabaseDeadLetters
-from seawall.pipeline.dead_letters import STATES
+from seawall.pipeline.dead_letters.letters import STATES
 
 ABOUT: Final = """\
 List, open, replay and drop the dead letters of a pipeline.

@@ -25,13 +25,8 @@ from seawall import registry
 from seawall._failures import described
 from seawall.executors import CpuPool, IoPool
 from seawall.pipeline.counts import Counts, branch_snapshot, stage_snapshot
-from seawall.pipeline.dead_letters import (
-    DeadLetters,
-    LetterSource,
-    MemoryDeadLetters,
-    ReplayReader,
-    letter_ids,
-)
+from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
+from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
 from seawall.pipeline.engine import Reader, Run, source_snapshot
 from seawall.pipeline.item import DeadLetter, Ended, Ending
 from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
