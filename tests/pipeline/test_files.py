@@ -186,6 +186,21 @@ def test_a_broken_checkpoint_is_an_error(tmp_path: Path) -> None:
         run_all(lines(path, checkpoint=place), [])
 
 
+def test_an_end_that_is_reported_twice_is_remembered_once() -> None:
+    """A source hears of an end again after an error; it must not keep it for ever."""
+    positions = Positions(0)
+    for end in (1, 2, 3):
+        positions.begin(end)
+    assert positions.finish(1)
+    assert not positions.finish(1)
+    assert not positions.finish(3)
+    assert not positions.finish(3)
+    assert positions.finish(2)
+    assert (positions.checkpoint, len(positions)) == (3, 0)
+    assert not positions.finish(2)
+    assert not positions._done
+
+
 @given(st.permutations(range(1, 12)))
 def test_the_checkpoint_is_before_everything_that_is_not_done(order: list[int]) -> None:
     """Whatever the order in which items end."""
