@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
+from seawall.cli._top_draw import frame
+from seawall.cli._top_message import understood
+from seawall.cli._top_past import Past
 from seawall.dashboard._bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
@@ -26,6 +30,7 @@ from seawall.dashboard._fitting import size_of
 from seawall.dashboard._summary import problems_of
 from seawall.pipeline import Collect, Pipeline
 from seawall.testing import run_virtual
+from tests.cli.top_worlds import text_of
 from tests.dashboard.views_support import NOW, Pair, check_view
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -530,6 +535,18 @@ def test_a_pipeline_of_this_process_is_found():
     view = Pair().later()
     assert [row["name"] for row in view["sections"]["Pipelines"]] == ["found"]
     assert pipeline
+
+
+def test_seawall_top_has_a_line_for_each_pipeline():
+    """Its state and its account; the stages are on the page."""
+    stage = _stage("parse", waits_for="CircuitOpen: x", waiting=4)
+    view = _look(_seen(stage, _stage("store", "sink")))
+    told = {"title": "t", "at": NOW + 1.0, "operator": None, "views": [view], "history": None}
+    read = understood(json.loads(json.dumps(told))).message
+    text = text_of(frame(read, Past().take(read), 160, None), 1000)
+    (line,) = [one for one in text.split("\n") if "pipeline parse: waits: CircuitOpen" in one]
+    assert "flow" in line
+    assert "in flight 2" in line
 
 
 # Anything may be in a snapshot

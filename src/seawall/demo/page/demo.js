@@ -255,9 +255,6 @@ window.seawall.subscribe((message) => {
   // One scale for both: side by side, heights mean the same.
   const highest = past.flatMap((one) => names.map((side) => number(one[side]?.p99)));
   const most = roundUp(Math.max(0.2, ...highest));
-  // In the demo of a pipeline, that comes before its guards.
-  const pipes = document.getElementById("pipelines");
-  if (names.length === 0 && section.nextElementSibling !== pipes) section.after(pipes);
   setHidden(sides, names.length === 0);
   setHidden(outcomesLegend, names.length === 0);
   keyedSides.update(names, (side) => side, extra.now ?? {}, past, most);
