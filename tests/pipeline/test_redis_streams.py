@@ -29,6 +29,8 @@ from seawall.shared import streams
 from tests.shared.faults import Proxy
 from tests.shared.support import Server, mutate
 
+pytestmark = pytest.mark.alone
+
 PATIENCE = 60.0
 """Seconds for what must happen sooner or later, on a busy machine."""
 
