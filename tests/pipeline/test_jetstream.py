@@ -668,7 +668,7 @@ def test_the_sink_drops_what_it_has_stored_before_and_fails_only_what_is_refused
 
 def test_values_wait_while_the_server_is_away(nats_server: NatsServer, monkeypatch: Any):
     """None is given up, and values of one key stay in their order."""
-    monkeypatch.setattr("seawall.pipeline.streams.jetstream.PUBLISH_WITHIN", 1.0)
+    monkeypatch.setattr("seawall.pipeline.streams.jetstream.sink.PUBLISH_WITHIN", 1.0)
 
     async def main() -> None:
         async with stream(nats_server) as made:
