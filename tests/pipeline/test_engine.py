@@ -1036,3 +1036,204 @@ def test_a_pipeline_with_threads_runs_after_a_test() -> None:
     stored.clear()
     asyncio.run(pipeline.run())
     assert sorted(stored) == [1, 2, 3]
+
+
+# --- What lies between the promises ---
+
+
+def test_stages_ordered_by_different_keys_do_not_mix_them_up() -> None:
+    """An item has the key of the next stage already when it leaves the one before."""
+    done: list[tuple[str, int, int]] = []
+
+    async def same(item: Any) -> Any:
+        await pause(item[2] % 3)
+        return item
+
+    async def store(item: Any) -> None:
+        await pause(item[2] % 2)
+        done.append(item)
+
+    async def all_at_once(items: list[Any]) -> list[Any]:
+        return items
+
+    items = [(f"k{number % 2}", number % 3, number) for number in range(30)]
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(items)
+        .stage(same, workers=4, ordered_by=lambda item: item[0])
+        .stage(all_at_once, batch=(4, 1.0), workers=2, ordered_by=lambda item: item[1])
+        .sink(store, workers=4, ordered_by=lambda item: item[0])
+    )
+    assert run_virtual(pipeline.run())
+    assert len(done) == len(items)
+    for key in ("k0", "k1"):
+        for second in range(3):
+            numbers = [number for one, other, number in done if (one, other) == (key, second)]
+            assert numbers == sorted(numbers)
+
+
+def drop_odd(number: int) -> Any:
+    return DROP if number % 2 else number
+
+
+def test_a_worker_process_may_drop_an_item() -> None:
+    """What it returns is a copy, and `DROP` is recognised all the same."""
+    assert pickle.loads(pickle.dumps([DROP]))[0] is DROP  # noqa: S301 - of this line
+    stored: list[int] = []
+    with CpuPool("drop", workers=1) as pool:
+        pipeline = Pipeline("p")
+        pipeline.read(range(4)).stage(drop_odd, workers=pool).sink(stored.append, name="store")
+        assert asyncio.run(pipeline.run())
+    assert sorted(stored) == [0, 2]
+    assert pipeline.snapshot()["dropped"] == 2
+
+
+def test_a_lesser_item_may_be_none_at_all() -> None:
+    """The function of `degrade` may drop the item, as that of the stage may."""
+    stored: list[Any] = []
+    pipeline = Pipeline("p")
+    pipeline.read([b"{", b"1"]).stage(int, on_failure=degrade(lambda _value, _error: DROP)).sink(
+        stored.append, name="store"
+    )
+    assert run_virtual(pipeline.run())
+    seen = pipeline.snapshot()
+    assert (stored, seen["dropped"], seen["degraded"]) == ([1], 1, 0)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 600.0])
+def test_a_plain_sink_on_the_way_may_say_not_before(seconds: float) -> None:
+    """Its items wait as those of a stage with workers do, for as long as it says."""
+    calls: list[tuple[int, float]] = []
+
+    async def main() -> Pipeline:
+        now = asyncio.get_running_loop().time
+
+        def store(number: int) -> None:
+            calls.append((number, now()))
+            if len(calls) == 2:
+                raise NotBefore(seconds)
+
+        pipeline = Pipeline("p")
+        pipeline.read([1, 2, 3]).sink(store)
+        assert await pipeline.run()
+        return pipeline
+
+    seen = run_virtual(main()).snapshot()
+    assert [number for number, _ in calls] == [1, 2, 2, 3]
+    assert calls[2][1] - calls[1][1] >= seconds
+    assert (seen["sink"], seen["dead_letter"], seen["stages"][0]["refused"]) == (3, 0, 1)
+
+
+def test_members_of_a_batch_end_each_by_its_own_error() -> None:
+    """One has failed for good, one is to wait, one is done."""
+    batches: list[list[int]] = []
+
+    async def store(numbers: list[int]) -> None:
+        batches.append(numbers)
+        if len(batches) == 1:
+            raise BatchFailed({0: ValueError("bad"), 1: NotBefore(5.0)})
+
+    pipeline = Pipeline("p")
+    pipeline.read([1, 2, 3]).sink(store, batch=(3, 1.0))
+    assert run_virtual(pipeline.run())
+    assert batches == [[1, 2, 3], [2]]
+    assert [letter.value for letter in pipeline.dead_letters.letters] == [1]
+
+
+def test_members_of_a_batch_do_not_wait_for_one_that_blocks_its_key() -> None:
+    """They are in the sink, and the next ones of their keys follow."""
+    source = Recorded(["a1", "b1", "b2", "c1"])
+
+    async def store(values: list[str]) -> None:
+        bad = {place: OSError() for place, value in enumerate(values) if value == "a1"}
+        if bad:
+            raise BatchFailed(bad)
+
+    async def main() -> None:
+        pipeline = Pipeline("p")
+        settings: Any = {"batch": (3, 1.0), "workers": 2, "when_failed": "block"}
+        pipeline.read(source).sink(store, ordered_by=lambda value: value[0], **settings)
+        running = asyncio.create_task(pipeline.run())
+        await pause(600)
+        assert sorted(source.ends) == [("acknowledged", number) for number in (1, 2, 3)]
+        pipeline.stop(0)
+        await running
+
+    run_virtual(main())
+    assert ("returned", 0) in source.ends
+
+
+def test_a_batch_that_names_a_member_it_does_not_have_has_failed() -> None:
+    """Who counts from 1 would lose the last member, which nobody has stored."""
+
+    async def store(_values: list[int]) -> None:
+        raise BatchFailed({3: ValueError("the third one")})
+
+    pipeline = Pipeline("p")
+    pipeline.read([1, 2, 3]).sink(store, batch=(3, 1.0))
+    assert run_virtual(pipeline.run())
+    causes = {letter.cause for letter in pipeline.dead_letters.letters}
+    assert (pipeline.snapshot()["sink"], len(pipeline.dead_letters.letters)) == (0, 3)
+    assert all("count from 0" in cause for cause in causes), causes
+
+
+def test_what_an_iterable_yields_before_its_error_is_not_lost() -> None:
+    """It is read, and so it ends, or is given back."""
+    stored: list[int] = []
+
+    def numbers() -> Any:
+        yield from range(10)
+        raise OSError("the disk")
+
+    pipeline = Pipeline("p")
+    pipeline.read(numbers()).sink(stored.append, name="store")
+    with pytest.raises(OSError, match="the disk"):
+        run_virtual(pipeline.run())
+    assert stored == list(range(10))
+
+
+def test_a_source_that_makes_an_error_of_its_cancellation_is_read_no_more() -> None:
+    """The stop does not wait for its next pull."""
+    pulls = []
+
+    class Translating(Recorded):
+        async def pull(self, most: int) -> Sequence[tuple[Any, int]]:
+            pulls.append(most)
+            try:
+                await pause(1e6)
+            except asyncio.CancelledError:
+                raise ConnectionError("closed") from None
+            return ()
+
+    Translating.repeatable = True
+
+    async def main() -> None:
+        pipeline = Pipeline("p")
+        pipeline.read(Translating([])).sink(print)
+        running = asyncio.create_task(pipeline.run())
+        await pause(1)
+        began = asyncio.get_running_loop().time()
+        pipeline.stop(100.0)
+        await running
+        assert asyncio.get_running_loop().time() == began
+
+    run_virtual(main())
+    assert len(pulls) == 1
+
+
+def test_dead_letters_whose_function_was_cancelled_inside_are_stored_again() -> None:
+    """The item waits, as it does after any other failure to store it."""
+    attempts = []
+
+    async def keep(letter: DeadLetter) -> None:
+        attempts.append(letter.value)
+        if len(attempts) == 1:
+            raise asyncio.CancelledError
+
+    async def fail(_number: int) -> None:
+        raise ValueError
+
+    pipeline = Pipeline("p", dead_letters=keep)
+    pipeline.read([1]).sink(fail)
+    assert run_virtual(pipeline.run())
+    assert attempts == [1, 1]

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from seawall.pipeline import Ending, Faulty, IterableSource, Pipeline
+from seawall import Guard, Retry
+from seawall.pipeline import Ending, Faulty, IterableSource, Pipeline, degrade
 from seawall.testing import run_virtual
 
 
@@ -89,3 +90,54 @@ def test_a_lost_item_is_not_tried_again(
     assert calls.count(1) == (batch is None)
     if when_failed == "block":
         assert (source.returned, source.acknowledged) == ([0], [1])
+
+
+def test_a_plain_function_on_the_way_is_not_called_with_a_lost_item():
+    """It has no worker, so whoever brings the item looks before the call."""
+    source, stored = Shared([1, 2, 3]), []
+
+    async def slow(value: int) -> int:
+        if value == 2:
+            source.lost.add(1)
+        return value
+
+    pipeline = Pipeline("lost")
+    pipeline.read(source).stage(slow).sink(stored.append, name="store")
+    assert run_virtual(pipeline.run())
+    assert stored == [1, 3]
+    assert (source.returned, source.acknowledged) == ([1], [0, 2])
+
+
+def test_a_guard_does_not_try_a_lost_item_again():
+    """Its retries are further calls, and the item is somebody else's."""
+    source, calls = Shared([1]), []
+
+    async def store(value: int) -> None:
+        calls.append(value)
+        source.lost.add(0)
+        raise ConnectionError
+
+    pipeline = Pipeline("lost")
+    guard = Guard("store", Retry(attempts=3, on=ConnectionError))
+    pipeline.read(source).sink(store, guard=guard)
+    assert run_virtual(pipeline.run())
+    assert calls == [1]
+    assert (source.returned, source.acknowledged) == ([0], [])
+
+
+@pytest.mark.parametrize("on_failure", ["dead_letter", "drop", "stop", "degrade"])
+def test_an_item_that_was_lost_in_the_call_that_failed_is_given_back(on_failure: str):
+    """No fallback is called with it, and it is no dead letter: the other process has it."""
+    source, fallback = Shared([1]), []
+
+    async def store(_value: int) -> None:
+        source.lost.add(0)
+        raise ConnectionError
+
+    lesser = degrade(lambda value, _error: fallback.append(value))
+    pipeline = Pipeline("lost")
+    action: Any = lesser if on_failure == "degrade" else on_failure
+    pipeline.read(source).sink(store, on_failure=action)
+    assert run_virtual(pipeline.run())
+    assert (fallback, pipeline.dead_letters.letters) == ([], [])
+    assert (source.returned, source.acknowledged) == ([0], [])

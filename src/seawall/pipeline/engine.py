@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
@@ -183,6 +184,8 @@ class Reader:
             self._fail(error)
         pauses = BLOCKED.delays(self._run.random)
         while True:
+            if self._is_halted:
+                return ()  # the error is what the source has made of its cancellation
             await sleep_async(next(pauses))
             # An idle source may wait for its next item for hours: it can be read all the same.
             recovery = self._run.loop.call_later(READABLE_AFTER, self._recover)
@@ -423,7 +426,7 @@ class Run:
             cause = "" if error is None else described(error)
             self._on_end(Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser))
 
-    @property
+    @cached_property
     def may_lose_items(self) -> bool:
         """Whether a source may lose items to another process while they are here."""
         return any(hasattr(reader.source, "holds") for reader in self.readers)
@@ -454,7 +457,8 @@ class Run:
             try:
                 await self._dead_letters(letter)
                 break
-            except Exception as failure:  # noqa: BLE001 - of the user's function; logged
+            except (Exception, asyncio.CancelledError) as refusal:  # noqa: BLE001 - of the user's function; logged
+                failure = self.failure_of(refusal)
                 why = f"a dead letter cannot be stored: {described(failure)}"
                 if not counts.waits_for:
                     counts.blocked_at = self.now()

@@ -71,6 +71,12 @@ class Members:
             if awaits:
                 results = await results
         except BatchFailed as partial:
+            unknown = [place for place in partial.failures if not 0 <= place < len(values)]
+            if unknown:
+                raise ValueError(
+                    f"BatchFailed names the places {unknown!r:.80} of a batch of {len(values)}:"
+                    " they count from 0"
+                ) from partial
             self._keep(partial.results, partial.failures)
             if not self.left:
                 return
@@ -131,11 +137,8 @@ def bound_call(
     elif counts_attempts or not awaits or pool is not None:
 
         async def call(value: Any) -> Any:
-            if counts_attempts:
-                item = current()
-                item.attempts += 1
-                if item.attempts > 1:
-                    counts.retries += 1
+            if counts_attempts and not _is_counted(current(), counts):
+                return LOST
             return await run(value) if awaits else run(value)
 
     else:
@@ -145,6 +148,16 @@ def bound_call(
     if stage.timeout is not None:
         call = Timeout(stage.timeout)(call)
     return call if stage.guard is None else stage.guard(call), counts_attempts
+
+
+def _is_counted(item: Item, counts: Counts) -> bool:
+    """Count an attempt at an item, unless it is a further one and its source has lost the item."""
+    if item.attempts:
+        if is_lost(item):
+            return False
+        counts.retries += 1
+    item.attempts += 1
+    return True
 
 
 def is_lost(item: Item) -> bool:

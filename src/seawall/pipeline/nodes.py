@@ -10,7 +10,8 @@ Promises:
 - A worker process that dies costs its item one attempt, and no other item anything.
 - Items with the same key are done one after the other, in the order in which they came.
 - Of a batch only those members are tried again that have failed.
-- An item that its source has lost to another process is given back before the next call.
+- An item that its source has lost to another process is given back before the next call, also one
+  by a guard that tries it again.
 - A function that is cancelled by something else than the end of the run has failed. One that
   swallows that end is asked for nothing more.
 """
@@ -46,7 +47,17 @@ LONGEST_PAUSE: Final = 60.0
 SINK: Final = Ending.SINK
 
 
-DROP: Final = object()
+class _Drop:
+    """The type of `DROP`; a worker process returns the same object."""
+
+    def __reduce__(self) -> str:
+        return "DROP"
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP: Final = _Drop()
 """Returned by a stage for an item that is not wanted: it is dropped, and counted."""
 
 
@@ -115,12 +126,15 @@ class InlineStage:
         self.name = stage.name
         self.following: Node
         self.counts = Counts(run.now())
+        self._run = run
         self._function = stage.function
         self._is_sink = stage.is_sink
         self._failing = Failing(run, stage, self.counts)
 
     def take(self, item: Item, now: float) -> Awaitable[None] | None:
         """Do the item and send it on."""
+        if self._run.may_lose_items and is_lost(item):
+            return self._failing.give_up(item, LOST, self.following)
         item.stage = self.name
         item.attempts = 1
         if CURRENT.get(None) is not item:
@@ -128,7 +142,35 @@ class InlineStage:
         try:
             value = self._function(item.value)
         except Exception as error:  # noqa: BLE001 - of the user's function
-            return self._failing.give_up(item, error, self.following)
+            return self._persist(item, error)
+        return self._send_on(item, value, now)
+
+    async def _persist(self, item: Item, error: Exception) -> None:
+        """Call the function again while it refuses the item; whoever brings it waits."""
+        pauses = REFUSED.delays(self._run.random)
+        while (seconds := self._failing.pause_after(error, pauses)) is not None:
+            self.counts.waits_for = described(error)
+            try:
+                await sleep_async(seconds)
+            finally:
+                self.counts.waits_for = ""
+            if is_lost(item):
+                break
+            item.attempts += 1
+            self.counts.retries += 1
+            CURRENT.set(item)
+            try:
+                value = self._function(item.value)
+            except Exception as again:  # noqa: BLE001 - of the user's function
+                error = again
+            else:
+                pending = self._send_on(item, value, self._run.now())
+                if pending is not None:
+                    await pending
+                return
+        await self._failing.give_up(item, error, self.following)
+
+    def _send_on(self, item: Item, value: Any, now: float) -> Awaitable[None] | None:
         self.counts.done += 1
         if not self._is_sink:
             if value is DROP:
@@ -153,7 +195,7 @@ class Failing:
 
     async def give_up(self, item: Item, error: Exception, following: Node) -> None:
         """Do with a failed item what `on_failure` says; give a lost one back."""
-        if error is LOST:
+        if error is LOST or is_lost(item):
             self._run.end(item, Ending.RETURNED)
             return
         self._counts.add_failure(error)
@@ -168,6 +210,21 @@ class Failing:
             await asyncio.Event().wait()  # until it is cancelled: nothing more is begun here
         else:
             await self._run.bury(item, self._stage.name, self._counts, error)
+
+    def pause_after(self, error: Exception, pauses: Iterator[float]) -> float | None:
+        """Return for how many seconds an item waits that was refused, None if it has failed."""
+        asked: float | None
+        if isinstance(self._stage.on_failure, Degrade):
+            return None
+        if isinstance(error, NotBefore):
+            asked = error.seconds
+        elif isinstance(error, Rejected) and not isinstance(error, DeadlineExceeded):
+            asked = None if error.retry_after is None else min(error.retry_after, LONGEST_PAUSE)
+        else:
+            return None
+        self._counts.refused += 1
+        pause = next(pauses)
+        return pause if asked is None else max(asked, 0.001) + pause / 10
 
     def drop(self, item: Item) -> None:
         """End an item that the stage does not want."""
@@ -187,10 +244,15 @@ class Failing:
             failure = self._run.failure_of(second)
             await self._run.bury(item, stage.name, self._counts, failure)
             return
+        if self._run.is_closing:
+            raise asyncio.CancelledError  # the function has swallowed it
+        if not stage.is_sink:
+            if value is DROP:
+                self.drop(item)
+                return
+            item.value = value
         self._counts.degraded += 1
         item.lesser = (*item.lesser, Lesser(stage.name, described(error)))
-        if not stage.is_sink:
-            item.value = value
         pending = following.take(item, self._run.now())
         if pending is not None:
             await pending
@@ -348,15 +410,15 @@ class WorkerStage:
             for _ in range(self._capacity - held):
                 _wake(self._blocked)
 
-    def _release(self, item: Item) -> None:
+    def _release(self, key: Hashable) -> None:
         """Let the next item of the same key begin."""
-        lane = self._lanes[item.key]
+        lane = self._lanes[key]
         if lane:
             self._ready.append(lane.popleft())
             self._in_lanes -= 1
             _wake(self._idle)
         else:
-            del self._lanes[item.key]
+            del self._lanes[key]
 
     def wake_all(self) -> None:
         """Let idle workers look up: there may be nothing more to wait for."""
@@ -384,13 +446,14 @@ class WorkerStage:
                 await self._queued(self._idle)
                 at = now()
             item = ready.popleft()
+            key = item.key  # the next stage gives it another one
             if self._blocked:
                 self._make_way()
             state.since = at
             if may_lose and is_lost(item):
                 await self._failing.give_up(item, LOST, self.following)
                 if is_ordered:
-                    self._release(item)
+                    self._release(key)
                 continue
             state.items = (item,)
             set_current(item)
@@ -404,7 +467,9 @@ class WorkerStage:
                 if run.is_closing:
                     raise asyncio.CancelledError  # the function has swallowed it
                 failure = None
-                if not keeps_value:
+                if may_lose and value is LOST:
+                    failure = LOST
+                elif not keeps_value:
                     item.value = value
             at = now()
             if failure is not None:
@@ -422,7 +487,7 @@ class WorkerStage:
                     await self._passed(pending, state)
                     at = now()
             if is_ordered:
-                self._release(item)
+                self._release(key)
 
     async def _passed(self, pending: Awaitable[None], state: WorkerState) -> None:
         """Wait until the next stage has room for what it was brought."""
@@ -454,9 +519,14 @@ class WorkerStage:
             else:
                 if self._run.is_closing:
                     raise asyncio.CancelledError
-                if not self.stage.is_sink:
-                    item.value = value
-                return None
+                return self._keep(item, value)
+
+    def _keep(self, item: Item, value: Any) -> Exception | None:
+        """Keep what the function has returned, or return that the item was lost before."""
+        lost: Exception | None = LOST if value is LOST else None
+        if lost is None and not self.stage.is_sink:
+            item.value = value
+        return lost
 
     def _call_again(self, item: Item) -> Awaitable[Any]:
         CURRENT.set(item)
@@ -471,19 +541,13 @@ class WorkerStage:
             self.counts.deaths += 1
             item.deaths += 1
             return 0.0 if item.deaths < self.stage.most_deaths else None
-        if isinstance(self.stage.on_failure, Degrade):
+        seconds = self._failing.pause_after(error, pauses)
+        if seconds is not None or isinstance(self.stage.on_failure, Degrade):
+            return seconds
+        if not any(breaker.state == "open" for breaker in self._breakers):
             return None
-        if isinstance(error, NotBefore):
-            asked: float | None = error.seconds
-        elif isinstance(error, Rejected) and not isinstance(error, DeadlineExceeded):
-            asked = error.retry_after
-        elif any(breaker.state == "open" for breaker in self._breakers):
-            asked = None  # the dependency is down, and not the item bad
-        else:
-            return None
-        self.counts.refused += 1
-        pause = next(pauses)
-        return pause if asked is None else min(max(asked, 0.001), LONGEST_PAUSE) + pause / 10
+        self.counts.refused += 1  # the dependency is down, and not the item bad
+        return next(pauses)
 
     # Working in batches
 
@@ -503,13 +567,8 @@ class WorkerStage:
             if len(items) == size or self._run.is_ending or self._run.now() >= until:
                 break
             await self._queued(self._idle, until)
-        done, failures = await self._attempt_batch(items, state)
-        await self._send_on(done, state)
-        for item, error in failures:
-            await self._failing.give_up(item, error, self.following)
-        if self.stage.ordered_by is not None:
-            for item in items:
-                self._release(item)
+        keys = {item: item.key for item in items} if self._is_ordered else {}
+        await self._finish(items, keys, state)
         state.items = ()
 
     async def _send_on(self, items: list[Item], state: WorkerState) -> None:
@@ -531,16 +590,20 @@ class WorkerStage:
             if pending is not None:
                 await self._passed(pending, state)
 
-    async def _attempt_batch(
-        self, items: list[Item], state: WorkerState
-    ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
-        """Call the function until each member is done or has failed; only failed ones again."""
+    async def _finish(  # noqa: C901 - one loop over what an attempt may come to
+        self, items: list[Item], keys: dict[Item, Hashable], state: WorkerState
+    ) -> None:
+        """Call the function until each member is done or has failed; only failed ones again.
+
+        While some wait for that, the others go on, and so do the next items of their `keys`.
+        """
         may_lose = self._run.may_lose_items
         members = Members(items, self.counts, is_sink=self.stage.is_sink, may_lose=may_lose)
         pauses = REFUSED.delays(self._run.random)
         blocked = BLOCKED.delays(self._run.random)
-        while True:
+        while members.left:
             CURRENT.set(members.left[0])
+            failure: Exception | None = None
             try:
                 await self._call(members)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of the user's function
@@ -548,30 +611,59 @@ class WorkerStage:
             else:
                 if self._run.is_closing:
                     raise asyncio.CancelledError
-                return members.done, members.lost
-            if isinstance(failure, WorkerDied) and len(members.left) > 1:
+            has_killed = isinstance(failure, WorkerDied) and len(members.left) > 1
+            failed, seconds = members.lost, 0.0
+            if has_killed:
                 self.counts.deaths += 1
-                done, failed = await self._attempt_alone(members, state)
-                return done, [*members.lost, *failed]
-            seconds = self._pause_after(failure, members.left[0], pauses)
-            if seconds is None:
-                if self.stage.when_failed != "block":
-                    return members.done, [*members.lost, *members.failures(failure)]
-                self.counts.add_failure(failure)
-                seconds = next(blocked)
-            if seconds:
+            elif failure is not None:
+                seconds = self._sort_out(members, failed, failure, pauses, blocked)
+            done, members.done, members.lost = members.done, [], []
+            state.items = members.left or items
+            await self._send_on(done, state)
+            self._release_all(done, keys)
+            for item, why in failed:
+                await self._failing.give_up(item, why, self.following)
+                self._release_all([item], keys)
+            if has_killed:  # one of them has: call the function with one at a time
+                for item in members.left:
+                    await self._finish([item], keys, state)
+                return
+            if failure is not None and seconds:
                 await state.pause(seconds, described(failure))
 
-    async def _attempt_alone(
-        self, members: Members, state: WorkerState
-    ) -> tuple[list[Item], list[tuple[Item, Exception]]]:
-        """Call the function with one member at a time: one of them has killed a process."""
-        done, failed = members.done, []
-        for item in members.left:
-            more, given_up = await self._attempt_batch([item], state)
-            done += more
-            failed += given_up
-        return done, failed
+    def _sort_out(
+        self,
+        members: Members,
+        failed: list[tuple[Item, Exception]],
+        failure: Exception,
+        pauses: Iterator[float],
+        blocked: Iterator[float],
+    ) -> float:
+        """Move members that have failed for good to `failed`.
+
+        Return after how many seconds the others are tried again.
+        """
+        seconds = self._pause_after(failure, members.left[0], pauses)
+        if seconds is not None:
+            return seconds
+        left, longest = [], 0.0
+        for item, error in members.failures(failure):
+            seconds = self._failing.pause_after(error, pauses)
+            if seconds is None and self.stage.when_failed == "block":
+                self.counts.add_failure(error)
+                seconds = next(blocked)
+            if seconds is None:
+                failed.append((item, error))
+            else:
+                left.append(item)
+                longest = max(longest, seconds)
+        members.left = left
+        return longest
+
+    def _release_all(self, items: list[Item], keys: dict[Item, Hashable]) -> None:
+        if keys:
+            for item in items:
+                self._release(keys[item])
 
     # Looking on
 

@@ -119,6 +119,8 @@ class IterableSource(Generic[T]):
         self._to_skip = 0
         """Items of an async iterable that had ended before, and are still to be read over."""
         self._numbers: Iterator[int] = count()
+        self._error: Exception | None = None
+        """What the iterable has raised after the items that were pulled last."""
         self._sync: Iterator[T] | None = None
         self._async: AsyncIterator[T] | None = None
         if checkpoint is None:
@@ -159,7 +161,7 @@ class IterableSource(Generic[T]):
         if positions is not None:
             await room_behind(positions, self.name)
         if self._sync is not None:
-            pulled = list(zip(islice(self._sync, most), self._numbers, strict=False))
+            pulled = self._next_of(self._sync, most)
         else:
             pulled = []
             assert self._async is not None  # noqa: S101 - one of the two is there
@@ -172,6 +174,19 @@ class IterableSource(Generic[T]):
         if positions is not None:
             for _, number in pulled:
                 positions.begin(number + 1)
+        return pulled
+
+    def _next_of(self, items: Iterator[T], most: int) -> list[tuple[T, int]]:
+        """Return the next items; those before an error are handed out before it is raised."""
+        if self._error is not None:
+            raise self._error
+        pulled: list[tuple[T, int]] = []
+        try:
+            pulled.extend(zip(islice(items, most), self._numbers, strict=False))
+        except Exception as error:
+            if not pulled:
+                raise
+            self._error = error
         return pulled
 
     async def acknowledge(self, handles: Sequence[int]) -> None:
