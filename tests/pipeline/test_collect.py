@@ -87,6 +87,25 @@ def test_a_last_known_value_stands_in_with_its_age() -> None:
     run_virtual(main())
 
 
+def test_the_cause_of_a_missing_source_is_its_failure_not_that_it_is_not_asked() -> None:
+    """An open breaker refuses each read: the cause stays the failure that opened it."""
+
+    async def main() -> None:
+        guard = Guard("S1-behind-a-breaker", Breaker(consecutive=1, break_for=60.0))
+        read = guard(source(1.0, fails=lambda: True))
+        sensors = Collect({"S1": read}, minimum=0, within=1.0)
+        for _ in range(3):
+            missing = (await sensors.collect()).missing["S1"]
+            assert missing.cause == "ConnectionError: no signal"
+        (seen,) = sensors.snapshot()["missing"]
+        assert seen["cause"] == "ConnectionError: no signal"
+        # A source that was refused from the beginning has no other cause.
+        others = Collect({"S1": read}, minimum=0, within=1.0)
+        assert (await others.collect()).missing["S1"].cause.startswith("CircuitOpen: ")
+
+    run_virtual(main())
+
+
 def test_too_few_sources_are_an_error_that_has_what_there_is() -> None:
     """Whoever catches it can still go on."""
 

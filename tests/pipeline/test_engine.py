@@ -801,6 +801,22 @@ def test_a_test_calls_no_sink_unless_asked() -> None:
     assert stored == [1, 2]
 
 
+def test_ends_are_in_the_order_of_the_items() -> None:
+    """Whichever ended first: a test can compare them with its items, one by one."""
+
+    async def waited(seconds: float) -> float:
+        if seconds == 0:
+            raise ValueError("nothing to wait for")
+        await pause(seconds)
+        return seconds
+
+    pipeline = Pipeline("p")
+    pipeline.read([]).stage(waited, workers=3).sink(print, name="store")
+    ended = pipeline.test([3.0, 1.0, 0.0, 2.0])
+    assert [one.value for one in ended] == [3.0, 1.0, 0.0, 2.0]
+    assert [one.ending.value for one in ended] == ["sink", "sink", "dead_letter", "sink"]
+
+
 def test_what_has_a_loop_of_its_own_is_refused_inside_another() -> None:
     """With what to write instead, and no coroutine left behind."""
     pipeline = Pipeline("p")
@@ -913,7 +929,7 @@ def test_done_members_of_a_failed_batch_go_on_with_their_results() -> None:
         )
     set_aside = Ending.DEAD_LETTER
     assert ends["partial"] == (
-        [(Ending.SINK, 10), (Ending.SINK, 30), (set_aside, 2)],
+        [(Ending.SINK, 10), (set_aside, 2), (Ending.SINK, 30)],
         [10, 30],
     )
     assert ends["without_results"] == ([(set_aside, number) for number in (1, 2, 3)], [])

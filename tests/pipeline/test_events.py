@@ -99,8 +99,9 @@ def test_a_stage_that_cannot_store_dead_letters_is_told_of_once(
     assert (blocked.stage, blocked.after, blocked.item) == ("poison", "blocked", "items:1")
     assert "dead letter cannot be stored: DeadLettersFull" in blocked.cause
     assert (flows.before, flows.after, flows.duration >= 199.0) == ("blocked", "flows", True)
-    levels = [one.levelname for one in lines.records if "stage_changed" in one.getMessage()]
-    assert levels == ["ERROR", "ERROR"]
+    records = [one for one in lines.records if "stage_changed" in one.getMessage()]
+    assert [one.levelname for one in records] == ["ERROR", "ERROR"]
+    assert "blocked -> flows item=items:1" in records[1].getMessage()  # no cause, so no "()"
 
 
 def failing() -> Iterator[int]:

@@ -25,7 +25,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.errors import SeawallError
+from seawall.errors import Rejected, SeawallError
 from seawall.pipeline.source import IterableSource
 from seawall.runtime.abandon import end
 from seawall.runtime.events import emit
@@ -227,6 +227,8 @@ class Collect(Generic[T]):
                 self._note(name, now, "")
                 return Reading(ReadingState.OK, task.result())
             cause = described(failure)
+            if isinstance(failure, Rejected):
+                cause = self._causes.get(name) or cause  # why it failed, not that it is not asked
         self._note(name, now, cause)
         since = now - self._answered_at[name]
         if self._is_kept(name, now):

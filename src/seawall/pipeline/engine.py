@@ -362,7 +362,7 @@ class Run:
         *,
         dead_letters: Callable[[DeadLetter], Awaitable[None]],
         rng: Random,
-        on_end: Callable[[Ended], None] | None = None,
+        on_end: Callable[[Item, Ended], None] | None = None,
         letter_id: Callable[[str], str] = str,
     ) -> None:
         """Begin without items; `nodes` and `readers` are set when the graph is built.
@@ -424,7 +424,8 @@ class Run:
             self._emptied.set()
         if self._on_end is not None:
             cause = "" if error is None else described(error)
-            self._on_end(Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser))
+            ended = Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser)
+            self._on_end(item, ended)
 
     @cached_property
     def may_lose_items(self) -> bool:

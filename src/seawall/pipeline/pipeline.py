@@ -28,7 +28,7 @@ from seawall.pipeline.counts import Counts, branch_snapshot, stage_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
 from seawall.pipeline.engine import Reader, Run, source_snapshot
-from seawall.pipeline.item import DeadLetter, Ended, Ending
+from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
@@ -524,7 +524,7 @@ class Pipeline:
         }
 
     def test(self, items: Iterable[Any], *, call_sinks: bool = False, seed: int = 0) -> list[Ended]:
-        """Run it in memory on virtual time with `items`, and return how each ended, in that order.
+        """Run it in memory on virtual time, and return how each of `items` ended, in their order.
 
         `items` take the place of every source, and plain functions run without pools. Stages are
         called; sinks only with `call_sinks`, for tests whose sinks write to nothing that matters.
@@ -532,13 +532,17 @@ class Pipeline:
         _refuse_in_loop("test()", "a plain test function, not an async one")
         self._check_complete()
         check.flag("call_sinks", call_sinks)
-        ended: list[Ended] = []
+        ended: dict[int, Ended] = {}
+        """By place among `items`."""
 
         async def keep(_letter: DeadLetter) -> None:
             """Do nothing: the end of the item says it all."""
 
+        def on_end(item: Item, how: Ended) -> None:
+            ended[item.handle] = how
+
         async def main() -> None:
-            run = Run(self.name, dead_letters=keep, rng=Random(seed), on_end=ended.append)  # noqa: S311 - a test
+            run = Run(self.name, dead_letters=keep, rng=Random(seed), on_end=on_end)  # noqa: S311 - a test
             source = IterableSource(items)
             sources: list[Source[Any]] = [source]
             sources += [IterableSource((), name=f"none-{n}") for n in range(1, len(self._reads))]
@@ -546,7 +550,7 @@ class Pipeline:
             await self._carry_out(run)
 
         run_virtual(main())
-        return ended
+        return [ended[place] for place in sorted(ended)]
 
     def _build(
         self,

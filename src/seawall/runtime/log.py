@@ -293,7 +293,7 @@ def _sentence(told: dict[str, Value]) -> str:
     for name, value in told.items():
         if moved and name == "before":
             words.append(f"{_word(value)} -> {_word(told['after'])}")
-        elif moved and name == "cause":
+        elif moved and name == "cause" and value != "":
             words.append(f"({_word(value, quoted=frozenset())})")
         elif name not in _NOT_TOLD and value != "" and not (moved and name == "after"):
             words.append(f"{name}={_word(value)}")
