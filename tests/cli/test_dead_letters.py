@@ -94,6 +94,20 @@ def test_letters_are_marked_for_replay(run: Command, letters: DatabaseDeadLetter
     assert letters.counts()["waiting"][0] == 2
 
 
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("act", ["show", "retry", "drop"])
+def test_ids_may_stand_behind_options(
+    act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the examples of its help and of the documentation."""
+    path = str(tmp_path / "letters.db")
+    words = ["--pipeline", "orders", "--yes", "s:0", "--database", path, "s:1"]
+    assert main(["dead-letters", act, *words]) == 0
+    printed = capsys.readouterr().out
+    expected = {"show": "ann", "retry": "Marked for replay: 2", "drop": "Dropped: 2"}
+    assert expected[act] in printed
+
+
 def test_letters_are_dropped_when_somebody_agrees(
     run: Command, letters: DatabaseDeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

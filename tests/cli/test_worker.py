@@ -359,3 +359,6 @@ def test_a_worker_that_ends_by_itself_stops_the_others(
     assert main(["worker", f"{name}:worker", f"{name}:broken", "--drain", "3"]) == 1
     assert "broke: LookupError('gone')" in capsys.readouterr().err
     assert stopped == [3.0]
+    # One that was alone leaves nothing to stop: the last line says that it is over.
+    assert main(["worker", f"{name}:broken", "--drain", "3"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "seawall worker: stopped"

@@ -127,7 +127,8 @@ def _dead_letters(given: list[str]) -> int:
     )
     add_arguments(parser)
     try:
-        return main(parser.parse_args(given))
+        # Ids may stand behind options, where a plain parse takes no positionals any more.
+        return main(parser.parse_intermixed_args(given))
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:

@@ -272,7 +272,8 @@ class Crew:
                 continue
             if not all(_is_finished(task) for task in done):
                 self.status = BROKEN
-                self.stop(self._drain)
+                if going:
+                    self.stop(self._drain)
             else:
                 _say(f"at its end: {', '.join(repr(tasks[task]) for task in done)}")
         for task, worker in tasks.items():

@@ -79,6 +79,9 @@ class Flow(Generic[T]):
         self._pipeline = pipeline
         self._ends = ends
 
+    def __repr__(self) -> str:
+        return f"<Flow of pipeline {self._pipeline.name!r}>"
+
     @overload
     def stage(
         self,
@@ -344,7 +347,7 @@ class Pipeline:
 
     def __repr__(self) -> str:
         state = "running" if self._run is not None else "not running"
-        return f"<Pipeline {self.name!r}: {len(self._steps)} steps, {state}>"
+        return f"<Pipeline {self.name!r}, {state}>"
 
     # Building
 
