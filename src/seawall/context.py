@@ -1,4 +1,4 @@
-"""What a call carries with it: deadline, criticality, tenant, tier, attempt, idempotency key.
+"""The context of a call: deadline, criticality, tenant, tier, attempt, idempotency key.
 
 Each lives in a context variable, so every task and every thread sees its own.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Criticality(IntEnum):
-    """How much a call matters when not all can be served; the higher, the later it is dropped."""
+    """Importance of a call when not all can be served: the lowest are dropped first."""
 
     SHEDDABLE = 0
     SHEDDABLE_PLUS = 1
@@ -31,25 +31,25 @@ class Criticality(IntEnum):
 Scope = list[Any]
 """A deadline in the context: `[at, clock, outer, holder, ...]`.
 
-`at` is the instant and `clock` the clock it is on. `outer` is the scope around it that was on when
-it began, or None. `holder` is the task that will be cancelled at that instant, True if nobody is,
-and None once the scope has ended: then it has no effect any more, also for tasks and threads that
-copied the context while it was on. What follows belongs to its maker: a count, and what watches the
-time, which knows whether it `has_fired(holder)`, and may know its `host`, the guard.
+`at` is the instant, on `clock`. `outer` is the scope around it that was active when it began, or
+None. `holder` is the task that will be cancelled at that instant, True if there is none, and None
+once the scope has ended: then it has no effect any more, also for tasks and threads that copied the
+context while it was active. The remaining items belong to its maker: a count, and the timer, which
+implements `has_fired(holder)` and may have a `host`, the guard.
 
-A list, and not taken out of the context again when it has ended: one is made for each call with a
+It is a list, and it is not removed from the context when it ends: one is made for each call with a
 Timeout, where an object with attributes, or `reset`, would each cost as much as a bare await.
 """
 
 deadline_var: Final[ContextVar[Scope | None]] = ContextVar("seawall_deadline", default=None)
-"""The scope that began last, here. It may have ended: read it by `deadline_scope()`."""
+"""The scope that began last in this context. It may have ended: read it with `deadline_scope()`."""
 
 
 class Attempt:
-    """An attempt that is going on: of a guard's call, or of the caller whose request is served.
+    """A running attempt: of a guard's call, or of the caller whose request is being served.
 
     Tasks and threads inherit it with their context. It is switched off at the end of the call, so
-    whatever a call left running in the background is not taken for a part of it any more.
+    that work which the call left running in the background no longer counts as part of it.
     """
 
     __slots__ = ("guard", "number", "outer", "over")
@@ -63,7 +63,7 @@ class Attempt:
 
     @property
     def reason(self) -> str:
-        """Why nothing inside it retries, in words."""
+        """Why nothing inside this attempt retries, as text."""
         if self.guard is not None:
             return f"guard {self.guard!r} around it is retrying"
         if self.number > 1:
@@ -72,7 +72,7 @@ class Attempt:
 
 
 attempt_var: Final[ContextVar[Attempt | None]] = ContextVar("seawall_attempt", default=None)
-"""The innermost attempt that the code runs in; a guard's first attempts are not noted."""
+"""The innermost attempt that the code runs in. A guard's first attempts are not recorded."""
 
 criticality_var: Final[ContextVar[Criticality]] = ContextVar(
     "seawall_criticality", default=Criticality.CRITICAL
@@ -85,15 +85,15 @@ tier_var: Final[ContextVar[str | None]] = ContextVar("seawall_tier", default=Non
 
 
 def reset(var: ContextVar[Any], token: Token[Any]) -> None:
-    """Undo `set`, also where a dying coroutine is closed from a context that is not its own."""
+    """Undo `set`, even when a dying coroutine is closed from another context."""
     try:
         var.reset(token)
     except ValueError:
-        pass  # the context that held the value is gone with its task
+        pass  # the context that held the value ended with its task
 
 
 class Deadline:
-    """An instant on a clock after which nobody waits for the answer any more."""
+    """An instant on a clock after which the caller no longer waits for the answer."""
 
     __slots__ = ("at", "clock")
 
@@ -115,7 +115,7 @@ class Deadline:
         return self.clock.now() >= self.at
 
     def shrink(self, reserve: float) -> Deadline:
-        """Return a deadline that leaves `reserve` seconds for what comes after."""
+        """Return a deadline that is `reserve` seconds earlier, to leave time for later work."""
         return Deadline(self.at - check.seconds("reserve", reserve, zero=True), self.clock)
 
     def split(self, steps: int | Sequence[float]) -> list[Deadline]:
@@ -143,10 +143,10 @@ class Deadline:
 
 
 def deadline_scope(age: float = 0.0) -> Scope | None:
-    """Return the scope of the deadline that applies here, or None: the one way to read it.
+    """Return the scope of the deadline that applies here, or None. Always read it this way.
 
-    It applies to what begins now, or to a call that began `age` seconds ago. A scope that has
-    cancelled its task applies to what began before that. What begins later cleans up.
+    It applies to work that begins now, or to a call that began `age` seconds ago. A scope that has
+    cancelled its task applies only to work that began before that: what begins later is cleanup.
     """
     scope = live_scope(deadline_var.get())
     if scope is None or scope[1].now() - age < scope[0]:
@@ -155,7 +155,7 @@ def deadline_scope(age: float = 0.0) -> Scope | None:
 
 
 class _Borrowed(Scope):
-    """A scope that has the instant of the one around it, which is nearer than its own."""
+    """A scope that uses the instant of the scope around it, which is earlier than its own."""
 
     __slots__ = ("own",)
 
@@ -164,7 +164,7 @@ class _Borrowed(Scope):
         self.own = at, clock
 
     def lender_ended(self) -> None:
-        """Have its own instant, or that of the next scope around it."""
+        """Switch to its own instant, or to that of the next scope around it."""
         outer = live_scope(self[2])
         self[0], self[1] = nearer_scope(*self.own, outer)[:2]
         self[2] = outer
@@ -180,7 +180,7 @@ class _Reserved(Scope):
         super().__init__((at - reserve_of(at - clock.now(), reserve), clock, lender, True))
 
     def lender_ended(self) -> None:
-        """End too."""
+        """End together with the outer scope."""
         end_scope(self)
 
 
@@ -195,14 +195,14 @@ def live_scope(scope: Scope | None) -> Scope | None:
         elif isinstance(scope, (_Borrowed, _Reserved)):
             scope.lender_ended()
         else:
-            scope[2] = live_scope(outer)  # or ended scopes would form an ever longer chain
+            scope[2] = live_scope(outer)  # keep ended scopes from forming an ever longer chain
     return None
 
 
 def _binding_scope(scope: Scope | None, age: float) -> Scope | None:
-    """Leave out scopes that had cancelled their task `age` seconds ago.
+    """Skip scopes that had cancelled their task `age` seconds ago.
 
-    Nothing is changed: what began earlier is still bound by them.
+    Nothing is modified: work that began earlier is still bound by them.
     """
     while scope is not None and scope[1].now() - age >= scope[0]:
         outer = scope[2]
@@ -223,16 +223,16 @@ def _binding_scope(scope: Scope | None, age: float) -> Scope | None:
 
 
 def _has_fired(scope: Scope) -> bool:
-    """Tell whether its task was cancelled at its instant."""
+    """Return whether the scope's task was cancelled at its instant."""
     holder = scope[3]
     watch = scope[5] if len(scope) > 5 else None  # noqa: PLR2004 - see `Scope`
     return watch is not None and holder is not None and bool(watch.has_fired(holder))
 
 
 def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
-    """Return a scope for `at`, or for the instant of `outer`, the one around it, if nearer."""
+    """Return a scope for `at`, or for the instant of the scope `outer` if that is earlier."""
     if outer is not None:
-        # Two clocks have no instants in common: then what is left is compared.
+        # Instants of two clocks cannot be compared, so compare the time left.
         same = outer[1] is clock
         nearer = outer[0] < at if same else outer[0] - outer[1].now() < at - clock.now()
         if nearer:
@@ -241,12 +241,12 @@ def nearer_scope(at: float, clock: Clock, outer: Scope | None) -> Scope:
 
 
 def end_scope(scope: Scope) -> None:
-    """Let `scope` have no effect any more, wherever it was copied to."""
+    """End `scope` everywhere, also in contexts it was copied to."""
     scope[3] = None
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until the deadline that applies here, negative after it; None: none."""
+    """Return the seconds until the deadline here, negative after it; None if there is none."""
     held = deadline_scope()
     if held is None:
         return None
@@ -314,10 +314,10 @@ class _DeadlineScope:
 
 
 def deadline(seconds: float | Deadline, *, clock: Clock | None = None) -> _DeadlineScope:
-    """Give what runs inside `seconds` (or until a `Deadline`); an earlier one outside is kept.
+    """Give the code inside `seconds` (or until a `Deadline`); an earlier outer one still applies.
 
-    `with deadline(2.0) as d:` sets the deadline, which guards and clients inside obey.
-    `async with deadline(2.0):` also enforces it: the block is cancelled and raises `TimedOut`.
+    `with deadline(2.0) as d:` sets the deadline, which guards and clients inside obey. `async with
+    deadline(2.0):` also enforces it: the block is cancelled and raises `TimedOut`.
     """
     if not isinstance(seconds, Deadline):
         seconds = check.seconds("deadline", seconds, zero=True)
@@ -332,16 +332,16 @@ MOST_RESERVE: Final = 0.5
 
 
 def check_reserve(reserve: object) -> float | None:
-    """Return the seconds of a `reserve=` setting, or None for the rule of `reserve_of`."""
+    """Return the seconds of a `reserve=` setting; None selects the default of `reserve_of`."""
     return None if reserve is None else check.seconds("reserve", reserve, zero=True)
 
 
 def reserve_of(left: float, seconds: float | None = None) -> float:
-    """Return how much of the `left` seconds a layer keeps back from what runs inside it.
+    """Return how many of the `left` seconds a layer keeps back from what runs inside it.
 
-    So the layer can still answer when the inside ran out of time. `seconds`, or a tenth of what is
-    left, at least 10 ms and at most 0.5 s; but never more than half, so that what runs inside a
-    caller's last milliseconds is not refused for the sake of the reserve.
+    With this reserve, the layer can still answer when the inside runs out of time. It is `seconds`,
+    or a tenth of the time left, at least 10 ms and at most 0.5 s. It is never more than half, so
+    that work in a caller's last milliseconds is not refused just because of the reserve.
     """
     if seconds is None:
         seconds = min(max(RESERVE_SHARE * left, LEAST_RESERVE), MOST_RESERVE)
@@ -349,7 +349,7 @@ def reserve_of(left: float, seconds: float | None = None) -> float:
 
 
 def reserve_scope(reserve: float | None) -> Scope | None:
-    """Begin a scope that ends a reserve before the deadline that applies here; None: none does."""
+    """Begin a scope that ends a reserve before the deadline here; return None if there is none."""
     held = deadline_scope()
     if held is None:
         return None
@@ -360,7 +360,7 @@ def reserve_scope(reserve: float | None) -> Scope | None:
 
 @contextmanager
 def keeping_back(reserve: float | None) -> Iterator[None]:
-    """Let the deadline inside be nearer by the reserve than the one that applies here, if any."""
+    """Move the deadline inside the block earlier by the reserve, if there is a deadline."""
     scope = reserve_scope(reserve)
     try:
         yield
@@ -376,9 +376,9 @@ def current_deadline() -> Deadline | None:
 
 
 def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
-    """Return when a wait of up to `seconds` from `now` is over (None: never).
+    """Return when a wait of up to `seconds` from `now` ends (None: never).
 
-    And whether that is the deadline's doing.
+    Also return whether the deadline, not `seconds`, ends it.
     """
     until = now + seconds
     left = seconds_left()
@@ -399,7 +399,7 @@ def check_deadline() -> None:
 
 
 def deadline_passed() -> bool:
-    """Tell whether the innermost deadline has passed, also one that has cancelled its task."""
+    """Return whether the innermost deadline has passed, even if it has cancelled its task."""
     held = deadline_var.get()
     if held is None:
         return False
@@ -408,7 +408,7 @@ def deadline_passed() -> bool:
 
 
 class _Scope(Generic[T]):
-    """Set a context variable for the length of a `with` block."""
+    """Sets a context variable for the length of a `with` block."""
 
     __slots__ = ("_token", "_value", "_var")
 
@@ -427,7 +427,7 @@ class _Scope(Generic[T]):
 
 
 def criticality(level: Criticality) -> _Scope[Criticality]:
-    """Say how much the calls inside matter.
+    """Set the criticality of the calls inside.
 
     with criticality(Criticality.SHEDDABLE): ...
     """
@@ -439,7 +439,7 @@ def criticality(level: Criticality) -> _Scope[Criticality]:
 
 
 def current_criticality() -> Criticality:
-    """Return how much the current call matters; CRITICAL unless set."""
+    """Return the criticality of the current call; CRITICAL unless set."""
     return criticality_var.get()
 
 
@@ -450,7 +450,7 @@ def current_attempt() -> int:
 
 
 def attempts_from(innermost: Attempt | None) -> Iterator[Attempt]:
-    """Yield the attempts from `innermost` outwards that are still going on."""
+    """Yield the running attempts from `innermost` outwards."""
     held = innermost
     while held is not None:
         if not held.over:
@@ -459,11 +459,11 @@ def attempts_from(innermost: Attempt | None) -> Iterator[Attempt]:
 
 
 def retried_above(innermost: Attempt | None, *, edge: bool = False) -> Attempt | None:
-    """Return the attempt around a call because of which the call is not retried, or None.
+    """Return the attempt around a call that forbids retrying it, or None.
 
-    The rule that keeps retries from multiplying, within a process and between services: whatever
-    runs inside an attempt above the first is not retried. With `edge` a first attempt of this
-    service's caller is enough: the caller is known to retry.
+    This rule keeps retries from multiplying, within a process and between services: whatever runs
+    inside an attempt above the first is not retried. With `edge`, a first attempt of this service's
+    caller is enough: the caller is known to retry.
     """
     for one in attempts_from(innermost):
         if one.number > 1 or (edge and one.guard is None):
@@ -472,47 +472,47 @@ def retried_above(innermost: Attempt | None, *, edge: bool = False) -> Attempt |
 
 
 def end_attempt(token: Token[Any]) -> None:
-    """Switch off the attempt that was set with `token`, and take it out of the context."""
+    """Switch off the attempt that was set with `token`, and remove it from the context."""
     held = attempt_var.get()
     try:
         attempt_var.reset(token)
     except ValueError:
-        return  # see `reset`; what is held here belongs to somebody else
+        return  # see `reset`; the attempt in this context is another call's
     if held is not None:
         held.over = True
 
 
 def idempotency_key(key: str) -> _Scope[str | None]:
-    """Name the effect of the calls inside, so that repeating them is safe at the receiver."""
+    """Identify the effect of the calls inside, so that the receiver can deduplicate repeats."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"idempotency_key({key!r}): write a non-empty string, such as an order id")
     return _Scope(idempotency_key_var, key)
 
 
 def current_idempotency_key() -> str | None:
-    """Return the key that names the effect of the current call, or None."""
+    """Return the idempotency key of the current call, or None."""
     return idempotency_key_var.get()
 
 
 def tenant(name: str) -> _Scope[str | None]:
-    """Say for whom the calls inside are made: a customer, an account, a team."""
+    """Set the tenant that the calls inside are made for: a customer, an account, a team."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"tenant({name!r}): write a non-empty string, such as an account's id")
     return _Scope(tenant_var, name)
 
 
 def current_tenant() -> str | None:
-    """Return for whom the current call is made, or None."""
+    """Return the tenant of the current call, or None."""
     return tenant_var.get()
 
 
 def tier(name: str) -> _Scope[str | None]:
-    """Say which tier of service the calls inside belong to, such as "free" or "premium"."""
+    """Set the service tier of the calls inside, such as "free" or "premium"."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"tier({name!r}): write a non-empty string, such as 'free'")
     return _Scope(tier_var, name)
 
 
 def current_tier() -> str | None:
-    """Return the tier of service of the current call, or None."""
+    """Return the service tier of the current call, or None."""
     return tier_var.get()

@@ -5,40 +5,40 @@
     │   ├── CircuitOpen         the breaker is open, isolated, or busy probing
     │   ├── BulkheadFull        no slot, and no place (or no time) to wait for one
     │   ├── RateLimited         over a limit; `limit` names the first that was exceeded
-    │   ├── Overloaded          shed: more is asked for than can be done well
+    │   ├── Overloaded          shed: more load than the service can handle well
     │   ├── PoolExhausted       no resource of the pool is free, and no place or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
-    │   ├── QueueFull           the queue holds as many jobs as it may
-    │   ├── LaterFull           as many calls as may are stored for later
-    │   ├── FifoFull            as many messages as may wait to be acknowledged
-    │   ├── KeyInFlight         the first with the same idempotency key is still at work
-    │   ├── JobNotReady         the job is not to be done here and now
+    │   ├── QueueFull           the queue holds its maximum number of jobs
+    │   ├── LaterFull           the maximum number of calls is stored for later
+    │   ├── FifoFull            the maximum number of messages is unacknowledged
+    │   ├── KeyInFlight         the first call with the same idempotency key is still running
+    │   ├── JobNotReady         the job cannot run here and now
     │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
     ├── TimedOut            began, and ran out of time; also a TimeoutError
-    ├── ReportedFailure     a block said that it failed, in words; never raised
+    ├── ReportedFailure     a block reported that it failed; never raised
     ├── CacheMiss           nothing stored for that key; also a LookupError
     ├── ChannelClosed       nothing can be put in (or taken out) any more
-    ├── Contended           others were faster, each time, as often as it was tried
+    ├── Contended           another writer was faster at every try
     ├── WorkerDied          the process that did the work crashed; what it did is unknown
     ├── StoreUnavailable    the shared store did not answer, or not in time
-    ├── LeaseLost           somebody else holds the lease, or may hold it by now
-    ├── JobLost             the claim is not good any more: the job is somebody else's, or over
+    ├── LeaseLost           another holder has the lease, or may have it by now
+    ├── JobLost             the claim is no longer valid: another worker has the job, or it ended
     ├── JobFailed           the job ended without a result
-    ├── JobCancelled        somebody cancelled the job, and its function stops
+    ├── JobCancelled        the job was cancelled, and its function stops
     ├── UnknownJob          there is no such job; also a LookupError
-    │   └── JobExpired          there was, and what came out of it is not kept any more
+    │   └── JobExpired          the job existed, but its result is no longer kept
     ├── AmbiguousHeader     a header is given more than once, with different values
     ├── KeyMissing          an idempotency key is needed, and there is none
     ├── KeyReused           the idempotency key was used before, with another payload
-    ├── RecordedFailure     the first with the same idempotency key failed, and that was kept
+    ├── RecordedFailure     the first call with the same idempotency key failed, and that was kept
     ├── AnswerNotKept       it was done before, and its answer was too large to be kept
-    ├── RecordGarbled       what the database holds makes no sense
-    ├── FifoStateLost       a receiver has more of a sender than the sender knows of
-    ├── NotDelivered        the receiver answered, and did not take the event
-    └── BadSignature        not signed by who knows the secret, or too long ago; also a ValueError
+    ├── RecordGarbled       the record in the database is invalid
+    ├── FifoStateLost       a receiver is ahead of what the sender knows
+    ├── NotDelivered        the receiver answered, but did not accept the event
+    └── BadSignature        wrong or too old signature; also a ValueError
 
-A refusal is a new instance each time, so that tracebacks do not grow. What the guarded function
-itself raises passes through as it is.
+Each refusal is a new instance, so that tracebacks do not grow. What the guarded function itself
+raises passes through unchanged.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from seawall import _checks as check
 F = TypeVar("F", bound=Callable[..., Any])
 
 ErrorKinds = type[Exception] | tuple[type[Exception], ...]
-"""One type of errors, or several."""
+"""One exception type, or several."""
 
 
 class SeawallError(Exception):
-    """The root of all errors that Seawall raises."""
+    """Base class of all errors that Seawall raises."""
 
     reason = "failed"
     """A stable word for metrics, logs and `Result.reason`."""
 
 
 class Rejected(SeawallError):
-    """The call was refused before the work began, so it is safe to do again elsewhere or later."""
+    """The call was refused before the work began, so retrying elsewhere or later is safe."""
 
     reason = "rejected"
     key: object = None
-    """Which key was refused, by a policy that has keys."""
+    """The key that was refused, by a policy that has keys."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Rejected(SeawallError):
         guard: str = "",
         policy: str = "",
     ) -> None:
-        """Say why, which policy of which guard refused, and when asking again may help."""
+        """Store why, which policy of which guard refused, and when a retry may help."""
         super().__init__(message)
         self.retry_after = retry_after
         self.guard = guard
@@ -98,10 +98,10 @@ class CircuitOpen(Rejected):
         guard: str = "",
         policy: str = "",
     ) -> None:
-        """Say what the last failure was, and for how many seconds it has not been closed.
+        """Store the last failure, and for how many seconds the breaker has not been closed.
 
-        `failure` is the type and message of the error of the call that opened it, as text without
-        secrets; empty where that is not known, or where no call did.
+        `failure` is the type and message of the error that opened it, as text without secrets;
+        empty if that is unknown, or if no call opened it.
         """
         super().__init__(message, retry_after=retry_after, guard=guard, policy=policy)
         self.failure = failure
@@ -109,21 +109,21 @@ class CircuitOpen(Rejected):
 
 
 class BulkheadFull(Rejected):
-    """All slots are taken, and there is no place or no time left to wait for one."""
+    """All slots are taken, and there is no room or no time left to wait for one."""
 
     reason = "bulkhead_full"
 
 
 class RateLimited(Rejected):
-    """The call is over a rate limit; `limit` is the name of the first that it exceeds."""
+    """The call exceeds a rate limit; `limit` is the name of the first one exceeded."""
 
     reason = "rate_limited"
     own_limit = False
-    """Whether it is a limit of the caller's own: a server's answer is then 429, else 503."""
+    """Whether it is the caller's own limit: a server then answers 429, otherwise 503."""
     violated: tuple[str, ...] = ()
-    """The names of the limits that a request is over, where a server's edge has refused it."""
+    """Names of the limits that a request exceeds, if a server's edge refused it."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What the answer tells of these limits, then."""
+    """Response headers that describe these limits, if a server's edge refused it."""
 
     def __init__(
         self,
@@ -134,61 +134,61 @@ class RateLimited(Rejected):
         guard: str = "",
         policy: str = "",
     ) -> None:
-        """Say which limit, and after how many seconds the same call will be admitted."""
+        """Store the limit's name, and after how many seconds the same call will be admitted."""
         super().__init__(message, retry_after=retry_after, guard=guard, policy=policy)
         self.limit = limit
 
 
 class Overloaded(Rejected):
-    """The call was shed: more is asked for than can be done well."""
+    """The call was shed: there is more load than the service can handle well."""
 
     reason = "overloaded"
 
 
 class PoolExhausted(Rejected):
-    """All of the pool's resources are in use, and there is no place or time left to wait."""
+    """All of the pool's resources are in use, and there is no room or time left to wait."""
 
     reason = "pool_exhausted"
 
 
 class ChannelFull(Rejected):
-    """The channel has no room for another item, and is told to refuse."""
+    """The channel has no room for another item, and is configured to refuse."""
 
     reason = "channel_full"
 
 
 class QueueFull(Rejected):
-    """The queue holds as many jobs as it may; nothing was pushed."""
+    """The queue holds its maximum number of jobs; nothing was pushed."""
 
     reason = "queue_full"
 
 
 class LaterFull(Rejected):
-    """As many calls as may are waiting to be done later; this one was not stored."""
+    """The maximum number of calls is already stored for later; this one was not stored."""
 
     reason = "later_full"
 
 
 class FifoFull(Rejected):
-    """As many messages as may are not acknowledged; nothing was sent."""
+    """The maximum number of messages is unacknowledged; nothing was sent."""
 
     reason = "fifo_full"
 
 
 class KeyInFlight(Rejected):
-    """The first with this idempotency key is still at work: ask again after `retry_after`."""
+    """The first call with this idempotency key is still running: retry after `retry_after`."""
 
     reason = "key_in_flight"
 
 
 class JobNotReady(Rejected):
-    """The job is at work elsewhere, not due yet, or not committed yet: it is looked at later."""
+    """The job is running elsewhere, not due yet, or not committed yet; it is retried later."""
 
     reason = "job_not_ready"
 
 
 class DeadlineExceeded(Rejected, TimeoutError):
-    """The deadline had passed, or leaves too little time, before the work began."""
+    """The deadline had passed, or left too little time, before the work began."""
 
     reason = "deadline_exceeded"
 
@@ -199,14 +199,14 @@ class TimedOut(SeawallError, TimeoutError):
     reason = "timed_out"
 
     def __init__(self, message: str = "", *, guard: str = "", seconds: float | None = None) -> None:
-        """Say which guard's time ran out (`guard`), and after how many seconds, where known."""
+        """Store which guard's time ran out (`guard`), and after how many seconds, if known."""
         super().__init__(message)
         self.guard = guard
         self.seconds = seconds
 
 
 class ReportedFailure(SeawallError):
-    """A block under `hold()` said that it failed, by `call.failed("...")`; it is never raised."""
+    """A block under `hold()` reported failure with `call.failed("...")`; this is never raised."""
 
     reason = "reported_failure"
 
@@ -224,42 +224,42 @@ class ChannelClosed(SeawallError):
 
 
 class Contended(SeawallError):
-    """Others changed the same thing first, as often as it was tried; nothing was changed."""
+    """Another writer changed the same record first at every try; nothing was changed."""
 
     reason = "contended"
 
 
 class WorkerDied(SeawallError):
-    """The process that did the work crashed: whether it had an effect is unknown."""
+    """The worker process crashed: whether the work had an effect is unknown."""
 
     reason = "worker_died"
 
     def __init__(self, message: str = "", *, item: str = "", exit_code: int | None = None) -> None:
-        """Say what it was working on, and how the process ended, where known."""
+        """Store the item in progress, and how the process ended, if known."""
         super().__init__(message)
         self.item = item
         self.exit_code = exit_code
 
 
 class StoreUnavailable(SeawallError):
-    """The shared store did not answer in time, or refused: what was asked may have been done."""
+    """The shared store did not answer in time, or refused: the request may have taken effect."""
 
     reason = "store_unavailable"
 
 
 class LeaseLost(SeawallError):
-    """The lease is not held, or not for sure: whatever it protects must not be done."""
+    """The lease is not held, or not for sure: work that it protects must not be done."""
 
     reason = "lease_lost"
 
 
 class JobLost(SeawallError):
-    """The claim is not good any more: its lease was over, or the job was cancelled or has ended."""
+    """The claim is no longer valid: its lease expired, or the job was cancelled or has ended."""
 
     reason = "job_lost"
 
     def __init__(self, message: str = "", *, job: str = "", state: str = "") -> None:
-        """Say which job, and the state it is in now ("claimed": by somebody else)."""
+        """Store the job's id and its current state ("claimed": by another worker)."""
         super().__init__(message)
         self.job = job
         self.state = state
@@ -273,7 +273,7 @@ class JobFailed(SeawallError):
     def __init__(
         self, message: str = "", *, job: str = "", state: str = "", cause: str = ""
     ) -> None:
-        """Say which job, how it ended, and why."""
+        """Store the job's id, how it ended, and why."""
         super().__init__(message)
         self.job = job
         self.state = state
@@ -281,85 +281,85 @@ class JobFailed(SeawallError):
 
 
 class JobCancelled(SeawallError):
-    """Somebody cancelled the job, and its function stops here."""
+    """The job was cancelled, and its function stops here."""
 
     reason = "job_cancelled"
 
 
 class UnknownJob(SeawallError, LookupError):
-    """There is no such job; or not any more, since how a job ended is not kept for ever."""
+    """There is no such job; or no longer, since ended jobs are not kept for ever."""
 
     reason = "unknown_job"
 
 
 class JobExpired(UnknownJob):
-    """The job ended long ago, and what came out of it is not kept any more."""
+    """The job ended long ago, and its result is no longer kept."""
 
     reason = "job_expired"
 
 
 class AmbiguousHeader(SeawallError, ValueError):
-    """A request gives a header more than once, with different values: nobody knows which counts."""
+    """A request has the same header more than once, with different values."""
 
     reason = "ambiguous_header"
 
 
 class KeyMissing(SeawallError):
-    """An idempotency key is needed here, and there is none."""
+    """An idempotency key is required here, and there is none."""
 
     reason = "key_missing"
 
 
 class KeyReused(SeawallError):
-    """The idempotency key was used before, with another payload: take a fresh one."""
+    """The idempotency key was used before with another payload: use a new one."""
 
     reason = "key_reused"
 
 
 class RecordedFailure(SeawallError):
-    """The first with this key failed, and that was kept: `kind` and `message` are of its error."""
+    """The first call with this key failed and was recorded: `kind` and `message` of its error."""
 
     reason = "recorded_failure"
 
     def __init__(self, kind: str, message: str = "") -> None:
-        """Say what the first one raised."""
+        """Store what the first call raised."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
         self.message = message
 
 
 class AnswerNotKept(SeawallError):
-    """It was done before, and its answer was too large to be kept: it is not done again."""
+    """The call was done before, but its answer was too large to keep; it is not repeated."""
 
     reason = "answer_not_kept"
 
 
 class RecordGarbled(SeawallError):
-    """The stored record makes no sense: nothing is done by it, and somebody has to look."""
+    """The stored record is invalid: it is not acted on, and an operator must look at it."""
 
     reason = "record_garbled"
 
 
 class FifoStateLost(SeawallError):
-    """The receiver has more of this sender than the sender knows of: `restart` the sender."""
+    """The receiver is ahead of what this sender knows: call `restart` on the sender."""
 
     reason = "fifo_state_lost"
 
 
 class NotDelivered(SeawallError):
-    """The receiver answered, and did not take the event."""
+    """The receiver answered, but did not accept the event."""
 
     reason = "not_delivered"
 
 
 class BadSignature(SeawallError, ValueError):
-    """What was received is not signed by who knows the secret, or was signed too long ago."""
+    """The signature was not made with the secret, or is too old."""
 
     reason = "bad_signature"
 
 
 def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:
-    """Tell whether `error` is one of `types`; a group is, if it is named or all its leaves are."""
+    """Return whether `error`, or every leaf of an exception group, is one of `types`."""
     if isinstance(error, types):
         return True
     return isinstance(error, BaseExceptionGroup) and all(
@@ -373,11 +373,11 @@ class ErrorTypes:
     __slots__ = ("types",)
 
     def __init__(self, types: tuple[type[Exception], ...]) -> None:
-        """Match `types`, and groups of nothing else."""
+        """Match `types`, and exception groups whose leaves all match."""
         self.types = types
 
     def __call__(self, error: BaseException | None, value: object = None) -> bool:
-        """Tell whether a call that ended so raised one of the types."""
+        """Return whether the call raised one of the types."""
         return error is not None and matches(error, self.types)
 
     def __repr__(self) -> str:
@@ -386,7 +386,7 @@ class ErrorTypes:
 
 
 def error_predicate(name: str, rule: ErrorKinds | F) -> F | ErrorTypes:
-    """Return the argument `name`, a plain function or types of errors, as a predicate; or raise."""
+    """Return the argument `name`, a function or exception types, as a predicate; or raise."""
     if isinstance(rule, (type, tuple)):
         types = check.error_types(name, rule)
         if not types:
@@ -396,10 +396,10 @@ def error_predicate(name: str, rule: ErrorKinds | F) -> F | ErrorTypes:
 
 
 def add_note(error: BaseException, note: str, mark: str, *more: str) -> None:
-    """Add `note` and `more`, each after "seawall: ", in place of older ones that hold `mark`.
+    """Add `note` and `more`, prefixed with "seawall: ", replacing older notes with `mark`.
 
-    An error object that is raised again and again must not collect notes without end; and one that
-    takes no notes (a frozen one, say) is left as it is.
+    An error object that is raised again and again must not collect notes without end. An error that
+    takes no notes (a frozen one, for example) is left unchanged.
     """
     try:
         kept = [

@@ -1,10 +1,11 @@
-"""Guards that are alike, one for each key: hosts, tenants, sensors.
+"""Similar guards, one for each key: hosts, tenants, sensors.
 
-Promises: what one key does spends nothing of another's, neither its retry budget nor its slots;
-there are never more than `max_keys` guards, and they are not lost to the garbage collector; a key
-is forgotten only if it has no call under way, nothing taken from a limit that would be forgiven,
-and no breaker that is open or probing, and of these the longest unused and healthy ones first. A
-key that finds no room shares one guard with the others that find none: `make("(others)")`.
+Promises:
+- Keys are isolated: one key uses up nothing of another, neither retry budget nor slots.
+- There are never more than `max_keys` guards, and they are not garbage-collected.
+- A key is evicted only if it has no call in progress, no limit usage that eviction would erase, and
+  no breaker that is open or probing. The longest unused and healthy keys go first.
+- A key that finds no room shares one guard with the others that find none: `make("(others)")`.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ Make = Callable[[Any], Iterable[Policy]]
 KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 LOOKED_AT: Final = 64
-"""Members that a new key looks at to find one that may go: a flood of keys must stay cheap."""
+"""Number of members checked to find one to evict: a flood of new keys must stay cheap."""
 
 WORST_SHOWN: Final = 10
-"""Keys that a snapshot names."""
+"""Number of keys that a snapshot names."""
 
 OTHERS: Final = "(others)"
-"""The key of the guard that all keys share which find no room."""
+"""Key of the guard shared by all keys that find no room."""
 
 _COUNTS: Final = (
     "succeeded",
@@ -62,11 +63,11 @@ _COUNTS: Final = (
     "stale",
 )
 _BROKEN: Final = ("isolated", "open", "half_open", "closed")
-"""States of a breaker, the worst first."""
+"""States of a breaker, worst first."""
 
 
 class Family:
-    """A guard for each key, made when the key is first seen. Make it with `Guard.family(...)`."""
+    """A guard for each key, made on the key's first use. Make it with `Guard.family(...)`."""
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class Family:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Make the guard of a key with the policies that `make(key)` returns, outermost first.
+        """Make each key's guard with the policies that `make(key)` returns, outermost first.
 
         At most `max_keys` guards are kept. Keys that find no room share one guard with the policies
-        of `make("(others)")`. A policy object that `make` returns for several keys is shared by
-        them. The rest is as in `Guard`.
+        of `make("(others)")`. If `make` returns the same policy object for several keys, they share
+        it. The other arguments are as in `Guard`.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"family({name!r}): the first argument is a name, such as 'sensor'")
@@ -98,17 +99,17 @@ class Family:
         self.closed = False
         """Whether `close()` was called."""
         self.evicted = 0
-        """How many keys were forgotten to make room."""
+        """Number of keys evicted to make room."""
         self.overflowed = 0
-        """How often a key found no room."""
+        """Number of times a key found no room."""
         self._members: dict[Hashable, _Member] = {}
         self._hand: list[Hashable] = []
-        """Keys that are still to be looked at for one that may go."""
+        """Keys not yet checked in the current eviction sweep."""
         self._others: Guard | None = None
         self._gone: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}
         self._gone_durations, self._gone_waits = Tally(), Tally()
-        """What evicted members have counted, so that no counter ever falls."""
+        """Counts of evicted members, so that no counter ever decreases."""
         self._lock = RLock()
         survives_fork(self)
         with registry.reserved(name, replace=check.flag("replace", replace)):
@@ -124,7 +125,7 @@ class Family:
         return key in self._members
 
     def __getitem__(self, key: Hashable) -> Guard:
-        """Return the guard of `key`, made if the key is new."""
+        """Return the guard of `key`; make it if the key is new."""
         try:
             member = self._members[key]
         except KeyError:
@@ -137,7 +138,7 @@ class Family:
         return member.guard
 
     def __call__(self, *, by: str | Callable[..., Hashable]) -> Callable[[F], F]:
-        """Decorate: `@family(by="host")`, or by a function of the call's arguments."""
+        """Decorate: `@family(by="host")`, or `by` a function of the call's arguments."""
         if not isinstance(by, str):
             check.plain_function("by", by)
 
@@ -153,14 +154,14 @@ class Family:
 
     def _sync(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - members are its own
+            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - its own member
             return plan.bind(function, "sync")(*args, **kwargs)
 
         return guarded
 
     def _async(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
         async def guarded(*args: Any, **kwargs: Any) -> Any:
-            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - members are its own
+            plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - its own member
             return await plan.bind(function, "async")(*args, **kwargs)
 
         return guarded
@@ -168,14 +169,14 @@ class Family:
     def _generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
         def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
             guard = self[key_of(args, kwargs)]
-            return guard, guard._stream_layers("sync")  # noqa: SLF001 - members are its own
+            return guard, guard._stream_layers("sync")  # noqa: SLF001 - its own member
 
         return guard_generator(pick, function)
 
     def _async_generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
         def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
             guard = self[key_of(args, kwargs)]
-            return guard, guard._stream_layers("async")  # noqa: SLF001 - members are its own
+            return guard, guard._stream_layers("async")  # noqa: SLF001 - its own member
 
         return guard_async_generator(pick, function)
 
@@ -190,9 +191,10 @@ class Family:
     ) -> Batch[A, T]:
         """Call a plain function with each of `items`, each under the guard of its key.
 
-        `by(item)` is the key; without it, the item itself. At most `concurrency` at once, in
-        threads, and of one key as many as its bulkheads let in: what has no room there waits, and
-        items of other keys go first. An item that fails stops no other.
+        `by(item)` is the key; without `by`, the item itself. At most `concurrency` calls run at the
+        same time, in threads, and for each key as many as its bulkheads admit. An item that finds
+        its bulkhead full waits, and items of other keys go first. An item that fails does not stop
+        others.
         """
         check.plain_function("function", function, "amap(...) is for an async one")
         key_of = _itself if by is None else check.plain_function("by", by)
@@ -231,7 +233,7 @@ class Family:
         by: Callable[[Any], Hashable] | None = None,
         concurrency: int = CONCURRENCY,
     ) -> Any:
-        """Do as `map`, with an async function and each item in a task of its own."""
+        """Async twin of `map`: an async function, and each item in its own task."""
         check.function("function", function)
         key_of = _itself if by is None else check.plain_function("by", by)
 
@@ -241,7 +243,7 @@ class Family:
         return await arun_batch(room, items, check.count("concurrency", concurrency))
 
     def _room(self, key: Hashable, attempt: Callable[..., Any], function: Any) -> Room:
-        """Return where an item is called; its key is kept until the item is over."""
+        """Return where to call an item; its key is not evicted until the item has ended."""
         with self._lock:
             guard = self[key]
             member = self._members.get(key)
@@ -250,13 +252,13 @@ class Family:
         return Room(
             guard.name,
             partial(attempt, guard, function),
-            guard._bulkheads(),  # noqa: SLF001 - members are its own
+            guard._bulkheads(),  # noqa: SLF001 - its own member
             None if member is None else member.calls.end,
         )
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The policies of some member: the others are made alike. None before the first key."""
+        """The policies of one member; the others are alike. Empty before the first key."""
         return next((guard.policies for guard in self._all().values()), ())
 
     # Members
@@ -278,7 +280,7 @@ class Family:
             return guard
 
     def _guard(self, key: Hashable, policies: Iterable[Policy], **more: Any) -> Guard:
-        return Guard._unregistered(  # noqa: SLF001 - members are its own
+        return Guard._unregistered(  # noqa: SLF001 - its own member
             f"{self.name}[{key}]",
             tuple(policies),
             max_wait=self.max_wait,
@@ -289,11 +291,11 @@ class Family:
         )
 
     def _shared_policies(self, key: Hashable) -> Iterable[Policy]:
-        """Return the policies of the guard that keys without room share; `key` is the first."""
+        """Return the policies of the guard for keys without room; `key` is the first such key."""
         try:
             return self.make(OTHERS)
         except Exception:
-            # To refuse the call would be worse: a flood of keys would stop calls.
+            # Refusing the call would be worse: a flood of keys would stop calls.
             from logging import getLogger
 
             getLogger("seawall").exception(
@@ -305,7 +307,7 @@ class Family:
             return self.make(key)
 
     def _evict(self) -> bool:
-        """Forget the member that is missed least, of some; False if none of them may go."""
+        """Evict the cheapest of some members to lose; return False if none may be evicted."""
         now = self.clock.now()
         best: Hashable = None
         least: int | None = None
@@ -351,14 +353,14 @@ class Family:
         )
 
     def guards(self) -> dict[Hashable, Guard]:
-        """Return the guards there are, by key."""
+        """Return the current guards, by key."""
         with self._lock:
             return {key: member.guard for key, member in self._members.items()}
 
-    # What there is to see
+    # Observability
 
     def worst(self, most: int = WORST_SHOWN) -> dict[Hashable, Guard]:
-        """Return the guards in most trouble, the worst first: broken ones, then failing ones."""
+        """Return the guards in most trouble, worst first: broken ones, then failing ones."""
         check.count("most", most)
         now = self.clock.now()
         ranked = [
@@ -370,10 +372,10 @@ class Family:
         return {key: guard for *_, key, guard in sorted(ranked, key=lambda one: one[:3])[:most]}
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of all members together, and of the worst by key.
+        """Return the state of all members together, and of the worst ones by key.
 
-        It has the shape of a guard's: counts and policies are those of all members, also of those
-        that were forgotten. `family` tells about keys.
+        It has the shape of a guard's snapshot: counts and policies cover all members, including
+        evicted ones. `family` describes the keys.
         """
         now = self.clock.now()
         members = self._all()
@@ -415,9 +417,9 @@ class Family:
     def _policies(
         self, guards: list[Guard], worst: Mapping[Hashable, Guard]
     ) -> list[dict[str, Any]]:
-        """Return what the policies at each place of the stack come to, all members together."""
+        """Return the policies at each position of the stack, summed over all members."""
         seen = {place: deepcopy(gone) for place, gone in self._gone_policies.items()}
-        known: set[int] = set()  # a policy that members share has one state
+        known: set[int] = set()  # a policy shared by members has one state
         for guard in guards:
             for place, bound in enumerate(guard.bounds):
                 policy = bound.policy
@@ -434,7 +436,7 @@ class Family:
         return [seen[place] for place in sorted(seen)]
 
     def explain(self) -> str:
-        """Return the stack that each key has, and what is dangerous in it."""
+        """Return the stack that each key has, and its dangers."""
         member = next(iter(self._all().values()), None)
         head = f"family {self.name!r}: {len(self._members)} of at most {self.max_keys} keys"
         if member is None:
@@ -448,7 +450,7 @@ class Family:
         return members
 
     def close(self) -> None:
-        """Free the name, and forget all keys; calls under way and decorated functions go on."""
+        """Free the name and forget all keys; calls in progress and decorated functions continue."""
         if not self.closed:
             self.closed = True
             registry.remove(self)
@@ -456,14 +458,14 @@ class Family:
             self._members.clear()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, where no call of another thread goes on."""
+        """Reset lock and call counts in a child process, which has no calls of other threads."""
         self._lock = RLock()
         for member in self._members.values():
             member.calls.under_way.clear()
 
 
 class _Member:
-    """A guard, its calls, and whether it was asked for since it was last looked at."""
+    """A guard, its call count, and whether it was used since the last eviction check."""
 
     __slots__ = ("calls", "guard", "used")
 
@@ -471,17 +473,17 @@ class _Member:
         self.guard = guard
         self.calls = calls
         self.used = False
-        """Whether it was used again since somebody had to go: a new key has to show that first."""
+        """Whether it was used again since the last eviction check; a new key starts as unused."""
 
     def may_go(self, now: float) -> bool:
-        """Tell whether forgetting it breaks no bound, and lets nobody off."""
+        """Return whether evicting this member breaks no limit and erases no penalty."""
         if self.calls.under_way:
             return False
-        return all(policy._at_rest(now) for policy in self.guard.policies)  # noqa: SLF001 - its own
+        return all(policy._at_rest(now) for policy in self.guard.policies)  # noqa: SLF001 - its own member
 
 
 class _CallsUnderWay(Layer):
-    """Counts the calls of one member: while there are any, its key is kept."""
+    """Counts the calls of one member: its key is kept while any is in progress."""
 
     until_stopped = True
 
@@ -500,15 +502,15 @@ class _CallsUnderWay(Layer):
         )
 
     def enter(self, _now: float) -> None:
-        """Count one in."""
+        """Count a call in."""
         self.under_way.append(None)
 
     def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
-        """Count one out."""
+        """Count a call out."""
         self.end()
 
     def end(self) -> None:
-        """Count one out; none where a child process has forgotten the calls of its parent."""
+        """Count a call out; ignore calls of the parent process, which a fork has forgotten."""
         try:
             self.under_way.pop()
         except IndexError:
@@ -526,7 +528,7 @@ def _state(guard: Guard) -> str:
 
 
 def _add_counts(told: dict[str, Any], bound: Bound, *, own: bool) -> None:
-    """Add what a policy has counted; `own` says whether its own counters are not in yet."""
+    """Add a policy's counts; `own` says whether its own counters are still to be added."""
     if isinstance(bound, GateBound):
         told["rejected"] = told.get("rejected", 0) + bound.refused
         told["would_reject"] = told.get("would_reject", 0) + bound.would_refuse
@@ -537,7 +539,7 @@ def _add_counts(told: dict[str, Any], bound: Bound, *, own: bool) -> None:
 
 
 def _add_state(told: dict[str, Any], policy: Policy) -> None:
-    """Add how a policy stands now: slots to slots, and the worst state of a breaker."""
+    """Add a policy's current state: sum up slots, keep the worst breaker state."""
     if isinstance(policy, GatePolicy):
         told["mode"] = policy.mode
     for name in ("limit", "in_flight", "waiting"):
@@ -556,7 +558,7 @@ def _calculated(by: Callable[..., Hashable]) -> KeyOf:
 
 
 def _argument(by: str, function: Callable[..., Any]) -> KeyOf:
-    """Return what reads the argument called `by` from a call of `function`."""
+    """Return a function that reads the argument called `by` from a call of `function`."""
     shape = signature(function)
     parameter = shape.parameters.get(by)
     if parameter is None or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
@@ -575,7 +577,7 @@ def _argument(by: str, function: Callable[..., Any]) -> KeyOf:
             key = kwargs[by]
         else:
             if default is Parameter.empty:
-                shape.bind(*args, **kwargs)  # raises as the function itself would
+                shape.bind(*args, **kwargs)  # raises the error that the function itself would raise
             key = default
         return key
 

@@ -61,8 +61,8 @@ class Guard:
     """An ordered stack of policies around one dependency; the first is outermost.
 
     Use it as a decorator for `def`, `async def`, generators and async generators, or through
-    `call`, `acall`, `attempt`, `aattempt`, `attempts` and `hold`. One guard serves threads and
-    event loops at once.
+    `call`, `acall`, `attempt`, `aattempt`, `attempts` and `hold`. The same guard can be used by
+    several threads and event loops at the same time.
     """
 
     def __init__(
@@ -75,16 +75,18 @@ class Guard:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Stack `policies`; `name` is unique among live guards. It lives until it is closed.
+        """Stack `policies` under `name`, which must be unique among live guards.
 
-        `max_wait` bounds what a call waits at all gates together, over all of its attempts: for
-        slots, for its turn at a rate limit, for answers of a shared store. Each gate waits no
-        longer than its own `max_wait` either. None is no bound.
+        The guard lives until it is closed.
 
-        `idempotent=False` says that repeating a call repeats its effect: then it is retried only
-        with an idempotency key. With `replace=True` a guard that has the name already is closed
-        (in a notebook, an app factory, a reload). `clock` and `rng` make time and chance a matter
-        of tests.
+        `max_wait` bounds the total time a call waits at all gates, over all of its attempts: for
+        slots, for its turn at a rate limit, for answers of a shared store. Each gate's own
+        `max_wait` applies as well. None means no bound.
+
+        `idempotent=False` says that repeating a call repeats its effect: such a call is retried
+        only with an idempotency key. `replace=True` closes a live guard of the same name (for
+        notebooks, app factories and reloads). `clock` and `rng` let tests control time and
+        randomness.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Guard({name!r}): the first argument is a name, such as 'vendor'")
@@ -116,12 +118,12 @@ class Guard:
     ) -> None:
         self.name = name
         self.made_at = ""
-        """The line that made it; see the registry's log record on too many guards."""
+        """File and line that made the guard; see the registry's log record on too many guards."""
         self.closed = False
         """Whether `close()` was called."""
         self.policies = policies
         self.max_wait = max_wait
-        """The most seconds that a call may wait at all of its gates together; None: no bound."""
+        """Maximum total seconds a call may wait at all of its gates; None means no bound."""
         self.idempotent = idempotent
         self.clock: Clock = clock or current_clock()
         self.keeps_statistics = True
@@ -133,7 +135,7 @@ class Guard:
         if any(isinstance(policy, Retry) for policy in policies):
             self.stats.watch = self._note_retries_around
         self._around = around
-        """A layer of its owner's around all policies, which no policy stands for."""
+        """A layer that the guard's owner puts around all policies; it belongs to no policy."""
         self._plan = Plan(self, self.bounds, around)
         self._dangers: dict[str, None] = {}
 
@@ -143,7 +145,7 @@ class Guard:
 
     @property
     def rng(self) -> Random:
-        """The source of chance: the one given, or one of its own."""
+        """The random number generator: the one given, or the guard's own."""
         if self._rng is None:
             from random import Random
 
@@ -174,13 +176,13 @@ class Guard:
     ) -> Guard:
         """Build the recommended stack from a few numbers.
 
-        `timeout` is for each attempt, `total_timeout` for all together (by default what `attempts`
-        of them can take with their pauses and waits). `rate` is how often it may be asked, such as
-        "60/s", and `limit` the most calls at once; none if not given. A call waits for slots up to
-        `max_wait` seconds, over all of its attempts. Plain functions need `sync`,
-        as in `Timeout`. The retry budget has its defaults; the breaker too, but for short, growing
-        breaks and a slow start, unless a `breaker` is given.
-        With a `shared` store, breaker and rate are those of all pods, under the guard's name.
+        `timeout` applies to each attempt, `total_timeout` to all of them together (default: what
+        `attempts` of them can take, with their pauses and waits). `rate` is the rate limit, such as
+        "60/s", and `limit` the maximum number of concurrent calls; neither applies if not given. A
+        call waits for slots up to `max_wait` seconds, over all of its attempts. Plain functions
+        need `sync`, as in `Timeout`. The retry budget uses its defaults. So does the breaker,
+        except for short, growing breaks and a slow start, unless `breaker` is given. With a
+        `shared` store, all pods share the breaker and the rate under the guard's name.
         """
         stack: list[Policy] = []
         if fallback is not None:
@@ -190,7 +192,8 @@ class Guard:
                 stack.append(Fallback(fallback))
         retry = Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
         attempt = Timeout(timeout, sync=sync)
-        # Around threads of its own, a second thread would be one too many.
+        # The attempt's Timeout already has its own thread; the total Timeout must not add a second
+        # one.
         around: Sync | None = None if sync is None else "cooperative"
         if total_timeout is not None:
             stack.append(Timeout(total_timeout, sync=around))
@@ -204,7 +207,7 @@ class Guard:
             stack.append(retry)
         among: dict[str, Any] = {} if shared is None else {"shared": shared, "name": name}
         if breaker is None:
-            # Back soon after the vendor is, and gently: docs/breaker.md has the numbers.
+            # Recover soon after the vendor does, but gradually: docs/breaker.md has the numbers.
             breaker = Breaker(break_for=growing(0.25, cap=1.0), probes=slow_start(), **among)
         stack.append(breaker)
         if rate is not None:
@@ -230,7 +233,7 @@ class Guard:
     def alone(cls, policy: Policy, function: F) -> F:
         """Put one policy around a function, in a guard that is not registered."""
         guard = cls._unregistered(getattr(function, "__qualname__", repr(function)), (policy,))
-        # Nobody sees them: such a guard has no name to be found by.
+        # An unregistered guard has no name to look it up by, so its statistics would never be read.
         guard.keeps_statistics = policy.needs_statistics
         return guard(function)
 
@@ -251,7 +254,7 @@ class Guard:
 
         See `Family`: `family[key].call(...)`, `@family(by="host")`.
         """
-        # By name: a family is made of guards, so a guard cannot import it.
+        # Imported by name: a family is made of guards, so importing it here would be circular.
         made: Family = import_module("seawall.family").Family(
             name,
             make,
@@ -266,7 +269,7 @@ class Guard:
 
     @classmethod
     def _unregistered(cls, name: str, policies: tuple[Policy, ...], **settings: Any) -> Guard:
-        """Make a guard that no registry knows: it lives as long as who holds it."""
+        """Make a guard that is not registered: it lives as long as its owner holds a reference."""
         rules.check_stack(policies)
         guard = cls.__new__(cls)
         guard._set_up(name, policies, **settings)  # noqa: SLF001
@@ -277,7 +280,7 @@ class Guard:
     @overload
     def __call__(self, /, *, idempotent: bool) -> Callable[[F], F]: ...
     def __call__(self, function: Any = None, /, *, idempotent: bool | None = None) -> Any:
-        """Decorate: `@guard`, or `@guard(idempotent=False)` for this function alone."""
+        """Decorate a function: `@guard`, or `@guard(idempotent=False)` for this function only."""
         if function is not None:
             return self._wrap(function)
         if idempotent is None:
@@ -303,7 +306,8 @@ class Guard:
             self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))
         update_wrapper(guarded, function)
-        # By identity: another decorator that copies attributes must not be taken for this one.
+        # Marked by identity: another decorator may copy attributes and must not be taken for this
+        # one.
         guarded.__seawall__ = (self, ref(guarded))
         wrapped: F = guarded
         return wrapped
@@ -324,14 +328,14 @@ class Guard:
     @overload
     async def acall(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def acall(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an async function under this guard; or a plain one, with a ThreadBulkhead there."""
+        """Call an async function under this guard; or a plain one, if it has a ThreadBulkhead."""
         plan, bare = self._plan_for(function)
         if not is_async(bare) and not plan.runs_in_threads:
             bare = awaiting(bare)
         return await plan.bind(bare, "async")(*args, **kwargs)
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
-        """Call a plain function and return how it went; only cancellation and exits are raised."""
+        """Call a plain function and return its `Result`; raise only cancellation and exits."""
         plan, bare = self._plan_for(function, NO_PLAIN_CALL)
         guarded = plan.bind_interpreted(bare, "sync")
         with _Attempt(self) as attempt:
@@ -347,7 +351,7 @@ class Guard:
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result[T]: ...
     async def aattempt(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an async function and return how it went; only cancellation and exits are raised."""
+        """Call an async function and return its `Result`; raise only cancellation and exits."""
         plan, bare = self._plan_for(function)
         if not is_async(bare) and not plan.runs_in_threads:
             bare = awaiting(bare)
@@ -359,10 +363,11 @@ class Guard:
     def map(
         self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
     ) -> Batch[A, T]:
-        """Call a plain function with each of `items` under this guard; return how each went.
+        """Call a plain function with each of `items` under this guard; return all results.
 
-        At most `concurrency` at once, in threads: as many as its bulkheads let in, up to 10, unless
-        given. An item that fails stops no other. With 1, all are called in this thread.
+        At most `concurrency` calls run at the same time, in threads. The default is what the
+        guard's bulkheads admit, up to 10. An item that fails does not stop the others. With 1, all
+        calls run in this thread.
         """
         check.plain_function("function", function, "amap(...) is for an async one")
 
@@ -398,23 +403,23 @@ class Guard:
         *,
         concurrency: int | None = None,
     ) -> Any:
-        """Call an async function with each of `items`, as `map` does; each in a task of its own.
+        """Async twin of `map`: call an async function with each of `items`, each in its own task.
 
-        Items may come from an async source too, which is read as there is room. If this is
-        cancelled, all of them are.
+        Items may also come from an async source, which is read as capacity frees up. Cancelling
+        this call cancels all items.
         """
         check.function("function", function)
         room = Room(self.name, partial(self.aattempt, function))
         return await arun_batch(lambda _item: room, items, self._concurrency(concurrency))
 
     def _concurrency(self, given: int | None) -> int:
-        """Return how many calls a batch makes at once: what is given, or what is let in."""
+        """Return the concurrency of a batch: the given number, or what the bulkheads admit."""
         if given is not None:
             return check.count("concurrency", given)
         return min([CONCURRENCY, *(limit for _, limit in self._bulkheads())])
 
     def _bulkheads(self) -> list[tuple[int, int]]:
-        """Return the identity of each policy that bounds calls, and how many it lets in."""
+        """Return the id of each policy that bounds concurrency, and its limit."""
         gates = []
         for policy in self.policies:
             gate: Any = policy
@@ -425,7 +430,7 @@ class Guard:
         return gates
 
     def _plan_for(self, function: Any, wrong: int = NO_CALL) -> tuple[Plan, Any]:
-        """Return how to call `function`: once is enough if this very guard has decorated it."""
+        """Return the plan and function to call; unwrap a function that this guard has decorated."""
         mark = getattr(function, "__seawall__", None)
         if mark is not None:
             host, guarded = mark
@@ -433,32 +438,32 @@ class Guard:
                 owner = getattr(function, "__self__", None)
                 bare = function.__wrapped__
                 bare = bare if owner is None else bare.__get__(owner)
-                return host._plan, bare  # noqa: SLF001 - this guard's own, or a marked one's
+                return host._plan, bare  # noqa: SLF001 - this guard's own plan, or a marked copy's
         code = getattr(function, "__code__", None)
         if code is not None and code.co_flags & wrong:
             refuse(function)
         return self._plan, function
 
     def hold(self, *args: Any, **kwargs: Any) -> Hold:
-        """Enter the gates (breaker, bulkhead) for a `with` or `async with` block, nothing else.
+        """Enter only the gates (breaker, bulkhead) for a `with` or `async with` block.
 
-        The arguments are those that a `key=` function looks at, if a gate has one.
+        The arguments are passed to the `key=` functions of gates.
         """
         gates: list[Layer] = [] if self._around is None else [self._around]
         gates += [bound for bound in self.bounds if isinstance(bound, GateBound)]
         return Hold(self, gates, args, kwargs)
 
     def attempts(self, *args: Any, **kwargs: Any) -> Attempts:
-        """Run a block of code under the whole stack, as often as `Retry` says.
+        """Run a block of code under the whole stack, as often as `Retry` allows.
 
             async for attempt in guard.attempts():
                 async with attempt:
                     ...
 
-        An error of the block is swallowed if another attempt follows, else the `with` raises it.
-        Without `async` it is the same for plain code. The arguments are those that a `key=`
-        function looks at. Policies that would have to run the block elsewhere, twice, or answer
-        in its place (`Cache`, `Fallback`, `Hedge`, threads) are refused with a TypeError.
+        An error of the block is swallowed if another attempt follows; otherwise the `with` raises
+        it. Plain code uses the same loop without `async`. The arguments are passed to `key=`
+        functions. Policies that would have to run the block elsewhere, twice, or answer in its
+        place (`Cache`, `Fallback`, `Hedge`, threads) are refused with a TypeError.
         """
         for policy in self.policies:
             if isinstance(policy, Fallback):
@@ -474,15 +479,16 @@ class Guard:
         )
 
     def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
-        """Return how hard the dependency is pressed at this moment, as this guard sees it.
+        """Return the current load on the dependency, as this guard sees it.
 
-        With a call's arguments, a keyed breaker is asked for that call's key; without, for any.
+        With a call's arguments, a keyed breaker is checked for that call's key; without, for any
+        key.
         """
         slots = self._slot_policies()
         return self._pressure([one.in_flight / one.limit for one in slots], args, kwargs)
 
     def pressure_on(self, call: Call) -> Pressure:
-        """Return how hard others than `call`, which asks, press this guard and those around it."""
+        """Return the pressure of calls other than `call` on this guard and those around it."""
         held: Sequence[object] = call.layers[: len(call.tickets)]
         holds = [bound.policy for bound in self.bounds if bound in held]
         slots = self._slot_policies()
@@ -493,7 +499,7 @@ class Guard:
         return pressure
 
     def pressure_inside(self) -> Pressure:
-        """Return how hard others than a call that is in this guard press it."""
+        """Return the pressure on this guard, not counting one call inside it."""
         crowded = [one.crowding(own=1) for one in self._slot_policies()]
         return self._pressure(crowded, (), {}, keyed=False)
 
@@ -526,7 +532,7 @@ class Guard:
         )
 
     def _note_retries_around(self) -> None:
-        """Remember which guards this call runs in that retry, as this one does."""
+        """Record the guards around this call that retry too."""
         for host in hosts_around(self):
             policies: Iterable[Policy] = getattr(host, "policies", ())
             if any(isinstance(policy, Retry) for policy in policies):
@@ -535,7 +541,7 @@ class Guard:
                         bound.note_retried_by(host.name)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return everything there is to see: counts, latency, and each policy's state."""
+        """Return all observable state: counts, latency, and each policy's state."""
         now = self.clock.now()
         return {
             "name": self.name,
@@ -547,11 +553,11 @@ class Guard:
         }
 
     def note_danger(self, danger: str) -> None:
-        """Let `explain()` warn of this too: of what the guard was plugged into."""
+        """Add a warning to `explain()`, about what the guard was plugged into."""
         self._dangers[danger] = None
 
     def explain(self) -> str:
-        """Return the stack as text, what is dangerous in it, and what it does in an outage."""
+        """Return the stack as text, its dangers, and its expected behaviour in an outage."""
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
         lines += self._expected()
@@ -565,7 +571,7 @@ class Guard:
         return "\n".join(lines)
 
     def _expected(self) -> list[str]:
-        """Return the load on the dependency and the share of served calls, as it fails more."""
+        """Return load on the dependency and share of served calls, at growing failure rates."""
         from seawall.forecast import RATE, forecasts
 
         def make_host(policies: tuple[Policy, ...], clock: Clock, rng: Random) -> Any:
@@ -580,19 +586,19 @@ class Guard:
         return [head, *(f"  {forecast}" for forecast in expected)]
 
     def _after_fork(self) -> None:
-        """Draw other numbers in a child process than its parent and siblings do."""
+        """Drop the generator, so that a child process draws other numbers than its parent."""
         if self._own_rng:
             self._rng = None
 
     def close(self) -> None:
-        """Free the name for another guard; calls under way and decorated functions go on."""
+        """Free the name for another guard; calls in progress and decorated functions continue."""
         if not self.closed:
             self.closed = True
             registry.remove(self)
 
 
 class _Marked(Guard):
-    """The same guard for functions that are marked otherwise: all state is shared."""
+    """The same guard for functions with another `idempotent` mark; shares all state."""
 
     def __init__(self, guard: Guard, *, idempotent: bool) -> None:
         vars(self).update(vars(guard))
@@ -601,17 +607,17 @@ class _Marked(Guard):
 
 
 def _caller() -> str:
-    """Return the line outside of Seawall that this is done for."""
+    """Return the innermost caller's file and line outside of Seawall."""
     import sys
 
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the one way to a line
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - no other way to get the line
     while frame is not None and frame.f_globals.get("__name__", "").startswith("seawall."):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class _Attempt:
-    """Gathers how one call goes."""
+    """Collects the outcome of one call."""
 
     __slots__ = ("_began", "_error", "_guard", "_token", "_trace", "value")
 
@@ -635,8 +641,10 @@ class _Attempt:
 
     def result(self) -> Result[Any]:
         trace, error = self._trace, self._error
-        self._error = None  # its traceback leads to the caller's frame, and from there to this
-        less, trace.degradation = trace.degradation, None  # as that of its error does
+        # Break the cycle: the traceback refers to the caller's frame, and that to this.
+        self._error = None
+        # Break the same cycle through the degradation's error.
+        less, trace.degradation = trace.degradation, None
         if error is not None:
             less = None
         cause = None if less is None else less.error

@@ -1,10 +1,10 @@
-"""What lives in this process, so that it can be listed, watched and checked together.
+"""The live objects of this process, so that they can be listed, watched and checked together.
 
-Guards are known by name, which is unique. A guard is kept alive until it is closed: one that is
-made inside a function must not lose what its breaker knows when the function returns. A guard that
-is part of something else (an edge, a database) lives as long as that. Everything else that has
-something to show (queues, pools, workers, stores...) is entered when it is made, with its kind and
-a name, and is not kept alive. Nothing is done here while calls are made.
+Guards are registered by name, which is unique. A guard is kept alive until it is closed: one that
+is made inside a function must not lose its breaker's state when the function returns. A guard that
+is part of something else (an edge, a database) lives as long as that. Everything else that has a
+snapshot (queues, pools, workers, stores...) is entered when it is made, with its kind and a name,
+and is not kept alive. Calls never touch this module.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 GUARD: Final = "guard"
 
 MOST_ITEMS: Final = 1000
-"""Items of one mapping or list that a snapshot shows; of the rest it tells how many there are."""
+"""Maximum items of one mapping or list in a snapshot; of the rest it only has the number."""
 
 DEEPEST: Final = 12
-"""Levels of a snapshot that are shown."""
+"""Maximum depth of a snapshot."""
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _USUAL: Final = _PLAIN | {float, dict, list, tuple}
 
 OFTEN: Final = 100
-"""Guards made at one place, or closed, from which `explain()` asks whether that is meant."""
+"""Number of guards made at one place, or closed, from which `explain()` warns about it."""
 
 MANY: Final = 1000
-"""Live guards at which a log record asks whether a guard is made for each call."""
+"""Number of live guards at which a log record asks whether each call makes a guard."""
 
 _lock = RLock()
 _making = RLock()
@@ -50,17 +50,17 @@ _guards: dict[str, Guard] = {}
 _parts: WeakValueDictionary[str, Guard] = WeakValueDictionary()
 """Guards that live as long as what they are part of."""
 _families: dict[str, Family] = {}
-"""Guards by key, under one name; their members are not entered one by one."""
+"""Families by name; their members are not entered one by one."""
 _entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
 
 
 class Counts:
-    """How many guards were made and closed in this process; see `explain`."""
+    """Number of guards made and closed in this process; see `explain`."""
 
     __slots__ = ("asked", "closed", "made")
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start at zero."""
         self.made = 0
         self.closed = 0
         self.asked = False
@@ -72,12 +72,13 @@ counts: Final = Counts()
 
 @contextmanager
 def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
-    """Keep `name` for the guard made in the block; raises if another live guard has it.
+    """Reserve `name` for the guard made in the block; raise if another live guard has it.
 
-    With `replace` the other one gives its name up at the end of the block.
+    With `replace`, the other guard is closed at the end of the block.
     """
     if name in _parts and not replace:
-        # It may be only waiting for the garbage collector, whose finalisers may want the lock.
+        # The old guard may only be waiting for the garbage collector. Collect outside of the lock,
+        # since finalisers may need it.
         gc.collect()
     with _lock:
         known = _known(name) or _families.get(name)
@@ -96,7 +97,7 @@ def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
 
 
 def add(guard: Guard) -> None:
-    """Enter `guard` under its name, which is reserved."""
+    """Enter `guard` under its reserved name."""
     _parts.pop(guard.name, None)
     _guards[guard.name] = guard
     counts.made += 1
@@ -106,7 +107,7 @@ def add(guard: Guard) -> None:
 
 
 def add_family(family: Family) -> None:
-    """Enter `family` under its name, which is reserved."""
+    """Enter `family` under its reserved name."""
     _families[family.name] = family
 
 
@@ -118,7 +119,7 @@ def remove(guard: Guard | Family) -> None:
 
 
 def restore(guard: Guard) -> None:
-    """Enter a closed guard again, as what was to replace it could not be made."""
+    """Enter a closed guard again, because its replacement could not be made."""
     with _lock:
         guard.closed = False
         _guards.setdefault(guard.name, guard)
@@ -159,7 +160,7 @@ def _ask_why_so_many() -> None:
 
 
 def guards() -> list[Guard]:
-    """Return the live guards, by name."""
+    """Return the live guards, sorted by name."""
     with _lock:
         return sorted((*_guards.values(), *_parts.values()), key=lambda guard: guard.name)
 
@@ -169,14 +170,14 @@ def _everyone() -> list[Guard | Family]:
 
 
 def families() -> list[Family]:
-    """Return the live families, by name."""
+    """Return the live families, sorted by name."""
     with _lock:
         return sorted(_families.values(), key=lambda family: family.name)
 
 
 @contextmanager
 def emptied() -> Iterator[None]:
-    """Begin the block without any guard; at its end its guards are closed, and others are back."""
+    """Start the block without any guard; at its end, close its guards and restore the others."""
     global _guards, _parts, _families
     with _lock:
         before = _guards, _parts, _families
@@ -189,7 +190,7 @@ def emptied() -> Iterator[None]:
         with _lock:
             _guards, _parts, _families = before
             for known in _everyone():
-                if known.closed:  # in the block
+                if known.closed:  # closed inside the block
                     _forget(known)
 
 
@@ -201,9 +202,9 @@ def free_name(name: str) -> str:
 
 
 def get_guard(name: str, make: Callable[[], Guard] | None = None) -> Guard:
-    """Return the live guard called `name`, or the one that `make()` returns. Atomic.
+    """Return the live guard called `name`, or else the one that `make()` returns. Atomic.
 
-    Without `make`, raises KeyError with the names there are.
+    Without `make`, raise KeyError with the names there are.
     """
     guard = _known(name)
     if guard is not None:
@@ -225,9 +226,9 @@ def get_guard(name: str, make: Callable[[], Guard] | None = None) -> Guard:
 
 
 def check_threads(budget: int) -> int:
-    """Return how many threads all guards and executors may use together; raise if over `budget`.
+    """Return the threads that all guards and executors may use together; raise if over `budget`.
 
-    A pool that several guards share counts once. Each process of a `CpuPool` has a thread too.
+    A pool that several guards share counts once. Each process of a `CpuPool` needs a thread too.
     """
     from seawall.runtime.workers import WorkerPool
 
@@ -251,16 +252,17 @@ def check_threads(budget: int) -> int:
 
 
 class Entry:
-    """What is known of something that was entered, beside the thing itself.
+    """Metadata of an entered object.
 
-    `ask` names its method, a coroutine function, that asks a store or a database how it stands;
-    the last answer is kept here. `local` says whether its `snapshot()` does without.
+    `ask` names its coroutine method that queries a store or a database for its state; the last
+    answer is kept here. `local` says whether the object also has a `snapshot()` that needs no such
+    query.
     """
 
     __slots__ = ("answer", "answered_at", "ask", "clock", "error", "kind", "local", "name")
 
     def __init__(self, kind: str, name: str, *, ask: str | None, local: bool) -> None:
-        """Know no answer yet."""
+        """Start without an answer."""
         self.kind = kind
         self.name = name
         self.ask = ask
@@ -275,13 +277,13 @@ class Entry:
 
 
 def enter(thing: Any, kind: str, name: str, *, ask: str | None = None, local: bool = True) -> None:
-    """Let `thing` be part of `snapshot()` for as long as it lives; see `Entry`."""
+    """Include `thing` in `snapshot()` for as long as it lives; see `Entry`."""
     with _lock:
         _entries[thing] = Entry(kind, name, ask=ask, local=local)
 
 
 def answered(thing: Any, answer: Any) -> None:
-    """Keep what a store or database has just said of `thing`, whoever had asked."""
+    """Keep what a store or database has just answered about `thing`, for any caller."""
     with _lock:
         entry = _entries.get(thing)
     if entry is not None and entry.ask is not None:
@@ -289,23 +291,24 @@ def answered(thing: Any, answer: Any) -> None:
 
 
 def entered() -> list[tuple[Any, Entry]]:
-    """Return what lives of what was entered, with what is known of it."""
+    """Return the entered objects that are still alive, with their entries."""
     with _lock:
         return list(_entries.items())
 
 
 def snapshot() -> dict[str, list[dict[str, Any]]]:
-    """Return what there is to see of everything that lives, by kind: plain data, fit for JSON.
+    """Return the state of every live object, by kind, as plain data that is fit for JSON.
 
-    Each has its `name`, and what its own `snapshot()` tells. What only a store or database knows
-    is under `stored` as it was `stored_age` seconds ago, when somebody asked; nobody is asked here.
-    What cannot be read has the cause under `snapshot_error`, and hides nothing else.
+    Each has its `name` and the fields of its own `snapshot()`. State that only a store or database
+    knows is under `stored`, as of `stored_age` seconds ago, when it was last queried; nothing is
+    queried here. An object that cannot be read has the cause under `snapshot_error` and does not
+    hide the others.
     """
     return snapshot_with({})
 
 
 def snapshot_with(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return a snapshot in which the guards in `kept`, by name, are as they were seen before."""
+    """Return a snapshot that takes the guards in `kept`, by name, from an earlier snapshot."""
     shown: dict[str, list[dict[str, Any]]] = {}
     for known in _everyone():
         before = kept.get(known.name)
@@ -320,7 +323,7 @@ def snapshot_with(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def explain() -> str:
-    """Return every guard's `explain()`, and what is dangerous in the process as a whole."""
+    """Return every guard's `explain()`, and the dangers of the process as a whole."""
     texts = [one.explain() for one in _everyone()]
     found = list(_made_too_often())
     found += [
@@ -334,7 +337,7 @@ def explain() -> str:
 
 
 def _made_too_often() -> Iterator[str]:
-    """Warn of guards that do not live long enough to learn anything, or of too many of them."""
+    """Warn about guards that are too short-lived to learn anything, or too many."""
     remedy = (
         "make it once, outside of the function, or by get_guard(name, make); for one guard for"
         " each key, use Guard.family(...)"
@@ -352,7 +355,7 @@ def _made_too_often() -> Iterator[str]:
 def _seen(thing: Any) -> dict[str, Any]:
     try:
         return dict(plain(thing.snapshot()))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be seen
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must be shown
         from seawall._failures import described
 
         return {"snapshot_error": described(error)}
@@ -369,7 +372,7 @@ def _stored(entry: Entry) -> dict[str, Any]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return `value` as JSON can tell it: bounded, and without what JSON has no word for."""
+    """Return `value` as bounded JSON data, without values that JSON cannot express."""
     kind = type(value)
     if kind not in _USUAL and isinstance(value, Enum):
         value = value.value
@@ -381,7 +384,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth >= DEEPEST:
         return repr(value)[:200]
     depth += 1
-    # The items are asked for their type here: a call for each of hundreds of numbers takes longer.
+    # Check the items' types inline: a call for each of hundreds of numbers takes longer.
     if isinstance(value, (dict, Mapping)):
         items = list(value.items())
         shown = {
@@ -398,7 +401,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _after_fork() -> None:
-    # The lock may be held by a thread that is gone, and the entries be in the middle of a listing.
+    # A vanished thread may have held the lock, or have been iterating over the entries.
     global _lock, _making, _parts, _entries  # noqa: PLW0603
     _lock, _making = RLock(), RLock()
     _parts = WeakValueDictionary(_parts)

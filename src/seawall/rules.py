@@ -1,4 +1,4 @@
-"""The order of a stack: what is refused at once, and what `explain()` warns of."""
+"""Rules for the order of a stack: what is refused, and what `explain()` warns about."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RECOMMENDED = (
     " > Bulkhead or AdaptiveLimit > attempt Timeout > Chaos"
 )
 
-# Policies are known by their kind where a class would have to be loaded for nobody's use.
+# Identify policies by kind where checking a class would load a module that nothing uses.
 _SLOTS = ("bulkhead", "thread_bulkhead", "adaptive_limit")
 _GATES = ("breaker", "throttle", "rate_limit", *_SLOTS)
 
 
 def check_stack(policies: Sequence[Any]) -> None:
-    """Raise if the stack can do nothing, or holds a policy that never could act."""
+    """Raise if the stack is empty, or holds a policy that could never act."""
     if not policies:
         raise ValueError(
             "a guard needs at least one policy, such as Guard('vendor', Timeout(2.0)); or use"
@@ -58,7 +58,7 @@ def check_stack(policies: Sequence[Any]) -> None:
 
 
 def switches() -> dict[str, str]:
-    """Return the switches for tests that are on, by name: none of them in production."""
+    """Return the test switches that are on, by name; in production there are none."""
     on = {}
     if bypass.on:
         on["policies"] = "off"
@@ -68,7 +68,7 @@ def switches() -> dict[str, str]:
 
 
 def switched() -> Iterator[str]:
-    """Say which switches for tests are on in this process."""
+    """Yield a warning for each test switch that is on in this process."""
     on = switches()
     if "policies" in on:
         yield (
@@ -83,7 +83,7 @@ def switched() -> Iterator[str]:
 
 
 def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[str]:
-    """Return what is dangerous in the stack, in words, with what to do."""
+    """Return the dangers of the stack as text, each with its remedy."""
     found = [warning for pair in _pairs(policies) for warning in _between(*pair)]
     found.extend(_short_totals(policies))
     retries = [policy for policy in policies if isinstance(policy, Retry)]
@@ -100,7 +100,7 @@ def dangers(name: str, policies: Sequence[Policy], *, idempotent: bool) -> list[
 
 
 def nested_retries(guard: Guard, others: Iterable[Guard]) -> Iterator[str]:
-    """Say which guards that retry have this one inside them, or are called inside it."""
+    """Yield which other retrying guards run around this one, or inside it."""
     around = sorted(_retrying_around(guard))
     inside = sorted(other.name for other in others if guard.name in _retrying_around(other))
     if around:
@@ -125,7 +125,7 @@ def _named(guards: Sequence[str]) -> str:
 
 
 def _without_timeout(policies: Sequence[Policy]) -> Iterator[str]:
-    """Warn where a call that hangs does harm: in an attempt, a slot, or unseen by a breaker."""
+    """Warn where a hanging call does harm: in an attempt, in a slot, or unseen by a breaker."""
     timeouts = [at for at, policy in enumerate(policies) if isinstance(policy, Timeout)]
     retries = [at for at, policy in enumerate(policies) if isinstance(policy, Retry)]
     if not timeouts:
@@ -246,7 +246,7 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
 
 
 def _short_totals(policies: Sequence[Policy]) -> Iterator[str]:
-    """Warn of a total that is over before all attempts could have taken their time."""
+    """Warn about a total timeout that is too short for all attempts."""
     for at, retry in enumerate(policies):
         outside = [policy.longest for policy in policies[:at] if isinstance(policy, Timeout)]
         inside = [policy.longest for policy in policies[at:] if isinstance(policy, Timeout)]

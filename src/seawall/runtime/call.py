@@ -1,4 +1,4 @@
-"""One call on its way, once it has left the fast path, and what is told of it afterwards."""
+"""The state of one call, once it has left the fast path, and what it reports afterwards."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from seawall.runtime.degradation import Degradation
 
 STREAMED: Final = object()
-"""Stands for the value where there is none to look at: a generator, a `hold` block."""
+"""Placeholder for the value where there is none to look at: a generator, a `hold` block."""
 
 
 class Trace:
-    """What `attempt()` tells in its Result beyond the value, gathered while the call runs."""
+    """What `attempt()` reports in its Result beyond the value, collected while the call runs."""
 
     __slots__ = ("attempts", "degradation", "guard", "short_of_time")
 
     def __init__(self, guard: str) -> None:
-        """Gather for calls of that guard only: guards further in have traces of their own."""
+        """Collect for calls of this guard only: inner guards have their own traces."""
         self.guard = guard
         self.attempts = 0
         self.degradation: Degradation | None = None
@@ -47,43 +47,43 @@ trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default
 
 
 class Need:
-    """Why a substitute runs instead of the real call, and what it tells of its own answer."""
+    """Why a substitute runs instead of the real call, and the age of its answer."""
 
     __slots__ = ("age", "error")
 
     def __init__(self, error: Exception) -> None:
-        """Be needed because of `error`."""
+        """Record the `error` that makes the substitute necessary."""
         self.error = error
         self.age: float | None = None
-        """How old the substitute's answer is, if it is one that was kept."""
+        """Age of the substitute's answer in seconds, if it is a stored one."""
 
 
 need_var: Final[ContextVar[Need | None]] = ContextVar("seawall_need", default=None)
 
 
 def current_trace(guard: str) -> Trace | None:
-    """Return the trace that calls of `guard` are to tell, if somebody asked for one."""
+    """Return the trace that calls of `guard` report to, if the caller asked for one."""
     trace = trace_var.get()
     return trace if trace is not None and trace.guard == guard else None
 
 
 class Waited:
-    """How long one call has waited at the gates of its guard so far."""
+    """Total seconds one call has waited at the gates of its guard so far."""
 
     __slots__ = ("guard", "seconds")
 
     def __init__(self, guard: str) -> None:
-        """Begin with nothing."""
+        """Start at zero."""
         self.guard = guard
         self.seconds = 0.0
 
 
 waited_var: Final[ContextVar[Waited | None]] = ContextVar("seawall_waited", default=None)
-"""What the call whose gates are being entered has waited; unset while its function runs."""
+"""Wait so far of the call whose gates are being entered; unset while its function runs."""
 
 
 def patience(host: Host) -> float:
-    """Return for how many seconds more the call that enters a gate of `host` may wait."""
+    """Return how many more seconds the call that enters a gate of `host` may wait."""
     most = host.max_wait
     if most is None:
         return float("inf")
@@ -94,18 +94,18 @@ def patience(host: Host) -> float:
 
 
 class Abandoned:
-    """Work that runs on after its caller gave up; callbacks run when it really stops."""
+    """Work that keeps running after its caller gave up; callbacks run when it really stops."""
 
     def __init__(self) -> None:
-        """Begin as running."""
+        """Start as running."""
         self._lock = RLock()
         self._running = True
         self.counted = False
-        """Whether its failure has been counted, by the first who noticed."""
+        """Whether its failure has been counted, by the first observer."""
         self._callbacks: list[Callable[[], None]] = []
 
     def when_stopped(self, callback: Callable[[], None]) -> None:
-        """Run `callback` when the work stops, or now if it has."""
+        """Run `callback` when the work stops, or now if it already has."""
         with self._lock:
             if self._running:
                 self._callbacks.append(callback)
@@ -113,7 +113,7 @@ class Abandoned:
         callback()
 
     def stopped(self) -> None:
-        """Tell that the work is over."""
+        """Mark the work as stopped and run the callbacks."""
         with self._lock:
             self._running = False
             callbacks, self._callbacks = self._callbacks, []
@@ -121,7 +121,7 @@ class Abandoned:
             callback()
 
     def __reduce__(self) -> tuple[Callable[[], Abandoned], tuple[()]]:
-        # In another process, or a copy, nothing is known of it: as if it had stopped.
+        # Another process, or a copy, knows nothing about it: treat it as stopped.
         return _stopped, ()
 
     @staticmethod
@@ -131,17 +131,17 @@ class Abandoned:
         return work if isinstance(work, Abandoned) else None
 
     def attach(self, error: BaseException) -> None:
-        """Let `error` tell on its way out that this work is still running."""
+        """Mark `error` with this work, which is still running."""
         error.abandoned_work = self  # type: ignore[attr-defined]
 
 
 def mark_withdrawn(error: BaseException) -> None:
-    """Let `error` tell that the work was withdrawn from its queue: it never began."""
+    """Mark `error`: the work was withdrawn from its queue and never began."""
     error.work_withdrawn = True  # type: ignore[attr-defined]
 
 
 def was_withdrawn(error: BaseException) -> bool:
-    """Tell whether `error` ended a call whose work was still waiting for a thread."""
+    """Return whether `error` ended a call whose work was still waiting for a thread."""
     return attribute_of(error, "work_withdrawn") is True
 
 
@@ -154,13 +154,13 @@ def _stopped() -> Abandoned:
 class Bypass:
     """A switch for tests: while it is on, guards call their functions without any policy.
 
-    See `seawall.testing.policies_off`, and `switch_policies`, which turns it.
+    See `seawall.testing.policies_off`, and `switch_policies`, which sets it.
     """
 
     __slots__ = ("on",)
 
     def __init__(self) -> None:
-        """Begin as the environment says."""
+        """Start as the environment says."""
         self.on = check.environment("SEAWALL_POLICIES", ("off",)) == "off"
         if self.on:
             from logging import getLogger
@@ -182,15 +182,15 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PATIENCE: Final = 1.0
-"""Seconds after its beginning until which a call may make a failed attempt good.
+"""Seconds after a call's start during which a retry may still make up for a failed attempt.
 
 Such a call counts when it ends, at gates that count calls. One that takes longer, or pauses for
-longer, counts as failed at once: an outage must be known before all retries are over.
+longer, counts as failed immediately: an outage must be known before all retries are over.
 """
 
 
 class Call:
-    """The state of one call in the interpreter: where it is, what came out, what was tried."""
+    """The state of one call in the interpreter: position, result and attempts."""
 
     __slots__ = (
         "abandoned",
@@ -232,7 +232,7 @@ class Call:
         kwargs: dict[str, Any],
         now: float,
     ) -> None:
-        """Stand above the first layer at the instant `now`."""
+        """Start above the first layer at the instant `now`."""
         if bypass.on:
             layers, function = (), bare(function)
         self.host = host
@@ -242,44 +242,44 @@ class Call:
         self.kwargs = kwargs
         self.began = self.attempt_began = now
         self.tickets: list[Any] = []
-        """One for each layer entered, outermost first."""
+        """One for each entered layer, outermost first."""
         self.memory: dict[Layer, Any] = {}
-        """What a flow remembers of this call."""
+        """What each flow remembers of this call."""
         self.value: Any = None
         self.error: BaseException | None = None
         self.reached = False
-        """Whether the function was started since the layer where the call is now was entered."""
+        """Whether the function was started since the current layer was entered."""
         self.attempts = 0
         self.degradation: Degradation | None = None
-        """What it was answered with, if that is less than the real answer."""
+        """The lesser answer the call got, if it did not get the real one."""
         self.attempt: Attempt | None = None
-        """The attempt that is going on, from the second on: what runs inside it sees it."""
+        """The running attempt, from the second on; code that runs inside sees it."""
         self.outer_attempt: Attempt | None = None
         """The innermost attempt that the call itself runs in."""
         self.streaming = False
-        """Whether gates stay entered after success (a generator, `hold`): then they are `held`."""
+        """Whether gates stay entered, in `held`, after success (a generator, `hold`)."""
         self.block = False
-        """Whether the function is a block of code, which its owner runs (`guard.attempts()`)."""
+        """Whether the function is a block of code that its owner runs (`guard.attempts()`)."""
         self.adapt: Callable[[Any], Any] | None = None
-        """What makes a substitute's value into a stream's."""
+        """Converts a substitute's value into a stream."""
         self.counts = True
-        """Whether the function is the user's own; around a driver it is not, and not counted."""
+        """Whether the function is the user's own; if it is a driver, it is not counted."""
         self.timed = True
-        """Whether the time of the function itself is that of the call; not so for a `hold`."""
+        """Whether the function's own time is the call's time; it is not for a `hold`."""
         self.held: list[tuple[Layer, Any]] = []
         self.abandoned: list[Abandoned] = []
-        """Work of all attempts that ran on; this attempt's begins at `own_abandoned`."""
+        """Work of all attempts that is still running; this attempt's begins at `own_abandoned`."""
         self.own_abandoned = 0
         self.counted: dict[Layer, CallCount] = {}
         """How the call counts at gates that count calls, once an attempt has ended."""
         self.deferred: dict[Layer, DeferredVerdict] = {}
-        """Failures of attempts that a later attempt may soon make good: not counted yet."""
+        """Failures of attempts that a later attempt may soon make up for: not counted yet."""
         self.waited: Waited | None = None
-        """Where the guard bounds its waits together: those of all attempts so far."""
+        """Waits of all attempts so far, if the guard bounds their total."""
         self.waited_token: Token[Waited | None] | None = None
 
     def begin_attempt(self, now: float) -> None:
-        """Note that the function is started."""
+        """Record that the function is started."""
         self.attempt_began = now
         self.reached = True
         self.attempts += 1
@@ -287,11 +287,11 @@ class Call:
             self.forget_waits()
 
     def note_wait(self, seconds: float) -> None:
-        """Add a wait at a gate to those that the guard bounds together."""
+        """Add a wait at a gate to the total that the guard bounds."""
         if self.host.max_wait is None:
             return
         if self.waited is None:
-            # What is inside a driver has a Call of its own, and is part of the same call.
+            # Code inside a driver has its own Call, but is part of the same call.
             outer = waited_var.get()
             same = outer is not None and outer.guard == self.host.name
             self.waited = outer if same else Waited(self.host.name)
@@ -300,31 +300,32 @@ class Call:
         self.remember_waits()
 
     def remember_waits(self) -> None:
-        """Let the gates that are entered next know what was waited before."""
+        """Make the total wait so far visible to the gates that are entered next."""
         if self.waited is not None and self.waited_token is None:
             self.waited_token = waited_var.set(self.waited)
 
     def forget_waits(self) -> None:
-        """Let nobody else know: a call of the same guard further in is another call."""
+        """Hide the total wait: an inner call of the same guard is another call."""
         token, self.waited_token = self.waited_token, None
         if token is not None:
             reset(waited_var, token)
 
     def outcome(self) -> Outcome:
-        """Say how the call ended, as seen by a gate just outside of where it is now."""
+        """Return the call's outcome, as seen by a gate just outside of its current position."""
         error = self.error
         if error is None:
             return OK
         if not self.reached:
             return UNUSED
-        if getattr(type(error), "no_verdict", False) is True:  # of its class: no user's code runs
+        # On the class, so that no user code runs.
+        if getattr(type(error), "no_verdict", False) is True:
             return CANCELLED
         if isinstance(error, Exception) or _out_of_time(error):
             return FAILED
         return CANCELLED
 
     def leave(self, layer: Layer, ticket: Any, now: float) -> None:
-        """Leave a layer, or see to it that it is left when abandoned work stops."""
+        """Leave a layer, now or when abandoned work stops."""
         leave = layer.leave
         if leave is None:
             return
@@ -344,7 +345,7 @@ class Call:
         self.leave_counted(layer, ticket, now, defer=repeated and now - self.began < PATIENCE)
 
     def leave_counted(self, layer: Layer, ticket: Any, now: float, *, defer: bool = False) -> None:
-        """Leave a layer; where the call has counted already, by changing how it counts."""
+        """Leave a layer; if the call was already counted there, change how it counts."""
         count = self.counted.get(layer)
         if count is None or layer.attempted is None:
             self.leave(layer, ticket, now)
@@ -356,19 +357,19 @@ class Call:
             self.deferred[layer] = verdict
 
     def count_deferred(self, now: float) -> None:
-        """Count the failures that nothing has made good."""
+        """Count the failures that no later attempt has made up for."""
         deferred, self.deferred = self.deferred, {}
         for count in deferred.values():
             count(now)
 
     def foresee_pause(self, seconds: float) -> None:
-        """Count failures now if the call goes on for long: others should not wait to know."""
+        """Count failures now if the call will go on for long: other callers need to know."""
         now = self.host.clock.now()
         if self.deferred and now - self.began + seconds >= PATIENCE:
             self.count_deferred(now)
 
     def hold_layer(self, layer: Layer, ticket: Any, now: float) -> None:
-        """Leave a layer later; until then, a failed attempt before it does not count."""
+        """Leave a layer later; until then, an earlier failed attempt does not count."""
         self.held.append((layer, ticket))
         self.deferred.pop(layer, None)
         count = self.counted.get(layer)
@@ -376,7 +377,7 @@ class Call:
             layer.begun(ticket, now, count)
 
     def continue_count(self) -> None:
-        """Let the gate that was just entered know of the earlier attempts of the call."""
+        """Pass the call's earlier attempts to the gate that was just entered."""
         if not self.counted:
             return
         layer = self.layers[len(self.tickets) - 1]
@@ -385,26 +386,26 @@ class Call:
             layer.continued(self.tickets[-1], count)
 
     def suspend(self) -> None:
-        """Let the layers entered know that code which is not part of the call runs now."""
+        """Notify the entered layers that code which is not part of the call runs now."""
         for layer, ticket in zip(self.layers, self.tickets, strict=False):
             if layer.suspend is not None:
                 layer.suspend(ticket)
 
     def resume(self) -> None:
-        """Let them know that the call goes on."""
+        """Notify the entered layers that the call continues."""
         for layer, ticket in zip(self.layers, self.tickets, strict=False):
             if layer.resume is not None:
                 layer.resume(ticket)
 
     def crossed_flow(self, now: float) -> None:
-        """Note that the call is now outside of a flow: what its inside did counts as one."""
+        """Record that the call is now outside of a flow: everything inside counts as one."""
         self.reached = self.attempts > 0
         self.own_abandoned = 0
         if self.deferred and not self.is_repeated(len(self.tickets)):
             self.count_deferred(now)
 
     def is_repeated(self, depth: int) -> bool:
-        """Tell whether one of the outermost `depth` layers may repeat what is inside it."""
+        """Return whether one of the outermost `depth` layers may repeat what is inside it."""
         return any(layer.repeats for layer in self.layers[:depth])
 
     def age(self) -> float:
@@ -412,7 +413,7 @@ class Call:
         return self.host.clock.now() - self.began
 
     def until(self) -> float | None:
-        """Return the instant by which all of this must be over, on the guard's clock, or None."""
+        """Return the instant by which the call must end, on the guard's clock, or None."""
         held = deadline_scope(self.age())
         if held is None:
             return None
@@ -421,18 +422,18 @@ class Call:
         return at if clock is own else own.now() + (at - clock.now())
 
     def tell(self) -> None:
-        """Write what happened into the trace of whoever asked for one."""
+        """Write the outcome into the trace, if the caller asked for one."""
         trace = current_trace(self.host.name)
         if trace is not None:
             if self.counts and not given_up(self.host.name):
                 trace.attempts += self.attempts
             if self.degradation is not None:
                 trace.degradation = self.degradation
-        self.degradation = None  # its error leads to the frames that have this call
+        self.degradation = None  # break the cycle: its error refers to frames that hold this call
 
 
 job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", default=None)
-"""The work of a worker thread, inside that thread."""
+"""The job of a worker thread, inside that thread."""
 
 
 class Abandonable(Protocol):
@@ -440,21 +441,21 @@ class Abandonable(Protocol):
 
     @property
     def guard(self) -> str:
-        """Whose call it is."""
+        """Name of the guard whose call it is."""
 
     @property
     def pool(self) -> object:
-        """Whose thread it runs in."""
+        """The pool whose thread it runs in."""
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its caller no longer waits for it."""
 
 
 def given_up(guard: str) -> bool:
-    """Tell whether this runs in a worker thread of `guard` and nobody waits for it any more.
+    """Return whether this runs in a worker thread of `guard` whose caller has given up.
 
-    Then it counts no more: its end was counted when it was given up.
+    Such work no longer counts: its end was counted when the caller gave up.
     """
     job = job_var.get()
     return job is not None and job.given_up and job.guard == guard
@@ -469,7 +470,7 @@ def _when_all_stopped(running: list[Abandoned], callback: Callable[[], None]) ->
 
 
 def _out_of_time(error: BaseException) -> bool:
-    # asyncio is loaded if the error is a CancelledError; a sync service never pays for it.
+    # A CancelledError means that asyncio is loaded; a sync service never pays for the import.
     if type(error).__name__ != "CancelledError":
         return False
     from seawall._expiry import is_expiry

@@ -1,13 +1,16 @@
-"""A number of slots, and who waits for one: what bulkheads, adaptive limits and pools share.
+"""Counted slots with a wait queue, shared by bulkheads, adaptive limits and pools.
 
-Promises: no more slots are out than `limit` (after it was lowered, than are still out); a slot that
-comes back while somebody waits goes to who is next in the queue; a waiter that is cancelled or late
-takes nothing with it; threads and tasks of any loop share the slots and wake each other; a slot
-that nobody holds any more and that never came back (a signal handler raised just then) is found.
+Promises:
+- No more slots are in use than `limit` (after lowering it, than are still in use).
+- A slot that is given back while callers wait goes to the next waiter in the queue.
+- A waiter that is cancelled or times out holds nothing.
+- Threads and tasks of any loop share the slots and wake each other.
+- A slot whose holder is gone without giving it back (a signal handler raised just then) is
+  recovered.
 
-In one thread nobody overtakes. Of several threads, one that comes in the very moment between a slot
-being put back and being handed on may take it: that one is served out of turn, and who is next gets
-the next slot. A lock for each call would be the price of preventing it.
+Within one thread, no caller overtakes another. With several threads, a caller that arrives in the
+moment between a slot being put back and being handed on may take it out of turn; the next waiter
+then gets the next slot. Preventing that would cost a lock for each call.
 """
 
 from __future__ import annotations
@@ -28,50 +31,50 @@ Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
 
 RECENT: Final = 1.0
-"""Seconds for which the wait of the last served caller stands for the wait of the queue."""
+"""Seconds for which the last served caller's wait represents the queue's wait."""
 
 AVERAGED: Final = 5.0
-"""The half-life of the average wait, in seconds."""
+"""Half-life of the average wait, in seconds."""
 
 WAITING: Final = "waiting"
 GRANTED: Final = "granted"
 
 
 live_slots: Final[WeakSet[Slots]] = WeakSet()
-"""All there are, for those who look for slots that nobody gave back."""
+"""All live instances, for code that looks for slots that were not given back."""
 
 
 class Discipline(Protocol):
-    """What is decided each time somebody joins the queue or is served. It is called in turn."""
+    """The policy of a queue, asked when a caller joins or is served. Calls are serialised."""
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Tell whether a newcomer, behind `waiting` others, has to go at once."""
+        """Return whether to refuse a new arrival that is behind `waiting` others."""
 
     def newest_first(self, now: float) -> bool:
-        """Tell whether the newest is to be served next, not the one that waits longest."""
+        """Return whether to serve the newest waiter next, not the oldest."""
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`."""
+        """Return whether to shed a waiter, when the oldest has waited for `sojourn` seconds."""
 
     def serves(self, now: float) -> None:
-        """Learn that one of those who wait is served."""
+        """Record that a waiter is served."""
 
     def emptied(self, now: float) -> None:
-        """Learn that nobody waited any more."""
+        """Record that the queue was found empty."""
 
 
 class Slot:
-    """One slot: an item of the deque while it is free, the ticket of a call while it is taken.
+    """One slot: an item of the deque while free, the ticket of a call while taken.
 
-    When nobody refers to it any more, it was lost: its holder is gone, and never gave it back.
+    When no reference to it is left, it was lost: its holder is gone and never gave it back.
     """
 
     __slots__ = ("began", "kind", "slots")
 
     began: float
-    """When its call began, where that is of interest."""
+    """When its call began, if the owner records it."""
     kind: Any
-    """What kind of call has it, where there are kinds."""
+    """Kind of the call that holds it, if there are kinds."""
 
     def __init__(self, slots: Callable[[], Slots | None]) -> None:
         """Belong to `slots()`."""
@@ -85,19 +88,19 @@ class Slot:
 
 
 def _nowhere() -> None:
-    """Stand for the slots of a slot that was withdrawn."""
+    """Stand in for the slots of a withdrawn slot."""
 
 
 class Slots:
     """`limit` slots, and a queue for them. Free slots are the items of a deque.
 
-    Its `pop` and `append` are atomic, with or without a global interpreter lock, so taking a slot
-    and giving it back need no lock while nobody waits: `free.pop()`, and `free.append(slot)`
-    followed by `attend()` if `attention` is set, in this order.
+    The deque's `pop` and `append` are atomic, with or without a global interpreter lock, so taking
+    a slot and giving it back need no lock while no caller waits: `free.pop()`, and
+    `free.append(slot)` followed by `attend()` if `attention` is set, in this order.
     """
 
     anonymous = False
-    """Whether slots are None: where the holder of one is known in another way."""
+    """Whether slots are None: for owners that track the holders in another way."""
 
     def __init__(
         self,
@@ -108,32 +111,33 @@ class Slots:
         discipline: Discipline | None = None,
         owner: object = None,
     ) -> None:
-        """Have `limit` free slots, and room for `room` to wait: `limit` of them if it is None.
+        """Start with `limit` free slots and room for `room` waiters (None: `limit` waiters).
 
-        `owner` is whose slots they are.
+        `owner` is the object that the slots belong to.
         """
         self.limit = limit
         self.room = room
         self.discipline = discipline
         self.fits: Callable[[SlotWaiter], bool] | None = None
-        """Whether a waiter may have a free slot now, by its kind; if None, anyone may.
+        """Whether a waiter may have a free slot now, by its kind; None admits any waiter.
 
-        Asked under the lock.
+        Called under the lock.
         """
         self.lost: Callable[[Any], None] | None = None
-        """Told, under the lock, of which kind the call was that lost its slot."""
+        """Called under the lock with the kind of a call that lost its slot."""
         self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
         self.mutex = Mutex()
         self._myself = ref(self)
         self.free: deque[Any] = deque(self._new() for _ in range(limit))
         self.recovered = 0
-        """How many slots were lost by their holders, and found."""
+        """Number of slots lost by their holders and recovered."""
         self.attention = False
-        """True while someone waits or slots are to be withdrawn: giving back takes the slow way."""
+        """True while a caller waits or slots must be withdrawn: giving back is then slower."""
         self._excess = 0
         self._waits = Ewma(AVERAGED)
         self._last_wait = (float("-inf"), 0.0)
-        # True in a child process: a call that came along by the fork may give back a slot too many.
+        # True in a child process: a call that was copied by the fork may give back one slot too
+        # many.
         self._forked = False
         self.owner: Callable[[], object] = (lambda: None) if owner is None else ref(owner)
         survives_fork(self)
@@ -141,33 +145,33 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """How many slots are out now."""
+        """Number of slots in use."""
         return max(0, self.limit + self._excess - len(self.free))
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot now."""
+        """Number of waiters."""
         return len(self.queue)
 
     def queue_wait(self, now: float) -> float:
-        """Return for how long the longest waiting has waited by now."""
+        """Return for how long the oldest waiter has waited."""
         with self.mutex:
             oldest = min((waiter.since for waiter in self.queue.oldest()), default=now)
             return max(0.0, now - oldest)
 
     def recent_wait(self, now: float) -> float:
-        """Return the longer of `queue_wait` and what the last to leave the queue had waited."""
+        """Return the longer of `queue_wait` and the wait of the last caller to leave the queue."""
         at, waited = self._last_wait
         return max(self.queue_wait(now), waited if now - at <= RECENT else 0.0)
 
     def average_wait(self, now: float) -> float:
-        """Return how long those who had to wait did so of late, on average."""
+        """Return the average recent wait of callers that had to wait."""
         present = self.queue_wait(now)
         with self.mutex:
             return self._waits.preview(present, now)
 
     def note_wait(self, since: float, now: float) -> None:
-        """Note how long somebody who leaves the queue has waited. Under the lock."""
+        """Record the wait of a caller that leaves the queue. Called under the lock."""
         waited = max(0.0, now - since)
         self._last_wait = (now, waited)
         self._waits.update(waited, now)
@@ -176,32 +180,36 @@ class Slots:
         return None if self.anonymous else Slot(self._myself)
 
     def recover(self, lost: Slot) -> None:
-        """Have another slot for one whose holder is gone; from a finaliser, at any moment."""
+        """Replace a slot whose holder is gone. Called from a finaliser, at any moment."""
         self.recovered += 1
         if self.lost is not None:
             self.mutex.do(partial(self.lost, lost.kind))
         self.give_back(self._new())
 
     def take(self) -> Any:
-        """Take a free slot, if there is one, or return None. While others wait there is none."""
+        """Take a free slot, or return None. While others wait, none is free."""
         try:
             return self.free.pop()
         except IndexError:
             return None
 
     def give_back(self, slot: Slot | None = None) -> None:
-        """Give a slot back, to whoever is next."""
+        """Give a slot back, to the next waiter if there is one."""
         self.free.append(slot)
-        # In this order: who joins the queue sets the flag first and looks at the slots after.
+        # Keep this order: a caller that joins the queue sets the flag first, then looks at the
+        # slots.
         if self.attention:
             self.attend()
 
     def attend(self) -> None:
-        """Look after withdrawn slots and waiters; safe at any moment."""
+        """Withdraw excess slots and serve waiters. Safe at any moment."""
         self.mutex.do(self.serve)
 
     def resize(self, limit: int, room: int | None) -> None:
-        """Have `limit` slots from now on. What is out beyond it is withdrawn as it comes back."""
+        """Change the number of slots to `limit`.
+
+        Slots in use beyond it are withdrawn when they return.
+        """
         with self.mutex:
             self.room, self.queue.limit = room, limit if room is None else room
             self._excess += self.limit - limit
@@ -212,7 +220,7 @@ class Slots:
             self.serve()
 
     def _withdraw(self) -> bool:
-        """Have one slot less, if one is free."""
+        """Remove one free slot; return whether there was one."""
         try:
             slot = self.free.pop()
         except IndexError:
@@ -222,10 +230,10 @@ class Slots:
         return True
 
     def serve(self) -> None:
-        """Withdraw slots that are too many, then hand free ones to who waits. Under the lock."""
+        """Withdraw excess slots, then hand free ones to waiters. Called under the lock."""
         while self._excess > 0 and self._withdraw():
             self._excess -= 1
-        while len(self.free) > self.limit:  # a call that a fork took along gave its slot back
+        while len(self.free) > self.limit:  # a call copied by a fork gave its slot back
             self._withdraw()
         while self.queue and self.free:
             try:
@@ -236,7 +244,7 @@ class Slots:
             if waiter is None:
                 self.free.append(slot)
                 break
-            # Since it left the queue nothing was called: no signal can have lost it.
+            # No function was called since it left the queue, so no signal handler can have lost it.
             waiter.slot = slot
             waiter.state = GRANTED
             try:
@@ -250,10 +258,10 @@ class Slots:
         self.attention = bool(self.queue) or self._excess > 0 or self._forked
 
     def _next(self) -> SlotWaiter | None:
-        """Take out of the queue whom to serve: None if nobody who waits may have a slot now.
+        """Take the next waiter to serve out of the queue; None if no waiter may have a slot now.
 
-        By its discipline it first sheds as many as have to go, the least critical first; never
-        the last one, for nobody would be served sooner for it.
+        The discipline first sheds as many as it wants, the least critical first; but never the last
+        waiter, since that would serve no other caller sooner.
         """
         discipline = self.discipline
         if discipline is None:
@@ -263,27 +271,28 @@ class Slots:
             victim = self.queue.pop_lowest()
             if victim is not None and not self._turn_away(victim, "shed"):
                 break
-        # Where several classes wait it is the lowest that stands: the others keep their order.
+        # If several classes wait, only the lowest has a standing queue: the others keep their
+        # order.
         alone = len(self.queue.oldest()) == 1
         waiter = self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
         if waiter is not None:
             try:
                 discipline.serves(now)
-            except BaseException:  # a signal: it goes on waiting
+            except BaseException:  # a signal: put the waiter back
                 self.queue.push(waiter, waiter.rank, waiter.kind, always=True)
                 raise
         return waiter
 
     def _longest_wait(self, now: float) -> float:
-        """Return how long the longest waiting of all has waited.
+        """Return how long the oldest waiter of all classes has waited.
 
-        Where the most critical are served first, whoever is next has hardly waited, and where the
-        newest are, nobody has: by their wait no queue would ever be seen to stand.
+        If the most critical or the newest are served first, the next waiter has hardly waited: its
+        wait would never show that the queue is standing.
         """
         return max(0.0, now - min(waiter.since for waiter in self.queue.oldest()))
 
     def join(self, waiter: SlotWaiter) -> None:
-        """Let `waiter` wait, if there is room. A queue begins anew with who finds it empty."""
+        """Queue `waiter`, if there is room. The discipline restarts if the queue is empty."""
         with self.mutex:
             shed = self.discipline is not None and self._refuses(self.discipline, waiter.since)
             self.attention = True
@@ -295,7 +304,7 @@ class Slots:
             self.serve()
 
     def _refuses(self, discipline: Discipline, now: float) -> bool:
-        """Tell whether the discipline refuses a new arrival."""
+        """Return whether the discipline refuses a new arrival."""
         waiting = len(self.queue)
         if waiting:
             return discipline.refuses(waiting, self._longest_wait(now), now)
@@ -303,7 +312,7 @@ class Slots:
         return False
 
     def _turn_away(self, waiter: SlotWaiter, why: Refusal) -> bool:
-        """Refuse a waiter that left the queue; False if it must stay in it. Under the lock."""
+        """Refuse a waiter that left the queue; False if it must stay. Called under the lock."""
         if waiter.readmitted:
             self.queue.push(waiter, waiter.rank, waiter.kind, always=True)
             return False
@@ -311,12 +320,12 @@ class Slots:
         return True
 
     def leave_queue(self, waiter: SlotWaiter) -> None:
-        """Take `waiter` out of the queue, and serve those it held up. Under the lock."""
+        """Remove `waiter` from the queue, and serve those behind it. Called under the lock."""
         self.queue.remove(waiter)
         self.serve()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: slots of threads that are gone are free again."""
+        """Reset in a child process: slots held by threads of the parent are free again."""
         self.mutex = Mutex()
         self.queue = WaitQueue(self.queue.order, self.queue.limit)
         self._excess = 0
@@ -325,12 +334,12 @@ class Slots:
 
 
 class AnonymousSlots(Slots):
-    """Slots that are only counted: where the holder of one is known in another way."""
+    """Slots that are only counted: for owners that track the holders in another way."""
 
     anonymous = True
 
     def take(self) -> bool:
-        """Take a free slot, if there is one. While others wait there is none."""
+        """Take a free slot; return whether there was one. While others wait, none is free."""
         try:
             self.free.pop()
         except IndexError:
@@ -339,10 +348,10 @@ class AnonymousSlots(Slots):
 
 
 class SlotWaiter:
-    """One call waiting for a slot. Its state changes under the lock of the slots only.
+    """One call waiting for a slot. Its state changes only under the lock of the slots.
 
-    It claims a slot; without one, `refuse(why)` raises, or returns a ticket where the limit is not
-    enforced.
+    `claim` returns its slot. Without one, `refuse(why)` raises, or returns a ticket if the limit is
+    not enforced.
     """
 
     __slots__ = (
@@ -369,13 +378,13 @@ class SlotWaiter:
         refuse: Callable[[Refusal], Any],
         kind: Any = None,
     ) -> None:
-        """Wait from `now` on, for `max_wait` seconds at most, and not beyond the deadline."""
+        """Wait from `now` on for at most `max_wait` seconds, and not beyond the deadline."""
         self._slots = slots
         self._refuse = refuse
         self.state: str = WAITING
         self.kind = kind
         self.slot: Any = None
-        """The slot that it was granted."""
+        """The granted slot."""
         self.readmitted = False
         """Whether it was admitted before: then neither a full queue nor shedding refuses it."""
         self.clock = clock
@@ -385,7 +394,7 @@ class SlotWaiter:
         self._late: Refusal = "deadline" if late else "too long"
 
     def bounded_by_guard(self) -> None:
-        """Say, when the wait is over, that it was the guard's `max_wait` that ended it."""
+        """Report the guard's `max_wait` as the reason if the wait times out."""
         if self._late == "too long":
             self._late = "impatient"
 
@@ -395,16 +404,16 @@ class SlotWaiter:
         self._slots.join(self)
 
     def grant(self) -> bool:
-        """Learn of the slot; False if nobody is there to use it, now or when it is abandoned."""
+        """Notify the waiter of its slot; return False if it no longer exists."""
         return self.wake()
 
     def turn_away(self, why: Refusal) -> None:
-        """Learn that there will be no slot."""
+        """Notify the waiter that it gets no slot."""
         self.state = why
         self.wake()
 
     def claim(self) -> Any:
-        """Return the slot that it was granted, or say why there is none."""
+        """Return the granted slot, or call `refuse` with the reason why there is none."""
         with self._slots.mutex:
             self._slots.note_wait(self.since, self.clock.now())
             state = self._leave_queue()
@@ -414,7 +423,7 @@ class SlotWaiter:
         return self._refuse(why)
 
     def abandon(self) -> None:
-        """Wait no more, and give back what was granted."""
+        """Stop waiting, and give back a granted slot."""
         self._slots.mutex.do(self._give_up)
 
     def _give_up(self) -> None:
