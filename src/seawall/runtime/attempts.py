@@ -4,12 +4,13 @@
         with attempt:
             ...
 
-The interpreter runs a call whose function is the block: `with` carries out what it asks for until
-the function is to run, and the end of the block is what the function returned or raised.
+The interpreter runs a call whose function is the block: `with` carries out its requests until the
+function is to run, and the end of the block is what the function returned or raised.
 
-Promises: an error of the block is swallowed if another attempt follows, and is raised by the `with`
-if none does; whatever ends the block or the loop (an error, cancellation, `break`, `return`), every
-layer is left exactly once, in the task or thread that entered it.
+Promises:
+- An error of the block is swallowed if another attempt follows; otherwise the `with` raises it.
+- Whatever ends the block or the loop (an error, cancellation, `break`, `return`), every layer is
+  left exactly once, in the task or thread that entered it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from seawall.runtime.layers import Host, Kind, Layer
 from seawall.runtime.runners import fulfil_async, fulfil_sync, result_of
 
 State = Literal["before", "given", "inside", "over"]
-"""Where a loop is: before an attempt, with one given out, inside its block, or at the end."""
+"""State of a loop: before an attempt, with one given out, inside its block, or at the end."""
 
 
 class Attempts:
-    """What `guard.attempts()` returns: each `for` or `async for` over it is one guarded call."""
+    """The value of `guard.attempts()`: each `for` or `async for` over it is one guarded call."""
 
     __slots__ = ("_args", "_host", "_kwargs", "_layers")
 
@@ -61,7 +62,7 @@ class Attempts:
 
 
 class _Block:
-    """One call whose function is a block of code, as far as it has come."""
+    """One call whose function is a block of code, and its progress."""
 
     __slots__ = ("call", "request", "state", "steps")
 
@@ -70,11 +71,11 @@ class _Block:
         self.call = call
         self.steps = interpret(call)
         self.request: Request | None = None
-        """What the interpreter has asked for and was not given yet; None before it was started."""
+        """The interpreter's request that is not carried out yet; None before it was started."""
         self.state: State = "before"
 
     def give(self) -> bool:
-        """Give out the next attempt; False if there is none."""
+        """Give out the next attempt; return False if there is none."""
         if self.state in ("given", "inside"):
             raise RuntimeError(
                 f"guard {self.call.host.name!r}: attempts() was asked for the next attempt before"
@@ -87,7 +88,7 @@ class _Block:
         return True
 
     def start(self) -> Request | None:
-        """Begin an attempt; return what is to be carried out first."""
+        """Begin an attempt; return the first request to carry out."""
         if self.state != "given":
             raise RuntimeError("this attempt was made already: take the next one from the loop")
         self.state = "over"  # unless the block is reached
@@ -98,14 +99,14 @@ class _Block:
         return request
 
     def send(self, result: Any) -> Request | None:
-        """Give the interpreter what it asked for; return what it asks for next, if anything."""
+        """Send the interpreter the result of its request; return its next request, if any."""
         try:
             return self.steps.send(result)
         except StopIteration:
             return None
 
     def throw(self, error: BaseException) -> Request | None:
-        """Tell the interpreter that what it asked for failed."""
+        """Throw the error of a failed request into the interpreter; return its next request."""
         try:
             return self.steps.throw(error)
         except StopIteration:
@@ -114,12 +115,12 @@ class _Block:
     def end(self, raised: BaseException | None, counted: BaseException | None) -> bool:
         """End the block that raised `raised` and counts as `counted`.
 
-        True if another attempt follows; else the call's own error is raised, unless that is what
-        the block has raised itself or has only said.
+        Return True if another attempt follows. Otherwise raise the call's own error, unless it is
+        the error that the block itself raised or reported.
         """
         self.state = "over"
         if raised is not None and not isinstance(raised, Exception):
-            counted = raised  # whatever was said: nobody may swallow a cancellation
+            counted = raised  # whatever was reported, a cancellation must not be swallowed
         self.request = self.send(STREAMED) if counted is None else self.throw(counted)
         if self.request is not None:
             self.state = "before"
@@ -143,7 +144,7 @@ class _Block:
 
 
 class _Attempt(Verdict):
-    """One attempt at a block; it may say of itself how it went, as a `hold` block may."""
+    """One attempt at a block; the block may report its own outcome, as a `hold` block may."""
 
     __slots__ = ("_block", "number")
 
@@ -151,7 +152,7 @@ class _Attempt(Verdict):
         super().__init__()
         self._block = block
         self.number = block.call.attempts + 1
-        """Which attempt it is: 1 for the first."""
+        """The attempt's number: 1 for the first."""
 
     def _reached(self, request: Request | None) -> Self:
         """Begin the block; or raise what ended the call before that."""
@@ -165,12 +166,12 @@ class _Attempt(Verdict):
 
 
 class BlockAttempt(_Attempt):
-    """What a `for` over `guard.attempts()` gives: `with attempt:`."""
+    """An item of a `for` over `guard.attempts()`: `with attempt:`."""
 
     __slots__ = ()
 
     def __enter__(self) -> Self:
-        """Pause, wait for and enter what stands around the block."""
+        """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
         clock = block.call.host.clock
         request = block.start()
@@ -189,17 +190,17 @@ class BlockAttempt(_Attempt):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Leave what stands around the block; swallow its error if another attempt follows."""
+        """Leave the layers around the block; swallow its error if another attempt follows."""
         return self._block.end(error, self._end(error))
 
 
 class AsyncBlockAttempt(_Attempt):
-    """What an `async for` over `guard.attempts()` gives: `async with attempt:`."""
+    """An item of an `async for` over `guard.attempts()`: `async with attempt:`."""
 
     __slots__ = ()
 
     async def __aenter__(self) -> Self:
-        """Pause, wait for and enter what stands around the block."""
+        """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
         clock = block.call.host.clock
         request = block.start()
@@ -218,12 +219,12 @@ class AsyncBlockAttempt(_Attempt):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Leave what stands around the block; swallow its error if another attempt follows."""
+        """Leave the layers around the block; swallow its error if another attempt follows."""
         return self._block.end(error, self._end(error))
 
 
 class _AttemptLoop:
-    """One `for` loop. Only the loop has it: when that is left, so are all layers."""
+    """One `for` loop. Only the loop refers to it: leaving the loop leaves all layers."""
 
     __slots__ = ("_block",)
 
@@ -243,7 +244,7 @@ class _AttemptLoop:
 
 
 class _AsyncAttemptLoop:
-    """One `async for` loop. Only the loop has it: when that is left, so are all layers."""
+    """One `async for` loop. Only the loop refers to it: leaving the loop leaves all layers."""
 
     __slots__ = ("_block",)
 
@@ -263,4 +264,4 @@ class _AsyncAttemptLoop:
 
 
 def _none(*_args: Any, **_kwargs: Any) -> None:
-    """Stand for the function: the block runs where it is written."""
+    """Stand in for the function: the block runs where it is written."""

@@ -1,7 +1,7 @@
-"""A background thread with an event loop of its own: of a store, a cluster, or a breaker's probes.
+"""A background thread with its own event loop: of a store, a cluster, or a breaker's probes.
 
-It serves callers that have no loop, and runs what is due every so often. Tasks of a user's loop
-would die with that loop; these live until their owner is closed.
+It serves callers that have no loop, and runs periodic jobs. Tasks in a user's loop would die with
+that loop; these live until their owner is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
 
 CLOSING: Final = 2.0
-"""Seconds that closing may take."""
+"""Maximum seconds for closing."""
 
 OWN_THREAD: Final = (
     "this runs in the store's own thread, which must not block: do it in a thread of yours, or with"
@@ -26,19 +26,19 @@ OWN_THREAD: Final = (
 
 
 class JobRunner(Protocol):
-    """What a job needs of the loop it runs in."""
+    """What a job needs from the loop it runs in."""
 
     owner: str
 
     def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Call `callback` in the loop, soon; False if it does not run."""
+        """Schedule `callback` in the loop; return False if the loop does not run."""
 
     def forget(self, handle: Handle) -> None:
-        """Run a job no more."""
+        """Stop running a job."""
 
 
 class Handle:
-    """A job that runs every so often in the background."""
+    """A job that runs periodically in the background."""
 
     def __init__(self, background: JobRunner, seconds: float, job: Job) -> None:
         """Run `job` every `seconds`, once the thread runs."""
@@ -50,14 +50,14 @@ class Handle:
         self._bell: asyncio.Event | None = None
 
     def soon(self) -> None:
-        """Ask for a run at once. From any thread; asked twice before it runs, it runs once."""
+        """Request a run now, from any thread. Requests before the next run are merged into one."""
         if not self._asked:
             self._asked = True
             if not self._background.submit_if_running(self._ring):
                 self._asked = False
 
     def stop(self) -> None:
-        """Run no more."""
+        """Stop running the job."""
         self._background.forget(self)
 
     def _ring(self) -> None:
@@ -65,18 +65,18 @@ class Handle:
             self._bell.set()
 
     def begin(self) -> None:
-        """Begin to run; in the background loop."""
+        """Start running, in the background loop."""
         self._bell = asyncio.Event()
         self._asked = False
         self._task = asyncio.get_running_loop().create_task(self._repeat(self._bell))
 
     def end(self) -> None:
-        """Stop running; in the background loop."""
+        """Stop running, in the background loop."""
         if self._task is not None:
             self._task.cancel()
 
     def after_fork(self) -> None:
-        """Forget the task, which has not come along."""
+        """Forget the task, which does not exist in the child process."""
         _abandoned.append(self._task)
         self._task = self._bell = None
         self._asked = False
@@ -88,11 +88,11 @@ class Handle:
             try:
                 await self._job()
             except StoreUnavailable:
-                pass  # the store's health knows
+                pass  # the store's health tracks this
             except (Exception, asyncio.CancelledError, SystemExit):
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
-                    raise  # whatever else was cancelled is a failure of the job
+                    raise  # any other CancelledError is a failure of the job
                 logging.getLogger("seawall").exception(
                     "a background job of the %s failed", self._background.owner
                 )
@@ -109,7 +109,7 @@ _abandoned: list[object] = []
 
 
 class Background:
-    """The thread and its loop: made when first needed, and anew in a child process."""
+    """The thread and its loop: made on first use, and again in a child process."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Background:
         at_end: Callable[[], Awaitable[None]],
         owner: str = "store",
     ) -> None:
-        """Call `at_start` in the loop when it begins, and wait for `at_end` when it is stopped."""
+        """Call `at_start` in the loop when it begins, and await `at_end` when it is stopped."""
         self.owner = owner
         self._mutex = Mutex()
         self._at_start = at_start
@@ -138,7 +138,7 @@ class Background:
         return self._loop
 
     def every(self, seconds: float, job: Job) -> Handle:
-        """Run `job` every `seconds`, from now on or once the thread runs."""
+        """Run `job` every `seconds`, starting now or once the thread runs."""
         handle = Handle(self, seconds, job)
         with self._mutex:
             self._handles.append(handle)
@@ -148,7 +148,7 @@ class Background:
         return handle
 
     def forget(self, handle: Handle) -> None:
-        """Run a job no more. The garbage collector may ask for it, at any moment."""
+        """Stop running a job. The garbage collector may call this at any moment."""
 
         def remove() -> None:
             self._handles = [known for known in self._handles if known is not handle]
@@ -157,14 +157,14 @@ class Background:
         self.submit_if_running(handle.end)
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started if it does not run yet."""
+        """Return the loop; start it if it does not run yet."""
         if self._closed:
             raise StoreUnavailable(f"the {self.owner} was closed")
         loop = self._loop
         if loop is not None:
             return loop
         loop = asyncio.new_event_loop()
-        # Nobody's context: a deadline of whoever came first is no business of the others.
+        # An empty context: the deadline of the first caller must not apply to the others.
         thread = threading.Thread(
             target=Context().run,
             args=(self._run, loop),
@@ -178,7 +178,7 @@ class Background:
                 self._loop, self._thread = loop, thread
                 try:
                     thread.start()
-                except RuntimeError as error:  # the process has too many
+                except RuntimeError as error:  # the process has too many threads
                     self._loop = self._thread = None
                     loop.close()
                     raise StoreUnavailable(f"no background thread: {error}") from error
@@ -204,9 +204,9 @@ class Background:
             loop.close()
 
     def _run_once(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop until it is stopped; False if somebody's callback broke it.
+        """Run the loop until it is stopped; return False if a callback broke it.
 
-        Without this thread nothing heals, so a `SystemExit` in it is an error like any other.
+        Nothing recovers without this thread, so a `SystemExit` in it is an error like any other.
         """
         try:
             loop.run_forever()
@@ -218,7 +218,7 @@ class Background:
         return True
 
     def submit(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback` in the loop, soon. From any thread."""
+        """Schedule `callback` in the loop, from any thread; start the loop if needed."""
         loop = self.start()
         try:
             loop.call_soon_threadsafe(callback, *args, context=Context())
@@ -226,7 +226,7 @@ class Background:
             raise StoreUnavailable(f"the {self.owner} was closed") from None
 
     def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Do the same if the thread runs; False if it does not."""
+        """Schedule `callback` in the loop if the thread runs; return whether it does."""
         loop = self._loop
         if loop is None:
             return False
@@ -237,7 +237,7 @@ class Background:
         return True
 
     def stop(self) -> Callable[[], None]:
-        """Begin to end the thread; what is returned waits until it has ended."""
+        """Start to stop the thread; return a function that waits until it has ended."""
         with self._mutex:
             self._closed = True
             loop, thread = self._loop, self._thread
@@ -256,7 +256,7 @@ class Background:
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         for handle in self._handles:
-            handle.end()  # or one could take again what the closing gives back
+            handle.end()  # otherwise a job could acquire again what closing gives back
         try:
             async with asyncio.timeout(CLOSING):
                 await self._at_end()
@@ -270,7 +270,7 @@ class Background:
             loop.stop()
 
     def after_fork(self) -> None:
-        """Forget the thread, which has not come along; jobs run again once it is started."""
+        """Forget the thread, which did not survive the fork; jobs run again after a restart."""
         if self._loop is not None:
             _abandoned.append(self._loop)
         self._mutex = Mutex()
@@ -283,13 +283,13 @@ _kept: set[asyncio.Task[Any]] = set()
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
-    """Let `task` live until it is done: a loop alone does not hold on to it."""
+    """Keep `task` alive until it is done: a loop holds only a weak reference."""
     _kept.add(task)
     task.add_done_callback(_kept.discard)
 
 
 async def bounded(work: Coroutine[Any, Any, None], seconds: float) -> None:
-    """Wait for `work` for so many seconds; then cancel it, and do not wait until it ends."""
+    """Wait for `work` up to `seconds`; then cancel it without waiting for its end."""
     task = asyncio.get_running_loop().create_task(work)
     _keep(task)
     try:
@@ -312,10 +312,10 @@ def run_in(
     async def carry() -> None:
         try:
             result = await work()
-        except asyncio.CancelledError:  # of this task: the thread that waits was not cancelled
+        except asyncio.CancelledError:  # this task was cancelled, not the waiting thread
             answer.set_exception(StoreUnavailable(f"the {background.owner} was closed"))
             raise
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
             answer.set_exception(error)
         else:
             answer.set_result(result)

@@ -1,9 +1,12 @@
-"""Many calls of one function, some at once, and how each of them went.
+"""Many calls of one function, some concurrently, with the result of each.
 
-Promises: items are taken from their source one by one, as there is room; at most `concurrency` are
-under way, and of one bulkhead as many as it takes; results are in the order of the items; an item
-that fails stops no other. Cancellation, an exit, or an error of the source itself does: what has
-not begun never begins, tasks are cancelled and waited for, threads run to the end of what they do.
+Promises:
+- Items are taken from their source one by one, as capacity frees up.
+- At most `concurrency` calls are in progress, and for each bulkhead as many as it admits.
+- Results are in the order of the items.
+- An item that fails does not stop the others. Cancellation, an exit, or an error of the source
+  itself does: items that have not begun never begin, tasks are cancelled and awaited, and threads
+  finish their current item.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 CONCURRENCY: Final = 10
-"""Calls at once where nothing says otherwise."""
+"""Default number of concurrent calls."""
 
 
 class Batch(Generic[A, T]):
-    """What `guard.map(...)` returns: how it went with each item, in order.
+    """The return value of `guard.map(...)`: the result of each item, in order.
 
     Each item is in exactly one of `ok`, `degraded` and `failed`.
     """
@@ -42,9 +45,9 @@ class Batch(Generic[A, T]):
     def __init__(self, items: list[A], results: list[Result[T]]) -> None:
         """Hold `results`, one for each of `items`."""
         self.items = items
-        """What the function was called with, in order."""
+        """The arguments of the calls, in order."""
         self.results = results
-        """How it went with each, in the same order."""
+        """The result of each item, in the same order."""
 
     @property
     def ok(self) -> list[tuple[A, T]]:
@@ -62,7 +65,7 @@ class Batch(Generic[A, T]):
         return [(item, result.error) for item, result in self if result.error is not None]
 
     def unwrap(self) -> list[T]:
-        """Return all answers in order, degraded ones too; or raise all errors as a group."""
+        """Return all answers in order, including degraded ones; or raise all errors as a group."""
         errors = [error for _, error in self.failed]
         if errors:
             raise ExceptionGroup(f"{len(errors)} of {len(self)} items failed", errors)
@@ -82,26 +85,26 @@ class Batch(Generic[A, T]):
 
 
 class Room(NamedTuple):
-    """Where an item is called: in a guard or an executor, and what bounds such calls at once."""
+    """Where an item is called: a guard or an executor, and the bulkheads that bound it."""
 
     name: str
     attempt: Callable[[Any], Any]
     """Calls the function with the item. An error of the function is in the `Result`."""
     gates: Sequence[tuple[int, int]] = ()
-    """The identity of each bulkhead, which several guards may share, and how many it lets in."""
+    """The id of each bulkhead, which several guards may share, and its limit."""
     release: Callable[[], object] | None = None
-    """Called once when the item is over, also if it never began."""
+    """Called once when the item is over, even if it never began."""
 
 
 class _Schedule(Generic[A]):
-    """Which item begins next: `concurrency` are under way at most, of one bulkhead what it takes.
+    """Chooses which item begins next, within `concurrency` and the limits of bulkheads.
 
-    Items for which one is full are held back while others go first, as many as may be under way.
+    Items whose bulkhead is full are held back while others go first; at most `concurrency` of them.
     """
 
     def __init__(self, items: Iterable[A], concurrency: int, room: Callable[[A], Room]) -> None:
         self.items: list[A] = []
-        """Those that were taken from the source."""
+        """The items taken from the source so far."""
         self._source = _iterator(items)
         self._concurrency = concurrency
         self._room = room
@@ -111,7 +114,7 @@ class _Schedule(Generic[A]):
         self._running = 0
 
     def begin(self) -> int | None:
-        """Return the number of an item to begin now; None if none is left, or has room."""
+        """Return the number of an item to begin now; None if none is left, or none has room."""
         if self._running >= self._concurrency:
             return None
         for place, number in enumerate(self._held):
@@ -149,7 +152,7 @@ class _Schedule(Generic[A]):
         return self._rooms[number]
 
     def ended(self, number: int) -> None:
-        """Take in that an item has ended."""
+        """Record that an item has ended."""
         room = self._rooms.pop(number)
         self._busy.subtract(gate for gate, _ in room.gates)
         self._running -= 1
@@ -164,12 +167,12 @@ class _Schedule(Generic[A]):
                 room.release()
 
     def batch(self, found: dict[int, Result[T]]) -> Batch[A, T]:
-        """Return how it went with all items."""
+        """Return the results of all items."""
         return Batch(self.items, [found[number] for number in range(len(self.items))])
 
 
 class _Arrived(Iterator[A]):
-    """Items of an async source that have arrived: it can be asked again after it was empty."""
+    """Items of an async source that have arrived; it can yield again after it was empty."""
 
     def __init__(self) -> None:
         self.items: deque[A] = deque()
@@ -189,9 +192,9 @@ def _iterator(items: Iterable[A]) -> Iterator[A]:
 
 
 def run_batch(room: Callable[[A], Room], items: Iterable[A], concurrency: int) -> Batch[A, Any]:
-    """Attempt each of `items` in its room, in threads of its own; block until all have ended.
+    """Attempt each of `items` in its room, in the batch's own threads; block until all have ended.
 
-    What an attempt raises ends the batch: an error of the function is in its result.
+    Errors of the function are in the results; anything an attempt raises ends the batch.
     """
     schedule = _Schedule(items, concurrency, room)
     try:
@@ -236,7 +239,7 @@ def _run_in_threads(schedule: _Schedule[A], concurrency: int) -> Batch[A, Any]:
 async def arun_batch(
     room: Callable[[A], Room], items: Iterable[A] | AsyncIterable[A], concurrency: int
 ) -> Batch[A, Any]:
-    """Attempt each of `items` in its room, each in a task of its own."""
+    """Attempt each of `items` in its room, each in its own task."""
     return await _Tasks(room, items, concurrency).run()
 
 
@@ -249,10 +252,10 @@ class _Tasks(Generic[A]):
         from asyncio import Event, Queue, get_running_loop
 
         self._running: dict[Task[Any], tuple[int, float]] = {}
-        """The number of the item of each task, and when it began; -1 is the source."""
+        """Item number and start time of each task; -1 is the source."""
         self._loop = get_running_loop()
         self._ended: Queue[Task[Any] | None] = Queue()
-        """Tasks that have ended; None where an item has arrived."""
+        """Tasks that have ended; None when an item has arrived."""
         self._wanted = Event()
         if isinstance(items, AsyncIterable):
             arrived = _Arrived[A]()
@@ -262,7 +265,7 @@ class _Tasks(Generic[A]):
             self._schedule = _Schedule(items, concurrency, room)
 
     async def run(self) -> Batch[A, Any]:
-        """Go through all items."""
+        """Process all items."""
         schedule = self._schedule
         found: dict[int, Result[Any]] = {}
         try:
@@ -308,14 +311,14 @@ class _Tasks(Generic[A]):
         if not task.cancelled():
             result: Result[Any] = task.result()
             return result
-        # Nobody here cancelled it: its function did, or raised the error of something cancelled.
+        # The batch did not cancel it: its function did, or raised the error of a cancelled task.
         from concurrent.futures import CancelledError
 
         error = CancelledError("the function raised asyncio.CancelledError; nobody cancelled it")
         return _failed(error, self._loop.time() - began)
 
     async def _stop(self) -> None:
-        """Cancel what runs and wait until it has stopped; pass a further cancellation on."""
+        """Cancel running tasks and wait until they have stopped; pass on a further cancellation."""
         from asyncio import CancelledError
 
         running = self._running
@@ -326,20 +329,20 @@ class _Tasks(Generic[A]):
             try:
                 ended = await self._ended.get()
             except CancelledError as error:
-                # They are cancelled already; to do so again would cut their cleaning up.
+                # They are cancelled already; cancelling again would interrupt their cleanup.
                 again = error
                 continue
             if ended is None:
                 continue
             running.pop(ended, None)
             if not ended.cancelled():
-                ended.exception()  # it is looked at: asyncio need not complain
+                ended.exception()  # retrieve it, so that asyncio does not complain
         if again is not None:
             raise again
 
 
 def settled(call: Callable[[], T], clock: Clock) -> Result[T]:
-    """Make a call that is in no guard, and return how it went."""
+    """Make a call outside of any guard and return its `Result`."""
     began = clock.now()
     try:
         value = call()
@@ -349,7 +352,7 @@ def settled(call: Callable[[], T], clock: Clock) -> Result[T]:
 
 
 async def asettled(call: Callable[[], Awaitable[T]], clock: Clock) -> Result[T]:
-    """Do the same with a call that is awaited."""
+    """Async twin of `settled`."""
     began = clock.now()
     try:
         value = await call()

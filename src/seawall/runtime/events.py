@@ -1,6 +1,7 @@
-"""What happened, for those who want to know: typed events and `subscribe`.
+"""Typed events and `subscribe`.
 
-Transitions and troubles only; a success makes no event. With no subscriber nothing is built.
+Only transitions and troubles are events; a success makes none. Without a subscriber, no event is
+built.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ E = TypeVar("E", bound="Event")
 class Event:
     """Something happened in the guard called `guard`; `name` is stable, for logs and metrics.
 
-    What belongs to no guard (a pool, an executor, a ladder) gives its own name there.
+    Objects that belong to no guard (a pool, an executor, a ladder) put their own name there.
     """
 
     __slots__ = ("guard",)
     name = "event"
     is_change = False
-    """Whether it is a change of state: a line of the log, also where nobody listens.
+    """Whether it is a change of state, which is logged even without a subscriber.
 
-    Not `StoreModeChanged`, one for each policy of a store that logs its loss itself, and not
-    `LoopBlocked`, which the watchdog logs with the stack. Most others are about single calls.
+    Not `StoreModeChanged`, which comes once for each policy of a store that logs its loss itself,
+    and not `LoopBlocked`, which the watchdog logs with the stack. Most others are about single
+    calls.
     """
 
     def __init__(self, guard: str) -> None:
@@ -37,7 +39,7 @@ class Event:
         self.guard = guard
 
     def fields(self) -> dict[str, Any]:
-        """Return the event's own values by name, the guard's included."""
+        """Return the event's own values by name, including the guard's."""
         code = type(self).__init__.__code__
         names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
         return {name: getattr(self, name) for name in names}
@@ -65,11 +67,11 @@ class BreakerChanged(Event):
         reason: str = "",
         failure: str = "",
     ) -> None:
-        """Tell the states by name, what caused the change, and the key of a keyed breaker.
+        """Hold the names of the states, the cause of the change, and the key of a keyed breaker.
 
-        `reason` is how the call failed at whose end it opened, as `CallRetried` has it; empty where
-        it was no call's failure, or where that is not known. `failure` is the type and the message
-        of that error, without secrets, on one short line.
+        `reason` says how the call that opened it failed, as in `CallRetried`; empty if no call's
+        failure opened it, or if that is unknown. `failure` is the type and the message of that
+        error, without secrets, on one short line.
         """
         super().__init__(guard)
         self.before = before
@@ -96,7 +98,7 @@ class CallRejected(Event):
         key: object = None,
         message: str = "",
     ) -> None:
-        """Tell which policy refused, why, and for which key where the policy has keys.
+        """Hold which policy refused, why, and for which key if the policy has keys.
 
         `message` is the first line of the refusal's text, redacted.
         """
@@ -117,11 +119,11 @@ class CallRetried(Event):
     def __init__(
         self, guard: str, *, attempt: int, delay: float, reason: str, failure: str = ""
     ) -> None:
-        """Tell which attempt failed, how long the pause is, and why.
+        """Hold which attempt failed, how long the pause is, and why.
 
         `reason` is a word with few values: the status of an HTTP answer ("503"), the code of a gRPC
-        call, the `reason` of an error of ours, else the name of the error's type; or "value".
-        `failure` is the error in a line for people ("503 from vendor.example"), redacted.
+        call, the `reason` of a Seawall error, otherwise the name of the error's type; or "value".
+        `failure` is a human-readable line about the error ("503 from vendor.example"), redacted.
         """
         super().__init__(guard)
         self.attempt = attempt
@@ -131,7 +133,7 @@ class CallRetried(Event):
 
 
 class RetryStopped(Event):
-    """No further attempt was made though the error is one to retry."""
+    """No further attempt was made although the error is one to retry."""
 
     __slots__ = ("attempt", "cause", "failure", "reason")
     name = "retry_stopped"
@@ -139,9 +141,9 @@ class RetryStopped(Event):
     def __init__(
         self, guard: str, *, attempt: int, cause: str, reason: str, failure: str = ""
     ) -> None:
-        """Tell the last attempt's number, and what stopped it: attempts, budget, deadline...
+        """Hold the last attempt's number, and what stopped it: attempts, budget, deadline...
 
-        `reason` and `failure` are how the last attempt failed, as `CallRetried` has it.
+        `reason` and `failure` say how the last attempt failed, as in `CallRetried`.
         """
         super().__init__(guard)
         self.attempt = attempt
@@ -157,13 +159,13 @@ class CallTimedOut(Event):
     name = "call_timed_out"
 
     def __init__(self, guard: str, *, seconds: float) -> None:
-        """Tell how long it had been given."""
+        """Hold the number of seconds the call had been given."""
         super().__init__(guard)
         self.seconds = seconds
 
 
 class Degraded(Event):
-    """A call was answered by something less than the real answer."""
+    """A call got a lesser answer than the real one."""
 
     __slots__ = ("age", "level", "message", "reason", "source")
     name = "degraded"
@@ -178,11 +180,11 @@ class Degraded(Event):
         message: str = "",
         age: float | None = None,
     ) -> None:
-        """Tell where the answer came from, at which level (1 is the first), and why.
+        """Hold where the answer came from, at which level (1 is the first), and why.
 
         `source` is the name of a fallback's function, "static" or "cache: stale". `reason` is that
-        of the error which made it necessary, as `CallRetried` has it, and `message` the first line
-        of its text, redacted. `age` is that of a stale answer, in seconds.
+        of the error which made it necessary, as in `CallRetried`, and `message` the first line of
+        its text, redacted. `age` is the age of a stale answer, in seconds.
         """
         super().__init__(guard)
         self.source = source
@@ -193,13 +195,13 @@ class Degraded(Event):
 
 
 class ThreadAbandoned(Event):
-    """A worker thread runs on though nobody waits for it any more; `running` do so by now."""
+    """A worker thread keeps running after its caller gave up; `running` such threads exist now."""
 
     __slots__ = ("running",)
     name = "thread_abandoned"
 
     def __init__(self, guard: str, *, running: int) -> None:
-        """Tell how many abandoned threads run."""
+        """Hold the number of abandoned threads that are running."""
         super().__init__(guard)
         self.running = running
 
@@ -212,7 +214,7 @@ class SettingsChanged(Event):
     is_change = True
 
     def __init__(self, guard: str, *, policy: str, changes: dict[str, Any]) -> None:
-        """Tell which policy, and the new values."""
+        """Hold the policy and the new values."""
         super().__init__(guard)
         self.policy = policy
         self.changes = changes
@@ -225,7 +227,7 @@ class CallHedged(Event):
     name = "call_hedged"
 
     def __init__(self, guard: str, *, number: int, delay: float) -> None:
-        """Tell how many are under way with this one, and after how many seconds it came."""
+        """Hold the number of running copies, with this one, and after how many seconds it began."""
         super().__init__(guard)
         self.number = number
         self.delay = delay
@@ -239,7 +241,7 @@ class LevelChanged(Event):
     is_change = True
 
     def __init__(self, guard: str, *, before: str, after: str, cause: str) -> None:
-        """Tell the levels by name, and what moved it."""
+        """Hold the names of the levels, and what caused the change."""
         super().__init__(guard)
         self.before = before
         self.after = after
@@ -254,7 +256,7 @@ class ResourceLeaked(Event):
     is_change = True
 
     def __init__(self, guard: str, *, borrowed_at: str, seconds: float) -> None:
-        """Tell the line of code that borrowed it, and for how long it has been out."""
+        """Hold the line of code that borrowed it, and for how many seconds it has been out."""
         super().__init__(guard)
         self.borrowed_at = borrowed_at
         self.seconds = seconds
@@ -268,14 +270,14 @@ class WorkerReplaced(Event):
     is_change = True
 
     def __init__(self, guard: str, *, item: str, exit_code: int | None) -> None:
-        """Tell what it was working on, and how it ended."""
+        """Hold the item it was working on, and how it ended."""
         super().__init__(guard)
         self.item = item
         self.exit_code = exit_code
 
 
 class LoopBlocked(Event):
-    """An event loop has not come round for `seconds`; `stack` is what it is doing.
+    """An event loop has not completed an iteration for `seconds`; `stack` is what it is doing.
 
     It comes when the block is noticed, and once more when it is `over`.
     """
@@ -284,7 +286,7 @@ class LoopBlocked(Event):
     name = "loop_blocked"
 
     def __init__(self, guard: str, *, seconds: float, stack: str, over: bool) -> None:
-        """Tell for how long, and where the loop's thread stands, or stood."""
+        """Hold for how many seconds, and where the loop's thread is, or was."""
         super().__init__(guard)
         self.seconds = seconds
         self.stack = stack
@@ -292,7 +294,7 @@ class LoopBlocked(Event):
 
 
 class StoreModeChanged(Event):
-    """A shared policy goes on without its store, or with it again."""
+    """A shared policy continues without its store, or with it again."""
 
     __slots__ = ("after", "before", "cause", "policy", "store")
     name = "store_mode_changed"
@@ -300,7 +302,7 @@ class StoreModeChanged(Event):
     def __init__(
         self, guard: str, *, policy: str, store: str, before: str, after: str, cause: str
     ) -> None:
-        """Tell the modes: "shared", or what `on_store_failure` says; and what happened."""
+        """Hold the modes ("shared", or the value of `on_store_failure`) and the cause."""
         super().__init__(guard)
         self.policy = policy
         self.store = store
@@ -310,7 +312,7 @@ class StoreModeChanged(Event):
 
 
 class ImplausibleReport(Event):
-    """A cost or a vendor's word that cannot be true was reported to a limit, and was cut."""
+    """A limit got an impossible report of a cost or from a vendor, and clipped it."""
 
     __slots__ = ("counted", "limit", "policy", "reported", "what")
     name = "implausible_report"
@@ -318,7 +320,7 @@ class ImplausibleReport(Event):
     def __init__(
         self, guard: str, *, policy: str, limit: str, what: str, reported: float, counted: float
     ) -> None:
-        """Tell `what` was reported, "cost" or "reset_after", how much, and what of it counts."""
+        """Hold `what` was reported ("cost" or "reset_after"), how much, and what part counts."""
         super().__init__(guard)
         self.policy = policy
         self.limit = limit
@@ -328,14 +330,14 @@ class ImplausibleReport(Event):
 
 
 class SettingsDiffer(Event):
-    """Pods share a policy of the same name and do not agree on its settings."""
+    """Pods share a policy of the same name but disagree on its settings."""
 
     __slots__ = ("other", "own", "policy", "shared_name")
     name = "settings_differ"
     is_change = True
 
     def __init__(self, guard: str, *, policy: str, shared_name: str, own: str, other: str) -> None:
-        """Tell this pod's settings and those that another has announced."""
+        """Hold this pod's settings and those that another pod has announced."""
         super().__init__(guard)
         self.policy = policy
         self.shared_name = shared_name
@@ -344,14 +346,14 @@ class SettingsDiffer(Event):
 
 
 class LeaseChanged(Event):
-    """A lease was taken, given up or lost; `guard` is its name."""
+    """A lease was acquired, released or lost; `guard` is its name."""
 
     __slots__ = ("cause", "held", "token")
     name = "lease_changed"
     is_change = True
 
     def __init__(self, guard: str, *, token: int, held: bool, cause: str) -> None:
-        """Tell the fencing token, whether it is held now, and why."""
+        """Hold the fencing token, whether the lease is held now, and why."""
         super().__init__(guard)
         self.token = token
         self.held = held
@@ -361,7 +363,7 @@ class LeaseChanged(Event):
 class JobDied(Event):
     """A job was given up after its last attempt; `guard` is the name of its queue or its `Jobs`.
 
-    So is a call that was stored to be done later; `guard` is then the name of its `Later`.
+    Also a call that was stored to be done later; `guard` is then the name of its `Later`.
     """
 
     __slots__ = ("attempts", "cause", "job", "traceback")
@@ -371,9 +373,10 @@ class JobDied(Event):
     def __init__(
         self, guard: str, *, job: str, attempts: int, cause: str, traceback: str = ""
     ) -> None:
-        """Tell its id, how often it was tried, and why the last attempt failed.
+        """Hold the job's id, its number of attempts, and why the last attempt failed.
 
-        `traceback` is that of the handler's error, redacted and cut; empty if none was raised.
+        `traceback` is that of the handler's error, redacted and shortened; empty if none was
+        raised.
         """
         super().__init__(guard)
         self.job = job
@@ -383,14 +386,14 @@ class JobDied(Event):
 
 
 class DeadLetterDropped(Event):
-    """A dead letter was dropped, since there were too many; `guard` is the queue's name."""
+    """A dead letter was dropped because there were too many; `guard` is the queue's name."""
 
     __slots__ = ("job",)
     name = "dead_letter_dropped"
     is_change = True
 
     def __init__(self, guard: str, *, job: str) -> None:
-        """Tell the job's id."""
+        """Hold the job's id."""
         super().__init__(guard)
         self.job = job
 
@@ -409,8 +412,8 @@ def subscribe(listener: Callable[[E], object], /, *types: type[E]) -> Callable[[
 def subscribe(listener: Listener, /, *types: type[Event]) -> Callable[[], None]:
     """Call `listener(event)` for each event of `types` (of any type, if none is given).
 
-    It is called at once, in the thread where it happened, so it must be quick. Returns a
-    function that ends the subscription.
+    The listener runs synchronously, in the thread where the event happened, so it must be quick.
+    Return a function that ends the subscription.
     """
     if not callable(listener) or kind_of(listener) != "sync":
         raise TypeError(f"subscribe({listener!r}): pass a plain function that takes one event")
@@ -432,7 +435,7 @@ def subscribe(listener: Listener, /, *types: type[Event]) -> Callable[[], None]:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Emit nothing in the block: what happens there is not real."""
+    """Emit nothing in the block: what happens there is only simulated."""
     token = _muted.set(True)
     try:
         yield
@@ -441,19 +444,19 @@ def muted() -> Iterator[None]:
 
 
 def is_muted() -> bool:
-    """Tell whether this runs inside a block of `muted()`."""
+    """Return whether this runs inside a block of `muted()`."""
     return _muted.get()
 
 
 def listening() -> bool:
-    """Tell whether anybody subscribed: where not, what an event would say need not be built."""
+    """Return whether there is any subscriber; without one, events need not be built."""
     return bool(_listeners)
 
 
 def emit(kind: type[Event], guard: str, **fields: Any) -> None:
-    """Tell all who subscribed, and the log of a change of state; else nothing is built.
+    """Send an event to its subscribers, and to the log if it is a change of state.
 
-    A listener that fails is logged and does no harm to the call.
+    Build nothing if neither applies. A listener that fails is logged and does not harm the call.
     """
     listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
     if not (listeners or kind.is_change) or _muted.get():
@@ -467,7 +470,7 @@ def emit(kind: type[Event], guard: str, **fields: Any) -> None:
 
 
 def deliver(event: Event) -> None:
-    """Tell all who subscribed of an event that was built anyway."""
+    """Send an event that was already built to its subscribers."""
     _hand(event, [listener for listener, types in _listeners if isinstance(event, types)])
 
 

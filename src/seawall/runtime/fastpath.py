@@ -1,14 +1,14 @@
-"""The success path, as straight-line code made for each stack of layers.
+"""The success path, as straight-line code generated for each stack of layers.
 
 Calling layers in a loop, with a list of tickets, costs more than the layers themselves. So for
 each guard a function is assembled from fixed lines, those below and each layer's own (`Inline`),
-numbered by layer; no name, setting
-or other data of the user becomes part of the text. It handles one case only: everything is
-admitted at once and the function returns. Whatever else happens, it hands its tickets over to the
-interpreter, which knows all the rules. The names of the function's parameters appear in it, checked
-to be names; all others end in an underscore, and so cannot clash with them.
+numbered by layer. No name, setting or other data of the user becomes part of the text, except the
+names of the function's parameters. These are checked to be identifiers; all other names end in an
+underscore, and so cannot clash with them. The generated function handles one case only: every layer
+admits the call without waiting, and the function returns. In every other case it passes its tickets
+to the interpreter, which implements all the rules.
 
-For a gate, a retry that looks at values and another gate around an `async def` it reads:
+For a gate, a retry that checks values, and another gate around an `async def`, it is:
 
     async def guarded_(prompt, size=defaults_[0]):
         now_ = clock_()
@@ -82,7 +82,7 @@ _numbers = count()
 
 _switching = RLock()
 _paths: Final[WeakSet[FastPath]] = WeakSet()
-"""All success paths there are, for `switch_policies`."""
+"""All live success paths, for `switch_policies`."""
 
 
 _COUNT: Final = (
@@ -97,15 +97,15 @@ def hosts_around(own: Host) -> list[Host]:
 
     They are read from the frames of this thread or task, and from the deadlines that timeouts of
     async calls have set, which reach child tasks and threads too. A context variable would cost
-    every call, and only a retry that adapts asks, after a failure. Other blocks are not seen.
+    every call, while only an adaptive retry needs this, after a failure. Other blocks are not seen.
     """
     hosts: list[Host | None] = []
     innermost = True
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack of the caller
     while frame is not None:
         if frame.f_code in _RUNNERS:
-            # The innermost is of `own` itself. It may be handling an error, which its `f_locals`
-            # would keep, and so lead to itself.
+            # The innermost one belongs to `own`. It may be handling an error; reading its
+            # `f_locals` would keep that error alive in a reference cycle.
             if not innermost:
                 hosts.append(frame.f_locals["call"].host)
             innermost = False
@@ -117,7 +117,7 @@ def hosts_around(own: Host) -> list[Host]:
     while scope is not None:
         hosts.append(getattr(scope[-1], "host", None))
         scope = live_scope(scope[2])
-    # A guard that marks calls otherwise has the same statistics: it is the same guard.
+    # A marked copy of a guard shares its statistics: it is the same guard.
     found = {id(host.stats): host for host in hosts if host is not None}
     found.pop(id(own.stats), None)
     return list(found.values())
@@ -127,7 +127,7 @@ _RUNNERS: Final = (run_sync.__code__, run_async.__code__)
 
 
 class _Text:
-    """Shows generated text to whoever prints a traceback."""
+    """Shows generated source text in tracebacks."""
 
     __slots__ = ("_text",)
 
@@ -150,10 +150,10 @@ class FastPath:
     def __init__(
         self, host: Host, layers: Sequence[Layer], kind: Kind, *, counts: bool, in_thread: bool
     ) -> None:
-        """Be ready to compile, when it is known what the function takes.
+        """Prepare to compile, once the function's parameters are known.
 
-        Calls are counted where the function is the user's own (`counts`), and in a worker thread
-        only while somebody waits for them.
+        Calls are counted if the function is the user's own (`counts`), and in a worker thread only
+        while the caller still waits for them.
         """
         self._counts = counts
         self._host = host
@@ -192,14 +192,14 @@ class FastPath:
         _paths.add(self)
 
     def switch(self, *, off: bool) -> None:
-        """Take the way without policies, or the usual one; see `switch_policies`."""
+        """Switch policies off or on again; see `switch_policies`."""
         for names in self._namespaces:
             names["deadline_"] = _no_policies if off else deadline_var.get
 
     def interpreted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with the layers around it, always by way of the interpreter.
+        """Return `function` with the layers around it, always run by the interpreter.
 
-        Slower, and knows of each attempt: for callers who want to be told.
+        This is slower, but records each attempt, for callers that want a report.
         """
 
         def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -226,7 +226,7 @@ class FastPath:
         return self.binder(parameters)(function, parameters.defaults)
 
     def binder(self, parameters: Parameters) -> Binder:
-        """Return what makes guarded functions that take `parameters`."""
+        """Return the factory of guarded functions that take `parameters`."""
         binder = self._binders.get(parameters.declared)
         if binder is None:
             binder = self._binders[parameters.declared] = self._compile(parameters)
@@ -237,7 +237,7 @@ class FastPath:
         text = source(self._layers, self._kind, parameters, counts=counts)
         code = _compiled(text)
         filename = code.co_filename
-        # Through the loader a traceback finds the text, without a map of texts that only grows.
+        # A traceback finds the text through the loader, without a cache of texts that only grows.
         spec = SimpleNamespace(name=filename, loader=_Text(text))
         names = {**self._names, "__name__": filename, "__spec__": spec}
         self._namespaces.append(names)
@@ -254,7 +254,7 @@ class FastPath:
         tickets: tuple[Any, ...],
     ) -> Call:
         call = Call(self._host, self._layers, function, args, kwargs, now)
-        # It is on its way through the layers, whether policies are switched off meanwhile or not.
+        # The call is already inside the layers, even if policies are switched off meanwhile.
         call.layers, call.function = self._layers, function
         call.counts = self._counts
         for ticket in tickets:
@@ -285,9 +285,9 @@ class FastPath:
         return call, {"upwards": True}
 
     def _refused(self, tickets: tuple[Any, ...], error: BaseException) -> bool:
-        """Leave what was entered before a refusal, unless a flow further out has a say in it.
+        """Leave what was entered before a refusal, unless an outer flow must see the refusal.
 
-        Refusals come in floods, when there is least time for them: they take this short way.
+        Refusals come in floods, when there is least time for them, so they take this shortcut.
         """
         if not isinstance(error, Rejected):
             return False
@@ -306,9 +306,9 @@ class FastPath:
         return True
 
     def _cut_short(self, tickets: tuple[Any, ...], error: BaseException) -> None:
-        """Leave what is left to leave of a call that was interrupted on its way out, by a signal.
+        """Leave the remaining layers of a call that a signal interrupted on its way out.
 
-        A ticket that was being left at that moment is absent: it is not left twice.
+        The ticket that was being left at that moment is absent, so it is not left twice.
         """
         now = self._host.clock.now()
         for layer, ticket in zip(reversed(self._layers), reversed(tickets), strict=True):
@@ -322,7 +322,7 @@ class FastPath:
                 raise error
             call, state = self._stopped(*stopped)
         finally:
-            del stopped, error  # or an error would lead to itself
+            del stopped, error  # Break the reference cycle between the error and this frame.
         return run_sync(call, **state)
 
     async def _error_async(self, *stopped: Any) -> Any:
@@ -351,16 +351,16 @@ class FastPath:
 
 
 class _Bypassed(BaseException):
-    """Leads a call from its success path to the one without policies."""
+    """Redirects a call from its success path to the path without policies."""
 
 
 def _no_policies() -> NoReturn:
-    """Stand where the success path asks for the deadline: the way there costs nothing else."""
+    """Replace the success path's deadline lookup: while off, the switch costs nothing."""
     raise _Bypassed
 
 
 def switch_policies(*, off: bool) -> None:
-    """Let all guards of the process call their functions without policies, or with them again."""
+    """Make all guards of the process call their functions without policies, or with them again."""
     with _switching:
         bypass.on = off
         for path in list(_paths):
@@ -368,7 +368,7 @@ def switch_policies(*, off: bool) -> None:
 
 
 def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, counts: bool) -> str:
-    """Return the text of the success path through `layers`."""
+    """Return the source text of the success path through `layers`."""
     wait = "await " if kind == "async" else ""
     pieces = [_Piece(number, layer, parameters) for number, layer in enumerate(layers)]
     tickets = "".join(f"{piece.ticket}, " for piece in pieces)
@@ -418,7 +418,7 @@ def source(layers: Sequence[Layer], kind: Kind, parameters: Parameters, *, count
 
 
 def _left_all(ending: list[str], tickets: str) -> list[str]:
-    """Return the lines that leave all layers, whatever a signal handler raises between them."""
+    """Return the lines that leave all layers, whatever a signal handler raises in between."""
     if not ending:
         return ["            return value_"]
     return [
@@ -453,7 +453,7 @@ class _Piece:
         self.absent = ("None" if layer.seldom_entered else "ABSENT_") if enter else ""
         self.leave = []
         if layer.enter is not None and any("{left}" in line for line in leave):
-            # Before it is left: whatever interrupts that, it is not left twice.
+            # Mark it absent first: if leaving is interrupted, the layer is not left twice.
             self.leave = [f"left_ = {self.ticket}", f"{self.ticket} = ABSENT_"]
             self._left = "left_"
         self.leave += [line.format_map(self) for line in leave]

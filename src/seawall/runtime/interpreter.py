@@ -1,9 +1,9 @@
 """The rules by which a call goes down through its layers and up again, written once.
 
 `interpret` is a generator that never blocks: it yields what takes time (a `Waiter`, a pause as a
-float of seconds, a `Run`) and is sent the result, or thrown the error. The two runners, sync and
-async, carry that out. So cancellation is an error thrown in at a `yield`, and is handled here:
-every layer that was entered is left exactly once, whatever happens.
+float of seconds, a `Run`) and receives the result or the error. The two runners, sync and async,
+carry that out. A cancellation is therefore an error thrown in at a `yield`, and is handled here:
+every entered layer is left exactly once, whatever happens.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from seawall.runtime.workers import Job
 class Run:
     """A request to the runner: call this function with the call's arguments.
 
-    The guarded function is of the runner's own kind; a substitute (`instead`) in an async call
-    may also be a plain function.
+    The guarded function is of the runner's own kind; a substitute (`instead`) in an async call may
+    also be a plain function.
     """
 
     __slots__ = ("function", "substitute")
 
     def __init__(self, function: Callable[..., Any], *, substitute: bool = False) -> None:
-        """Ask for `function`."""
+        """Request `function`."""
         self.function = function
         self.substitute = substitute
 
@@ -52,10 +52,10 @@ Request = Waiter | float | Run
 def interpret(
     call: Call, *, waiter: Waiter | None = None, upwards: bool = False
 ) -> Generator[Request, Any, None]:
-    """Carry `call` to its end; the result is in `call.value` or `call.error`.
+    """Run `call` to its end; the result is in `call.value` or `call.error`.
 
-    A call that comes from the fast path stands somewhere on its way: waiting (`waiter`), or
-    already on the way up (`upwards`) with its value or error.
+    A call that comes from the fast path is already on its way: waiting at a gate (`waiter`), or
+    going up (`upwards`) with its value or error.
     """
     todo: Next | None = None
     token: Token[Attempt | None] | None = None
@@ -68,7 +68,7 @@ def interpret(
         while todo is not None or not upwards:
             upwards = True
             try:
-                # A block is not inside the gates of its next attempt before that is begun.
+                # A block is not inside the gates of its next attempt until that begins.
                 if todo is not None and (todo.delay or call.block):
                     _stand_by(call.host)
                     call.foresee_pause(todo.delay)
@@ -94,7 +94,7 @@ def interpret(
 
 
 def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[Attempt | None]:
-    """Let what runs inside see which attempt it is; return what undoes it."""
+    """Make the attempt's number visible to code inside; return the token that undoes it."""
     if call.attempt is None:
         call.attempt = Attempt(call.attempts, call.host.name, call.outer_attempt)
     call.attempt.number = call.attempts + 1
@@ -104,10 +104,9 @@ def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[At
 def _instead(
     call: Call, substitute: Callable[..., Any], need: Need | None
 ) -> Generator[Request, Any, None]:
-    """Run a substitute, which can learn why.
+    """Run a substitute, which can look up why it runs.
 
-    It is not one of this call's attempts, unless a retry stands around it: guards inside it may
-    retry.
+    It is not one of this call's attempts, unless a retry is around it: guards inside it may retry.
     """
     repeated = call.is_repeated(len(call.tickets) - 1)
     attempt = attempt_var.set(attempt_var.get() if repeated else call.outer_attempt)
@@ -124,7 +123,7 @@ def _instead(
 
 
 def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
-    """Enter the layers that are not entered yet, then run the function."""
+    """Enter the remaining layers, then run the function."""
     clock = call.host.clock
     tickets = call.tickets
     call.reached = False
@@ -154,7 +153,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         _refuse_unwanted(call.host)
         refuse_expired(call.host, call.age())
     call.begin_attempt(now)
-    # A call of the same guard inside the user's function is another call: not in this trace.
+    # A call of the same guard inside the user's function is another call: keep it out of this
+    # trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
     try:
         call.value = yield Run(call.function)
@@ -167,12 +167,12 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
 
 
 def _refuse_start(call: Call) -> None:
-    """Raise if a call that enters no layer yet is unwanted or late."""
+    """Raise if a call that has not entered any layer is given up or past its deadline."""
     try:
         _refuse_unwanted(call.host)
         refuse_expired(call.host, call.age())
     except Rejected:
-        # Flows further out that have nothing to enter see this refusal too.
+        # Outer flows that have nothing to enter must see this refusal too.
         for layer in call.layers[len(call.tickets) :]:
             if layer.enter is not None and not layer.seldom_entered:
                 break
@@ -181,7 +181,7 @@ def _refuse_start(call: Call) -> None:
 
 
 def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:
-    """Wait for what a gate has to say; return the ticket."""
+    """Wait for a gate's decision; return the ticket."""
     _stand_by(call.host)
     clock = call.host.clock
     began = clock.now()
@@ -247,7 +247,7 @@ def release(call: Call, error: BaseException | None) -> None:
 
 
 def refuse_expired(host: Host, age: float = 0.0) -> None:
-    """Raise if the deadline has passed: expired work never starts, nor goes on.
+    """Raise if the deadline has passed: expired work neither starts nor continues.
 
     `age` is how many seconds ago the call began.
     """
@@ -265,9 +265,9 @@ def refuse_expired(host: Host, age: float = 0.0) -> None:
 
 
 def _refuse_unwanted(host: Host) -> None:
-    """Raise in a worker thread that nobody waits for any more: what has not begun never does.
+    """Raise in a worker thread whose caller gave up: work that has not begun never begins.
 
-    Not counted: whoever gave it up did that.
+    It is not counted here: the caller counted it when it gave up.
     """
     job = _own_job(host)
     if job is not None and not job.goes_on():
@@ -275,7 +275,7 @@ def _refuse_unwanted(host: Host) -> None:
 
 
 def _stand_by(host: Host) -> None:
-    """Note in a worker thread that the function is not running now."""
+    """Record in a worker thread that the function is not running now."""
     job = _own_job(host)
     if job is not None:
         job.waits = True
@@ -287,26 +287,26 @@ def _own_job(host: Host) -> Job | None:
 
 
 def count_refusal(host: Host, policy: str, reason: str) -> None:
-    """Count and tell that a call was refused by something that is not a gate."""
+    """Count and report that something other than a gate refused a call."""
     host.stats.rejected += 1
     emit(CallRejected, host.name, policy=policy, reason=reason, enforced=True)
 
 
 def _count(call: Call) -> None:
-    """Count how an attempt ended, once for each time the user's function was started."""
+    """Count how an attempt ended, once for each start of the user's function."""
     error = call.error
     left_running = None if error is None else Abandoned.of(error)
     if left_running is not None:
         call.abandoned.append(left_running)
     if not call.counts and error is not None and _never_ran(call.host, error):
-        # This guard's own inner part, which a driver runs, refused it or never got to it.
+        # This guard's own inner part, run by a driver, refused the call or never got to it.
         call.reached = False
         call.attempts -= 1
     elif call.counts:
         if not given_up(call.host.name):
             _count_attempt(call)
     elif left_running is not None and not left_running.counted:
-        # The function still runs, where its end will not be counted any more.
+        # The function is still running in a place where its end will not be counted.
         left_running.counted = True
         _count_attempt(call)
         trace = current_trace(call.host.name)

@@ -1,17 +1,16 @@
-"""What is written to the log: changes of state, events, and failures of handlers.
+"""Log records: changes of state, events, and failures of handlers.
 
 Promises:
 - With no configuration, each change of state (a breaker opened or closed, a host was ejected, a job
   died) is a line on the logger `seawall.events`: trouble at WARNING or ERROR, and the end of a
   trouble at the level at which it began. Probes of a breaker during an outage are at DEBUG.
 - The first degraded answer of a guard is a line there too, at WARNING and with its cause. Further
-  ones are counted in a line a minute.
-  While `log_events()` is on, it writes these lines too, and they are not written twice.
+  ones are counted in a line a minute. While `log_events()` is on, it writes these lines instead.
 - A failure of a handler is a line with its traceback on the logger `seawall`, at each attempt
   (WARNING) and at its end (ERROR). The text of the traceback is redacted; `exc_info` of the record
   is the error itself, for tools that read it.
 - In a flood some lines are left out, and the next one says how many.
-- Neither a message nor a field has a line break or another control character in it, and both are
+- Neither a message nor a field contains a line break or another control character, and both are
   bounded. A success makes no line, and costs nothing here. Nothing is raised into the caller.
 """
 
@@ -30,20 +29,20 @@ from seawall.runtime.events import BreakerChanged, Event
 from seawall.runtime.mutex import survives_fork
 
 MOST_SORTS: Final = 1000
-"""Sorts of lines that are bounded each by itself; all others are bounded together."""
+"""Maximum number of separately limited sorts of lines; all others share one limit."""
 
 FAILURES_PER_SECOND: Final = 5.0
 FAILURES_AT_ONCE: Final = 50
-"""Lines about failed attempts of one worker, of each level; further ones are counted."""
+"""Limit of lines about failed attempts of one worker, for each level; further ones are counted."""
 
 LONGEST_WHAT: Final = 200
 
 
 class LineBound:
-    """A token bucket for each sort of line. Of any thread."""
+    """A token bucket for each sort of line. Thread-safe."""
 
     def __init__(self, per_second: float, burst: int, clock: Clock) -> None:
-        """Let `burst` lines of a sort through at once, and then `per_second`."""
+        """Admit `burst` lines of a sort, and then `per_second`."""
         self._rate = per_second
         self._burst = float(burst)
         self._clock = clock
@@ -55,7 +54,7 @@ class LineBound:
         self._lock = Lock()  # another thread may have held it
 
     def left_out(self, sort: Hashable) -> int | None:
-        """Return how many were left out before this one; None if it is left out itself."""
+        """Return how many lines were left out before this one; None if this one is left out too."""
         with self._lock:
             now = self._clock.now()
             if sort not in self._buckets and len(self._buckets) >= MOST_SORTS:
@@ -70,10 +69,10 @@ class LineBound:
 
 
 class FailureLog:
-    """What a worker logs of the jobs, calls or events whose handler failed."""
+    """Logs the jobs, calls or events of a worker whose handler failed."""
 
     def __init__(self, kind: str, name: str, clock: Clock) -> None:
-        """Speak for the `kind` ("queue", "jobs", "outbox"...) of that name."""
+        """Log for the `kind` ("queue", "jobs", "outbox"...) of that name."""
         self._kind = kind
         self._name = printable(name, LONGEST_WHAT)
         self._bound = LineBound(FAILURES_PER_SECOND, FAILURES_AT_ONCE, clock)
@@ -110,7 +109,7 @@ class FailureLog:
             if raised is not None:
                 record.exc_text = traceback_of(raised) or said  # what formatters write
             logger.handle(record)
-        except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+        except Exception:  # noqa: BLE001, S110 - a user's handler that raises
             pass
 
 
@@ -122,7 +121,7 @@ LEVELS: Final = {
     **dict.fromkeys(("job_died", "event_died", "item_died", "outbox_blocked"), logging.ERROR),
     **dict.fromkeys(("collection_changed", "stage_changed"), logging.ERROR),
 }
-"""How much an event matters; those that are not here are warnings."""
+"""Log level of each event; events that are not listed are warnings."""
 
 RECOVERIES: Final[dict[str, tuple[str, object]]] = {
     "breaker_changed": ("after", "closed"),
@@ -135,30 +134,30 @@ RECOVERIES: Final[dict[str, tuple[str, object]]] = {
     "stage_changed": ("after", "flows"),
     "collection_changed": ("after", "enough"),
 }
-"""Events of which some say that a trouble is over: the field, and its value then."""
+"""Events that can report the end of a trouble: the field, and its value then."""
 
 LONGEST_WORD: Final = 120
-"""Characters of one value in a message; the record's field has more of it."""
+"""Maximum characters of one value in a message; the record's field has more of it."""
 
 LONGEST_MESSAGE: Final = 500
-"""Characters of all values in a message."""
+"""Maximum characters of all values in a message."""
 
 _NOT_TOLD: Final = frozenset({"guard", "traceback"})
-"""Fields that are not in the message: the line says the one before, and the other has lines."""
+"""Fields left out of the message: the guard is already in the line, a traceback has many lines."""
 
 _PARTING: Final = frozenset(" '\"=")
-"""What would make it unclear where a value ends."""
+"""Characters that would make it unclear where a value ends."""
 
 PROBING: Final = ("open", "half_open"), ("half_open", "open")
-"""Changes of a breaker that is still open to its callers: about one a second in an outage."""
+"""Changes of a breaker that stays open to its callers: about one a second in an outage."""
 
 CHANGES_PER_SECOND: Final = 0.2
 CHANGES_AT_ONCE: Final = 6
-"""Lines about changes of one sort and level in one guard; further ones are counted."""
+"""Limit of lines about changes of one sort and level in one guard; further ones are counted."""
 
 DEGRADED_PER_SECOND: Final = 1 / 60
 DEGRADED_AT_ONCE: Final = 1
-"""Lines about degraded answers of one guard; further ones are counted."""
+"""Limit of lines about degraded answers of one guard; further ones are counted."""
 
 LONGEST_VALUE: Final = 500
 
@@ -166,7 +165,7 @@ Value: TypeAlias = str | bool | int | float
 
 
 def values_of(event: Event) -> dict[str, Value]:
-    """Return the event's values by name, as text or numbers. What has no value is left out."""
+    """Return the event's values by name, as text or numbers. Fields that are None are left out."""
     values: dict[str, Value] = {}
     for name, value in event.fields().items():
         if isinstance(value, (bool, int)) or (isinstance(value, float) and isfinite(value)):
@@ -177,7 +176,7 @@ def values_of(event: Event) -> dict[str, Value]:
 
 
 def fields_of(values: dict[str, Value], prefix: str) -> dict[str, Value]:
-    """Return `values` by prefixed name: no text has control characters in it, or is long."""
+    """Return `values` by prefixed name, with text shortened and without control characters."""
     return {
         prefix + name: printable(value, LONGEST_VALUE) if isinstance(value, str) else value
         for name, value in values.items()
@@ -188,27 +187,28 @@ class EventLog:
     """Writes events to one logger."""
 
     def __init__(self, logger: logging.Logger, level: int | None, bound: LineBound) -> None:
-        """Write at `level`, or by what the event tells."""
+        """Write at `level`, or at the event's own level if None."""
         self._logger = logger
         self._level = level
         self._bound = bound
         self._busy = local()
 
     def write(self, event: Event) -> None:
-        """Write a line about `event`, unless there were too many."""
+        """Write a line about `event`, unless the limit of such lines is reached."""
         usual = _level_of(event)
-        # Many troubles, or probes, must not use up the line that says that all is well again.
+        # Many troubles, or probes, must not use up the budget of the line that reports the
+        # recovery.
         sort = event.name, event.guard, usual, _is_recovery(event)
         self.write_built(sort, usual, lambda: event)
 
     def write_built(self, sort: Hashable, usual: int, build: Callable[[], Event]) -> None:
-        """Write a line about the event that `build` returns, unless there were too many.
+        """Write a line about the event that `build` returns, unless the limit is reached.
 
-        Lines are bounded by `sort`. `usual` is the level where none was given. The event is built
+        Lines are limited by `sort`. `usual` is the level if the log has none. The event is built
         only if its line is written.
         """
         level = usual if self._level is None else self._level
-        # A handler may itself be guarded: what that tells would be told for ever.
+        # A log handler may itself be guarded: its events must not be logged without end.
         if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):
             return
         self._busy.writing = True
@@ -232,13 +232,13 @@ class ChangeLog:
     """Writes changes of state and a few degraded answers while `log_events()` does not."""
 
     def __init__(self) -> None:
-        """Begin on."""
+        """Start switched on."""
         self.paused = 0
-        """How many `log_events()` are on."""
+        """Number of `log_events()` that are on."""
         self.reset()
 
     def reset(self) -> None:
-        """Forget which lines were written: a guard of the same name is another one."""
+        """Forget which lines were written: a new guard of the same name is another guard."""
         logger = logging.getLogger("seawall.events")
         bound = LineBound(CHANGES_PER_SECOND, CHANGES_AT_ONCE, SYSTEM)
         self._log = EventLog(logger, None, bound)
@@ -246,12 +246,12 @@ class ChangeLog:
         self._degraded = EventLog(logger, None, rare)
 
     def write(self, event: Event) -> None:
-        """Write a line; not if the failure was logged with its traceback. Never raises."""
+        """Write a line, unless the failure was logged with its traceback. Never raises."""
         if self.paused or getattr(event, "traceback", None):
             return
         try:
             self._log.write(event)
-        except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+        except Exception:  # noqa: BLE001, S110 - a user's handler that raises
             pass
 
     def write_degraded(self, guard: str, build: Callable[[], Event]) -> None:
@@ -263,7 +263,7 @@ class ChangeLog:
             return
         try:
             self._degraded.write_built(guard, logging.WARNING, build)
-        except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+        except Exception:  # noqa: BLE001, S110 - a user's handler that raises
             pass
 
 
@@ -274,7 +274,7 @@ def _level_of(event: Event) -> int:
     if isinstance(event, BreakerChanged) and (event.before, event.after) in PROBING:
         return logging.DEBUG
     if getattr(event, "before", "") == "unknown" and _is_recovery(event):
-        return logging.INFO  # there was no trouble: the service has just begun
+        return logging.INFO  # there was no trouble: the service has just started
     return LEVELS.get(event.name, logging.WARNING)
 
 
@@ -284,9 +284,9 @@ def _is_recovery(event: Event) -> bool:
 
 
 def _sentence(told: dict[str, Value]) -> str:
-    """Return values for readers, in one line: "closed -> open (tripped) reason=KeyError".
+    """Return values as one readable line: "closed -> open (tripped) reason=KeyError".
 
-    What the line says before is left out, and what is empty.
+    Empty values, and those that the line already has, are left out.
     """
     moved = bool(told.get("before") and told.get("after"))
     words = []
@@ -301,7 +301,7 @@ def _sentence(told: dict[str, Value]) -> str:
 
 
 def _word(value: str | float, *, quoted: frozenset[str] = _PARTING) -> str:
-    """Return a value in printable characters; in quotes, if it has one of those."""
+    """Return a value in printable characters; in quotes if it contains a `quoted` character."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = _cut(str(value), LONGEST_WORD)

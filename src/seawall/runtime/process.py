@@ -1,6 +1,7 @@
-"""What can be told of this process: CPU time, memory, limits, collector, and event loops.
+"""Facts about this process: CPU time, memory, limits, garbage collector, and event loops.
 
-Nothing here raises where a system is silent: the answer is then None, or a weaker one.
+Nothing here raises if the system does not provide a value: the result is then None, or a weaker
+one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 cpu_seconds: Final = time.process_time
-"""The CPU time that this process, all its threads together, has used so far."""
+"""CPU time that this process, all its threads together, has used so far."""
 
 LAG_PERIOD: Final = 0.05
-"""Seconds between two looks at an event loop."""
+"""Seconds between two checks of an event loop."""
 
 LAG_IDLE: Final = 5.0
-"""Seconds after which a loop whose lag nobody asks for is no longer looked at."""
+"""Seconds after which a loop whose lag is not read is no longer checked."""
 
 _NO_LIMIT: Final = 1 << 60
 """Version 1 control groups write a number near 2**63 where there is no limit."""
@@ -46,7 +47,7 @@ def usable_cores(root: str = "/") -> float:
 
 
 def memory_bytes() -> int:
-    """Return the memory that this process has in RAM; where unknown, the most it ever had."""
+    """Return the resident memory of this process; if unknown, its peak."""
     resident = _read("/proc/self", "statm").split()[1:2]
     if resident:
         return int(resident[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -76,7 +77,7 @@ def memory_limit(root: str = "/") -> int | None:
 def _groups(root: str, controller: str) -> Iterator[str]:
     """Yield the folders of this process's control group and of those around it.
 
-    A container often sees its own group as the root, under whatever path it is told.
+    A container often sees its own group as the root, whatever path it reads.
     """
     for line in _read(root, "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -98,7 +99,7 @@ def _read(folder: str, name: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """Return a positive number; None for "max", -1 and whatever else means that there is none."""
+    """Return a positive number; None for "max", -1 and anything else that means no limit."""
     return float(text) if text.isdecimal() else None
 
 
@@ -124,7 +125,7 @@ class CollectorMeter:
         return self._done
 
     def note(self, phase: str) -> None:
-        """Take in that a collection begins ("start") or ends."""
+        """Record that a collection begins ("start") or ends."""
         if phase == "start":
             self._began = self.now()
         elif self._began is not None:
@@ -136,7 +137,7 @@ class CollectorMeter:
 
 
 def _watch(meter: CollectorMeter) -> Callable[[str, dict[str, int]], None]:
-    """Return what the collector calls; it does not keep the meter alive."""
+    """Return the callback for the collector; it does not keep the meter alive."""
     known = ref(meter)
 
     def watch(phase: str, _info: dict[str, int]) -> None:
@@ -153,17 +154,17 @@ def _forget(watch: Callable[[str, dict[str, int]], None]) -> None:
     try:
         gc.callbacks.remove(watch)
     except ValueError:
-        pass  # somebody emptied the list
+        pass  # other code emptied the list
 
 
 class LagMonitor:
-    """Asks a loop again and again to call it at an instant, and sees how late it does.
+    """Repeatedly schedules a timer on a loop and measures how late it runs.
 
-    It keeps neither the loop alive nor itself: the loop holds it, by a timer, while it is read.
+    It keeps neither the loop nor itself alive: the loop holds it, by a timer, while it is read.
     """
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        """Belong to `loop`; not begun yet."""
+        """Belong to `loop`; not started yet."""
         self._loop = ref(loop)
         self._expected: float | None = None
         self._late = 0.0
@@ -172,7 +173,7 @@ class LagMonitor:
 
     @classmethod
     def of(cls, loop: AbstractEventLoop) -> LagMonitor:
-        """Return the one of `loop`, made if it is new; called inside the loop."""
+        """Return the monitor of `loop`; make it if it is new. Called inside the loop."""
         monitor = _lag_monitors.get(loop)
         if monitor is None:
             monitor = _lag_monitors[loop] = cls(loop)
@@ -180,12 +181,12 @@ class LagMonitor:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop is still there to be looked at."""
+        """Whether the loop still exists and is open."""
         loop = self._loop()
         return loop is not None and not loop.is_closed()
 
     def start(self) -> None:
-        """Begin, if it has ended; called inside the loop."""
+        """Start, if it is not running. Called inside the loop."""
         self._asked = False
         loop = self._loop()
         if loop is not None and self._expected is None:
@@ -194,9 +195,10 @@ class LagMonitor:
             self._wait(loop)
 
     def lag(self) -> float:
-        """Return how late the loop was at the last look, or is by now if it has not come yet.
+        """Return how late the loop was at the last check, or is by now if the check is overdue.
 
-        Should it have ended, for nobody read it, it begins again: also if asked by another thread.
+        If the monitor has ended because it was not read, it starts again, even if called from
+        another thread.
         """
         loop = self._loop()
         if loop is None or not loop.is_running():
@@ -213,11 +215,11 @@ class LagMonitor:
             try:
                 loop.call_soon_threadsafe(self.start, context=Context())
             except RuntimeError:
-                pass  # it was closed a moment ago
+                pass  # the loop was closed a moment ago
 
     def _wait(self, loop: AbstractEventLoop) -> None:
         self._expected = loop.time() + LAG_PERIOD
-        # In a context of its own, or it would keep that of the first reader for ever.
+        # In an empty context, so that it does not keep the first reader's context for ever.
         loop.call_at(self._expected, self._look, context=Context())
 
     def _look(self) -> None:
@@ -232,11 +234,11 @@ class LagMonitor:
 
 
 _lag_monitors: Final[WeakKeyDictionary[AbstractEventLoop, LagMonitor]] = WeakKeyDictionary()
-"""One for each loop, whoever reads it."""
+"""One monitor for each loop, shared by all readers."""
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, or None; loads no asyncio to find out."""
+    """Return the event loop that runs in this thread, or None; load no asyncio to find out."""
     asyncio = sys.modules.get("asyncio")  # not loaded: then no loop runs
     if asyncio is None:
         return None

@@ -1,22 +1,22 @@
 """An event loop in virtual time: an hour of timers runs in the time its callbacks take.
 
-    result = run(main())                  # as asyncio.run, but nothing sleeps
-    result = run(main(), seed=7)          # and another, replayable order of what is ready
+    result = run(main())                    # like asyncio.run, but nothing sleeps
+    result = run(main(), seed=7)            # and another, replayable order of what is ready
 
-**Time.** While anything is ready, time stands still. When nothing is, it jumps exactly to the next
-timer's instant, so code that wakes at `t` reads `t`, not a hair less. Timers of one instant run in
-the order they were made. A coroutine may move `loop.clock` itself: that is a callback which kept
-the loop busy for so long.
+**Time.** While any callback is ready, time does not move. When none is, it jumps exactly to the
+next timer's instant, so code that wakes at `t` reads exactly `t`. Timers of one instant run in the
+order they were made. A coroutine may move `loop.clock` itself, to simulate a callback that blocked
+the loop for that time.
 
 **Threads and sockets** live in real time. What they have delivered is served before time jumps;
 what they have not yet delivered cannot be seen. Work given to `loop.run_in_executor` (and so to
 `asyncio.to_thread`) takes no virtual time: until its future is done, the loop really waits and a
-timeout around it does not fire. Other threads, other processes and peers on a network are given the
-same by `loop.hold_time()`. Each such wait lasts at most `patience` real seconds without a wake-up;
-then the thread counts as blocked, and time goes on without it (this is how a test lets a timeout
-abandon a thread). A cancelled future no longer holds time, though its thread may go on.
+timeout around it does not fire. `loop.hold_time()` does the same for other threads, other processes
+and network peers. Each such wait lasts at most `patience` real seconds without a wake-up; then the
+thread counts as blocked, and time continues without it (this is how a test lets a timeout abandon a
+thread). A cancelled future no longer holds time, though its thread may continue.
 
-**Order.** Without a seed callbacks run first in, first out, as asyncio promises. With one, what is
+**Order.** Without a seed, callbacks run first in, first out, as asyncio promises. With one, what is
 ready in one iteration is permuted where asyncio promises no order:
 
 - steps of tasks, callbacks of sockets, and timers of one instant swap freely among each other;
@@ -24,11 +24,11 @@ ready in one iteration is permuted where asyncio promises no order:
   overtakes one given before it: asyncio relies on it (a transport calls `connection_made` first and
   only then wakes the task that waits for the connection);
 - overdue timers keep the order of their instants;
-- the reader of the loop's own wake-up pipe runs first and draws no random number: it comes and
-  goes with the real speed of threads, and must not change what a seed means.
+- the reader of the loop's own wake-up pipe runs first and draws no random number: its timing
+  depends on the real speed of threads, and must not change what a seed means.
 
 The same seed and program give the same order, as long as no thread, process or network takes part:
-the moment at which they deliver is theirs.
+the moment at which they deliver is not under control.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(
     patience: float = 5.0,
 ) -> T:
     """Run `main` on a new `VirtualLoop`, as `asyncio.run` does, and return its result."""
-    # Asked before a runner exists: a runner made inside a running loop cannot be closed again.
+    # Check before making a runner: a runner made inside a running loop cannot be closed again.
     if asyncio._get_running_loop() is not None:  # noqa: SLF001
         raise RuntimeError("run() cannot be called from a running event loop; await the coroutine")
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, seed=seed, patience=patience)) as r:
@@ -78,7 +78,7 @@ def run(
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """A selector that never sleeps by itself: with nothing to report, it asks the loop."""
+    """A selector that never sleeps on its own: with nothing to report, it asks the loop."""
 
     def __init__(self, is_held: Callable[[], bool], on_idle: Callable[[bool], Events]) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class _IdleSelector(selectors.DefaultSelector):
         self._on_idle = on_idle
 
     def select(self, timeout: float | None = None) -> Events:
-        # Read before the poll: a thread delivers first and lets time go second, so if time is not
-        # held here, the poll below sees all that was delivered.
+        # Read before the poll: a thread first delivers and then releases time, so if time is not
+        # held here, the poll below sees everything that was delivered.
         held = self._is_held()
         events = super().select(0)
         if events or (timeout is not None and timeout <= 0):
@@ -95,12 +95,12 @@ class _IdleSelector(selectors.DefaultSelector):
         return self._on_idle(held)
 
     def wait(self, seconds: float) -> Events:
-        """Really wait for I/O or a wake-up."""
+        """Wait in real time for I/O or a wake-up."""
         return super().select(None if seconds == math.inf else seconds)
 
 
 class _Timer(asyncio.TimerHandle):
-    """A timer that runs after those made before it for the same instant; a bare heap forgets."""
+    """A timer that runs after older ones of the same instant; a bare heap has no such order."""
 
     __slots__ = ("_serial",)
 
@@ -115,14 +115,14 @@ class _Timer(asyncio.TimerHandle):
 
 
 class _OpenedLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop, opened where it would sleep and where it has collected what is ready.
+    """asyncio's loop with hooks where it would sleep and where it has collected what is ready.
 
-    This class alone knows asyncio's private parts, which are the same from 3.11 to 3.15: an
-    iteration selects, gives the events to `_process_events`, moves due timers from the heap
-    `_scheduled` to the deque `_ready`, and runs what `_ready` then holds.
+    Only this class uses asyncio's private parts, which are the same from 3.11 to 3.15: an iteration
+    selects, passes the events to `_process_events`, moves due timers from the heap `_scheduled` to
+    the deque `_ready`, and runs what `_ready` then holds.
     """
 
-    _closed = True  # until asyncio's own __init__ says otherwise: a loop that failed to be made
+    _closed = True  # for loops that failed to be made, until asyncio's own __init__ sets it
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
 
@@ -131,7 +131,7 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
         self._idle_selector = _IdleSelector(self._is_held, self._on_idle)
         super().__init__(self._idle_selector)
         self._serials = itertools.count()
-        # asyncio runs timers up to this much early; here all that are due are moved below.
+        # asyncio runs timers up to this much early; here all due timers are moved below.
         self._clock_resolution = 0.0
 
     def _is_held(self) -> bool:
@@ -147,7 +147,7 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
         return None
 
     def _wake(self) -> None:
-        """End the loop's real wait, from any thread, adding no callback."""
+        """End the loop's real wait, from any thread, without adding a callback."""
         self._write_to_self()  # type: ignore[attr-defined]
 
     def call_at(
@@ -180,7 +180,7 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
             self._permute(self._chance, {id(h) for key, _ in event_list for h in key.data})
 
     def _permute(self, chance: random.Random, io: set[int]) -> None:
-        """Rearrange what is ready: see the module's text for what may swap with what.
+        """Permute what is ready; the module's docstring says what may swap with what.
 
         From the last to the first, each free callback is put anywhere among those behind it, each
         bound one in front of them all.
@@ -206,10 +206,10 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualLoop(_OpenedLoop):
-    """An asyncio event loop whose time is a `VirtualClock`; the module's text says how it moves.
+    """An asyncio event loop whose time is a `VirtualClock`, as the module's docstring describes.
 
     `seed` permutes what is ready, replayably; None keeps asyncio's order. `patience` is how many
-    real seconds the loop waits for a thread or a socket that sends no sign.
+    real seconds the loop waits for a thread or a socket that shows no activity.
     """
 
     def __init__(
@@ -233,8 +233,8 @@ class VirtualLoop(_OpenedLoop):
     def hold_time(self) -> Iterator[None]:
         """Keep time from jumping inside the `with` block, in any thread; holds add up.
 
-        The loop really waits meanwhile, at most `patience` seconds without a wake-up; then it gives
-        up the holds there are, and time goes on.
+        The loop really waits meanwhile, at most `patience` seconds without a wake-up; then it drops
+        the current holds, and time continues.
         """
         hold = object()
         self._holds.add(hold)
@@ -256,8 +256,8 @@ class VirtualLoop(_OpenedLoop):
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
         """Wait for the default executor's threads to end, in real time and with more patience.
 
-        A `patience` of milliseconds is meant for threads that block, not for those on their way
-        out; and asyncio's own limit for this, from 3.12, is a timer to which time would jump.
+        A `patience` of milliseconds is meant for threads that block, not for those that are
+        exiting; and asyncio's own limit for this, from 3.12, is a timer to which time would jump.
         """
         patience, self.patience = self.patience, max(self.patience, _JOIN_PATIENCE)
         try:
@@ -280,7 +280,8 @@ class VirtualLoop(_OpenedLoop):
                 raise StuckError(self._describe_stuck())
             self._holds.difference_update(holds)
             return []
-        # Another thread may have moved the clock past that instant meanwhile: then it is due.
+        # Another thread may have moved the clock past that instant meanwhile: then the timer is
+        # due.
         with contextlib.suppress(ValueError):
             self.clock.advance_to(instant)
         return []
@@ -298,7 +299,7 @@ class VirtualLoop(_OpenedLoop):
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits, from its own coroutine to the innermost."""
+    """Return where a task waits, from its own coroutine to the innermost one."""
     places: list[str] = []
     awaited: Any = task.get_coro()
     while (frame := getattr(awaited, "cr_frame", None)) is not None:

@@ -1,7 +1,7 @@
-"""Threads for blocking work: capped, daemonic, and honest about work that nobody waits for.
+"""Thread pool for blocking work: bounded, daemonic, and aware of abandoned work.
 
-A pool of the standard library joins its threads when the interpreter exits, so one hung call
-would keep the process alive; and it queues without bound. This one does neither.
+A pool of the standard library joins its threads when the interpreter exits, so that one hung call
+would keep the process alive; and its queue is unbounded. This one has neither problem.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seawall.runtime.mutex import survives_fork
 
 
 class Job:
-    """One piece of blocking work. Exactly one of its caller and its worker sees it to the end."""
+    """One piece of blocking work. Exactly one of its caller and its worker finishes it."""
 
     __slots__ = (
         "_abandoned",
@@ -47,8 +47,8 @@ class Job:
     ) -> None:
         """Wrap `function(*args, **kwargs)`, with a copy of the caller's context variables.
 
-        `done()` is called from the worker thread when it has ended. `guard` is whose call it is,
-        `pool` whose thread.
+        `done()` is called from the worker thread when it has ended. `guard` is the name of the
+        guard whose call it is, `pool` the pool whose thread runs it.
         """
         self.guard = guard
         self.pool = pool
@@ -64,10 +64,10 @@ class Job:
         self._error: BaseException | None = None
         self._abandoned = Abandoned()
         self.waits = False
-        """Whether it stands before the guarded function: it waits for a slot, say, or pauses."""
+        """Whether the guarded function has not begun: it waits for a slot, for example."""
 
     def run(self) -> bool:
-        """Do the work, in a worker thread; False if it was withdrawn before it began."""
+        """Do the work, in a worker thread; return False if it was withdrawn before it began."""
         with self._lock:
             if self._state != "queued":
                 return False
@@ -78,23 +78,23 @@ class Job:
             self._error = error
         with self._lock:
             if self._state != "running":
-                self._value = self._error = None  # nobody will ask
+                self._value = self._error = None  # no caller will read it
             self._state = "done"
             self._forget()
         return True
 
     def _forget(self) -> None:
-        """Let go of what the work was: the context knows the job, and would keep it alive."""
+        """Drop references to the work: the context refers to the job, and would keep it alive."""
         self._context = Context()
         self._function, self._args, self._kwargs = _nothing, (), {}
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its caller no longer waits for it."""
         return self._state == "abandoned"
 
     def goes_on(self) -> bool:
-        """End a wait, in the worker thread; False if nobody wants the work any more."""
+        """End a wait, in the worker thread; return False if the caller has given up."""
         with self._lock:
             if self._state == "abandoned":
                 return False
@@ -102,12 +102,15 @@ class Job:
             return True
 
     def finished(self) -> None:
-        """Tell whoever waits, after the worker is free again."""
+        """Notify the waiting caller, after the worker is free again."""
         self._abandoned.stopped()
         self._done()
 
     def give_up(self) -> Abandoned | bool:
-        """Stop waiting. Return the work if it runs on, False if it never began, True if done."""
+        """Stop waiting.
+
+        Return the work if it is still running, False if it never began, True if done.
+        """
         with self._lock:
             if self._state == "queued":
                 self._state = "withdrawn"
@@ -115,7 +118,8 @@ class Job:
                 return False
             if self._state == "running":
                 self._state = "abandoned"
-                self._abandoned.counted = self.waits  # what waits will not begin: no attempt
+                # Waiting work will not begin, so it is no attempt.
+                self._abandoned.counted = self.waits
                 return self._abandoned
             return True
 
@@ -136,10 +140,11 @@ def _nothing() -> None:
 
 
 class _Shared:
-    """What a pool and its threads share; the threads must not keep the pool alive."""
+    """State shared by a pool and its threads; the threads must not keep the pool alive."""
 
     def __init__(self) -> None:
-        # Reentrant: a coroutine that the collector closes may give up on its job at any moment.
+        # Reentrant: the garbage collector may close a coroutine that gives up on its job at any
+        # moment.
         self.lock = RLock()
         self.ready = Condition(self.lock)
         self.jobs: deque[Job] = deque()
@@ -149,7 +154,7 @@ class _Shared:
         self.abandoned = 0
 
     def get(self) -> Job | None:
-        """Wait for a job; None when the pool is gone."""
+        """Wait for a job; return None when the pool is gone."""
         with self.ready:
             while not self.jobs:
                 if self.stopping:
@@ -178,14 +183,14 @@ class _Shared:
 
 
 live_pools: Final[WeakSet[WorkerPool]] = WeakSet()
-"""All there are, for those who look for threads that never came back."""
+"""All live pools, for code that looks for threads that never came back."""
 
 
 class WorkerPool:
     """At most `size` threads, and at most `queue` jobs that wait for one."""
 
     def __init__(self, size: int, queue: int, name: str) -> None:
-        """Start no thread yet: they come as they are needed, and end with the pool."""
+        """Start no thread yet: threads start on demand, and end with the pool."""
         self.size = size
         self.queue = queue
         self.name = name
@@ -200,26 +205,26 @@ class WorkerPool:
 
     @property
     def stopped(self) -> bool:
-        """Whether its threads end as they become idle: it is closed."""
+        """Whether the pool is closed: its threads end as they become idle."""
         return self._shared.stopping
 
     @property
     def in_use(self) -> int:
-        """How many threads work now, for somebody or abandoned."""
+        """Number of busy threads, including abandoned ones."""
         return min(self._shared.taken, self.size)
 
     @property
     def queued(self) -> int:
-        """How many jobs wait for a thread now."""
+        """Number of jobs waiting for a thread."""
         return max(0, self._shared.taken - self.size)
 
     @property
     def abandoned(self) -> int:
-        """How many threads work though nobody waits for them."""
+        """Number of threads whose caller no longer waits for them."""
         return self._shared.abandoned
 
     def submit(self, job: Job) -> bool:
-        """Take the job, or return False at once if all threads and places are taken."""
+        """Accept the job, or return False if all threads and queue places are taken."""
         shared, jobs = self._shared, self._shared.jobs
         taken = queued = False
         thread: Thread | None = None
@@ -230,7 +235,8 @@ class WorkerPool:
                 if shared.threads < min(self.size, shared.taken + 1):
                     name = f"seawall-{self.name}-{shared.threads + 1}"
                     thread = Thread(target=_work, args=(shared,), name=name, daemon=True)
-                # Nothing is called between counting and noting that: no signal is let in.
+                # No function is called between counting and recording it: no signal handler can run
+                # in between.
                 shared.taken += 1
                 shared.threads += thread is not None
                 taken = True
@@ -240,7 +246,7 @@ class WorkerPool:
                 jobs += (job,)
                 queued = True
                 shared.ready.notify()
-        except BaseException:  # a signal, or the system has no more threads to give
+        except BaseException:  # a signal, or the system has no more threads
             with shared.lock:
                 if thread is not None and taken and thread.ident is None:
                     shared.threads -= 1
@@ -252,7 +258,7 @@ class WorkerPool:
         return True
 
     def give_up(self, job: Job) -> Abandoned | bool:
-        """Stop waiting for `job`: as `Job.give_up`, and count what runs on."""
+        """Stop waiting for `job`, as `Job.give_up` does, and count work that is still running."""
         left = job.give_up()
         if left is False:
             self._shared.withdraw(job)
@@ -267,7 +273,7 @@ class WorkerPool:
         self._shared.stop()
 
     def _after_fork(self) -> None:
-        """Begin anew in a child process: threads do not survive a fork, nor their jobs."""
+        """Start over in a child process: neither threads nor their jobs survive a fork."""
         self._finalizer.detach()
         self._begin()
 
