@@ -1,5 +1,5 @@
-"""The rules, pure: no clock, lock, randomness or I/O; time and chance are passed in.
+"""Pure models: state machines without clock, lock, randomness or I/O.
 
-Each module holds one mechanism's mathematics as a small state machine. Whoever drives it (a gate
-in memory, a script in a store, the simulator) brings the clock and the lock.
+Each module implements the rules of one mechanism. The driver (an in-memory gate, a script in a
+store, the simulator) passes in the time and random numbers, and holds the lock.
 """

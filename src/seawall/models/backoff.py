@@ -1,6 +1,6 @@
-"""How long to wait before each retry.
+"""Backoff schedules: the delay before each retry.
 
-With `e = min(cap, base * factor**n)`, n = 0 after the first failure, and U a uniform number:
+With `e = min(cap, base * factor**n)`, n = 0 after the first failure, and U a uniform random number:
 
     jitter             delay
     "full"             U(0, e)
@@ -10,8 +10,8 @@ With `e = min(cap, base * factor**n)`, n = 0 after the first failure, and U a un
 
     decorrelated_jitter(base, cap)     s = min(cap, U(base, 3*s)), s starts at base
 
-Full jitter is the default, because callers that failed together must not come back together. For
-the same reason nobody comes back at the very instant that a server named: see `above_floor`.
+Full jitter is the default, because callers that failed together must not retry together. For the
+same reason a retry never happens at the exact instant that a server named: see `above_floor`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from typing import Literal, NamedTuple, TypeAlias
 from seawall import _checks as check
 
 LONGEST = 365 * 86_400.0
-"""A year: a longer delay is a mistake (milliseconds, perhaps), and some clocks cannot sleep it."""
+"""Maximum delay: one year.
+
+A longer delay is a mistake (perhaps milliseconds), and some clocks cannot sleep that long.
+"""
 
 MOST_LISTED = 1_000
-"""How many delays a list may hold; what goes on for longer is a function of the attempt."""
+"""Maximum number of delays in a list. For a longer schedule, use a function of the attempt."""
 
 FLOOR_SPREAD = 0.25
-"""The most that is added to a pause that a server asked for, as a share of it."""
+"""Maximum addition to a server's requested pause, as a fraction of that pause."""
 
 Rng: TypeAlias = Callable[[], float]
-"""Gives a uniform number of [0, 1)."""
+"""Source of uniform random numbers in [0, 1)."""
 
 
 class PlusMinus(NamedTuple):
-    """Jitter around the delay: up to this share of it, either way."""
+    """Jitter around the delay: at most this fraction of it, in either direction."""
 
     share: float
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         return f"plus_minus({self.share!r})"
 
 
@@ -49,9 +52,9 @@ Jitter: TypeAlias = Literal["full", "equal", "none"] | PlusMinus
 
 
 class Backoff:
-    """An immutable description of delays; make one with the functions of this module.
+    """An immutable description of delays, created by the functions of this module.
 
-    It is a generator function and its arguments: calls share the description, never a schedule.
+    It holds a generator function and its arguments. Calls share the description, never a schedule.
     """
 
     __slots__ = ("_arguments", "_generate", "_name", "_settings")
@@ -63,7 +66,7 @@ class Backoff:
         *arguments: object,
         **settings: object,
     ) -> None:
-        """Describe `generate(rng, *arguments, **settings)`; `name` is for people."""
+        """Describe `generate(rng, *arguments, **settings)`. `name` is used in the repr."""
         self._name = name
         self._generate = generate
         self._arguments = arguments
@@ -72,13 +75,13 @@ class Backoff:
     def delays(self, rng: Rng) -> Iterator[float]:
         """Start the endless schedule of one call: the delay after each failed attempt, in order.
 
-        An `rng` that always gives 1.0 yields the longest delays possible.
+        An `rng` that always returns 1.0 yields the longest possible delays.
         """
         return self._generate(rng, *self._arguments, **self._settings)
 
     @property
     def is_jittered(self) -> bool:
-        """Whether two calls can get different delays; of a function nobody knows, so True."""
+        """Whether two calls can get different delays. Always True for a user's function."""
         if self._generate is _calculated:
             return True
         low, high = self.delays(lambda: 0.0), self.delays(lambda: 1.0)
@@ -86,15 +89,15 @@ class Backoff:
         return any(one != other for one, other in pairs) or not any(one for one, _ in pairs)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both give the same delays from the same chance."""
+        """Return whether both give the same delays for the same random numbers."""
         return isinstance(other, Backoff) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        """Agree with equality."""
+        """Return a hash that is consistent with equality."""
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         arguments = [repr(argument) for argument in self._arguments]
         settings = [f"{name}={value!r}" for name, value in self._settings.items()]
         return f"{self._name}({', '.join(arguments + settings)})"
@@ -104,12 +107,12 @@ class Backoff:
 
 
 def full_jitter(base: float, cap: float = 30.0) -> Backoff:
-    """Wait anything up to `base`, then up to twice that, and so on up to `cap`."""
+    """Wait a random time up to `base`, then up to twice that, and so on up to `cap`."""
     return exponential(base, cap=cap)
 
 
 def decorrelated_jitter(base: float, cap: float = 30.0) -> Backoff:
-    """Wait anything from `base` to three times the previous delay, never more than `cap`."""
+    """Wait a random time between `base` and three times the previous delay, at most `cap`."""
     base, cap = _base_and_cap(base, cap)
     return Backoff("decorrelated_jitter", _decorrelated, base, cap=cap)
 
@@ -134,20 +137,20 @@ def linear(
 
 
 def constant(seconds: float, *, jitter: Jitter = "none") -> Backoff:
-    """Wait the same time after each failure: exactly, unless jitter is asked for."""
+    """Wait the same time after each failure: exactly, unless `jitter` is given."""
     return Backoff("constant", _constant, _delay("seconds", seconds), jitter=_jitter(jitter))
 
 
 def plus_minus(share: float) -> PlusMinus:
-    """Jitter that moves a delay by up to this share of it, either way: 0.1 is 10 %."""
+    """Return jitter that moves a delay by up to this fraction in either direction: 0.1 is 10 %."""
     return PlusMinus(check.ratio("share", share))
 
 
 def above_floor(floor: float, rng: Rng) -> float:
     """Return a pause of at least `floor` seconds, and up to a quarter more.
 
-    The rule for every `retry_after`, of a server or of a guard's refusal: clients
-    that were refused together receive the same value, and must not come back together.
+    This rule applies to every `retry_after`, whether from a server or from a guard's refusal:
+    clients that were refused together receive the same value, and must not come back together.
     """
     return floor * (1.0 + FLOOR_SPREAD * rng())
 
@@ -155,11 +158,11 @@ def above_floor(floor: float, rng: Rng) -> float:
 def as_backoff(
     value: Backoff | float | Iterable[float] | Callable[[int], float],
 ) -> Backoff:
-    """Return what `backoff=value` means, or raise and say what to write instead.
+    """Convert a `backoff=` argument into a `Backoff`, or raise an error that says what to write.
 
-    A number is full jitter from that many seconds. An iterable gives the delays themselves, read
-    once, now; its last delay repeats. A function is given the number of the attempt that failed,
-    1 for the first, and returns the delay. Neither of the two is jittered further.
+    A number means full jitter starting at that many seconds. An iterable lists the delays; it is
+    read once, immediately, and its last delay repeats. A function receives the number of the failed
+    attempt, starting at 1, and returns the delay. Lists and functions get no further jitter.
     """
     if isinstance(value, Backoff):
         return value
@@ -182,7 +185,7 @@ def _exponential(
     delay = base
     while True:
         yield delay * (low + width * rng())
-        # Capped at every step, so that no attempt's power of `factor` can overflow.
+        # Cap at every step, so that no power of `factor` can overflow.
         delay = min(cap, delay * factor)
 
 
@@ -215,7 +218,7 @@ def _calculated(_rng: Rng, function: Callable[[int], float]) -> Iterator[float]:
 
 
 def _spread(jitter: Jitter) -> tuple[float, float]:
-    """Return the least factor that jitter applies to a delay, and the width above it."""
+    """Return the smallest factor that the jitter applies to a delay, and the width above it."""
     if isinstance(jitter, PlusMinus):
         return 1 - jitter.share, 2 * jitter.share
     return {"full": (0.0, 1.0), "equal": (0.5, 0.5), "none": (1.0, 0.0)}[jitter]
@@ -238,7 +241,7 @@ def _base_and_cap(base: float, cap: float) -> tuple[float, float]:
 
 
 def _materialised(delays: Iterable[float]) -> tuple[float, ...]:
-    # A one-shot iterator would be shared by all calls, and a list could change under them.
+    # Copy the delays: all calls would share a one-shot iterator, and a list could change.
     values = tuple(islice(delays, MOST_LISTED + 1))
     if not values:
         raise ValueError("backoff is empty: write at least one delay, such as [0.1, 0.5]")

@@ -1,17 +1,17 @@
-"""Which of several hosts to ask: of two drawn by chance, the one that costs less.
+"""Load balancing between hosts: draw two at random and choose the cheaper one.
 
-The cost of a host is what a newcomer has to expect there: (in flight + 1) x latency. Of two drawn
-hosts the dearer one is never taken, so a host in trouble loses its traffic with the first slow
-answer; and nobody looks at all hosts, so a herd of clients does not run to the same cheapest one.
+The cost of a host is what a new request has to expect there: (in flight + 1) x latency. The more
+expensive of the two is never chosen, so a host in trouble loses its traffic with the first slow
+answer. No client compares all hosts, so a herd of clients does not run to the same cheapest one.
 
-Latency is a peak average: it rises at once with a slower answer, and falls with time. In silence it
-halves each `half_life`, so that a host that was slow is asked again some day. What failed, or was
-given up, took at least that long, and can only raise it: who fails fast must not look fast. Nor
-must who refuses fast: until its next good answer, a host that refused is not cheaper than any
-other. One failure is bad luck; each more in a row makes a host dearer by its latency once
-more, until that too has faded.
+Latency is a peak average: it rises immediately with a slower answer and falls with time. Without
+answers it halves every `half_life`, so that a slow host is eventually tried again. A failed or
+abandoned request took at least its measured time, and can only raise the average: a host that fails
+fast must not look fast. Neither must a host that refuses fast: until its next good answer it is
+never cheaper than any other. A single failure is treated as bad luck; each further consecutive
+failure adds the host's latency to its cost once more, until that too has decayed.
 
-`now` is any number that grows, in the unit of the settings. One caller at a time.
+`now` is any growing number, in the unit of the settings. Callers must serialise access.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from typing import Final
 
 LEAST: Final = 0.001
-"""Seconds below which latencies do not differ: that is the scheduler's noise, not the host's."""
+"""Seconds below which latencies count as equal: such differences are scheduler noise."""
 
 SMOOTHING: Final = 0.125
-"""How much of the difference one answer makes to what is usual."""
+"""Weight of one answer in the moving average `usual`."""
 
 MOST_FAILURES: Final = 64
-"""Failures in a row that make a host dearer; more of them say nothing new."""
+"""Maximum number of consecutive failures that raise the cost. More carry no new information."""
 
 
 class Load:
-    """What one host is busy with, and how long its answers take."""
+    """Requests in flight and latency of one host."""
 
     __slots__ = (
         "_at",
@@ -44,27 +44,27 @@ class Load:
     )
 
     def __init__(self, half_life: float) -> None:
-        """Know nothing yet; see `cost` for what that means."""
+        """Start without measurements; see `cost` for how such a host is rated."""
         self.half_life = half_life
         self.in_flight = 0
         self.usual: float | None = None
-        """A plain average of good answers, failures and peaks aside; None before the first."""
+        """Plain average of good answers, without failures and peaks. None before the first one."""
         self.forget()
 
     def forget(self) -> None:
-        """Be as a new host again, but for what is in flight and what is usual."""
+        """Reset to the state of a new host, but keep `in_flight` and `usual`."""
         self.latency = 0.0
-        """The peak average, as of the last answer."""
+        """Peak average as of the last answer."""
         self.measured = False
-        """Whether there was a good answer; if not, `latency` is only a lower bound."""
+        """Whether there was a good answer. If not, `latency` is only a lower bound."""
         self.refusing = False
-        """Whether it has refused since its last good answer."""
+        """Whether the host has refused a request since its last good answer."""
         self.failures = 0
-        """Failures in a row."""
+        """Number of consecutive failures."""
         self._at = 0.0
 
     def answered(self, seconds: float, now: float) -> None:
-        """Take in a good answer that took `seconds`."""
+        """Record a good answer that took `seconds`."""
         self.failures = 0
         self.measured = True
         self.refusing = False
@@ -77,19 +77,22 @@ class Load:
         self._at = now
 
     def failed(self, seconds: float, now: float) -> None:
-        """Take in a failure after `seconds`."""
+        """Record a failure after `seconds`."""
         self.failures = min(self.failures + 1, MOST_FAILURES)
         self.latency = max(seconds, self.expected(now))
         self._at = now
 
     def given_up(self, seconds: float, now: float) -> None:
-        """Take in that after `seconds` nobody wanted the answer any more: no verdict."""
+        """Record that the caller gave up after `seconds`.
+
+        This is neither a success nor a failure.
+        """
         if seconds > self.expected(now):
             self.latency = seconds
             self._at = now
 
     def refused(self, seconds: float, now: float) -> None:
-        """Take in that the host said no after `seconds`: a good answer takes longer."""
+        """Record that the host refused after `seconds`. A good answer takes longer than that."""
         self.refusing = True
         self.given_up(seconds, now)
 
@@ -98,16 +101,17 @@ class Load:
         return max(LEAST, self.latency * self._kept(now))
 
     def wariness(self, now: float) -> float:
-        """Return how many times dearer the latest failures make it, 1 or more."""
-        if self.failures < 2:  # noqa: PLR2004 - see above
+        """Return the factor, at least 1, by which recent failures raise the cost."""
+        if self.failures < 2:  # noqa: PLR2004 - a single failure is bad luck
             return 1.0
-        # Whole numbers, so that it ends: a little dearer than the others would be never asked.
+        # Round to whole numbers so that the factor returns to 1: a host that stays slightly more
+        # expensive than the others would never be chosen.
         return 1.0 + round((self.failures - 1) * self._kept(now))
 
     def _kept(self, now: float) -> float:
-        """Return how much of what was known at the last answer is left."""
+        """Return the fraction of the last latency that has not decayed yet."""
         passed = now - self._at
-        # A clock set back has not made the past any longer.
+        # A clock that was set back must not raise the latency.
         return float(0.5 ** (passed / self.half_life)) if passed > 0 else 1.0
 
     def __repr__(self) -> str:
@@ -115,11 +119,11 @@ class Load:
 
 
 def cost(load: Load, other: Load, now: float) -> float:
-    """Return what a newcomer has to expect at `load`, beside `other`.
+    """Return the cost that a new request has to expect at `load`, compared with `other`.
 
-    One that never answered is taken to be as fast as the other: a new host then gets as much in
-    flight as the others have, and not all at once what it might not bear. One that refuses is not
-    cheaper than the other: it is never busy, since it does no work.
+    A host that never answered is assumed to be as fast as the other. So a new host gets as many
+    requests in flight as the others have, and not at once more than it may be able to handle. A
+    host that refuses is never cheaper than the other: it is never busy, since it does no work.
     """
     latency = load.expected(now)
     if not load.measured and other.measured:
@@ -129,9 +133,9 @@ def cost(load: Load, other: Load, now: float) -> float:
 
 
 def choose(loads: Sequence[Load], now: float, chance: float) -> int:
-    """Return the index of the cheaper of two; `chance` is uniform in [0, 1) and draws them both.
+    """Return the index of the cheaper of two random hosts.
 
-    Of two that cost the same, either may come out.
+    `chance` is uniform in [0, 1) and draws both. If they cost the same, the first is chosen.
     """
     count = len(loads)
     if count == 1:

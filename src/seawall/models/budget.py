@@ -1,9 +1,10 @@
-"""How many retries a client may add to a struggling server's load.
+"""Retry budgets: how many retries a client may add to a struggling server's load.
 
-A limit of attempts bounds one call; a budget bounds them all together. Share one budget among the
-callers of one dependency. None of them ever waits: a refused retry is simply not made.
+A maximum number of attempts bounds one call; a budget bounds all calls together. Share one budget
+among the callers of one dependency. A budget never makes a caller wait: a refused retry is not
+made.
 
-    SuccessDeposit   successes pay for retries; the quickest to let an overloaded server recover
+    SuccessDeposit   successes pay for retries; lets an overloaded server recover fastest
     RequestRatio     retries are a share of the requests of the last seconds
     InFlightRatio    retries are a share of the calls in flight
 """
@@ -18,20 +19,20 @@ from typing import ClassVar
 from seawall import _checks as check
 
 BUCKETS = 10
-"""Into how many buckets `RequestRatio` divides its window."""
+"""Number of buckets into which `RequestRatio` divides its window."""
 
 
 class Budget:
-    """What a retry policy tells a budget, and the one thing it asks.
+    """Interface between a retry policy and its budget.
 
-    A budget overrides what matters to it. `now` is any clock that does not go back, in the unit of
-    the budget's own settings. Locking is the caller's.
+    A budget overrides the methods it needs. `now` is any clock that does not go back, in the unit
+    of the budget's own settings. The caller is responsible for locking.
     """
 
     __slots__ = ()
 
     counts_calls: ClassVar[bool] = True
-    """Whether `started` and `ended` matter; if not, a policy may leave them out."""
+    """Whether the budget uses `started` and `ended`. If not, a policy may skip them."""
 
     def started(self, _now: float, /) -> None:
         """Note that a call began (its first attempt, not a retry)."""
@@ -43,33 +44,33 @@ class Budget:
         """Note that an attempt failed in a retryable way, or the server asked for no retry."""
 
     def try_retry(self, _now: float, /) -> bool:
-        """Take the permission for one retry, or return False; call it before the backoff."""
+        """Take the permission for one retry, or return False. Called before the backoff."""
         raise NotImplementedError
 
     def retry_ended(self, _now: float, /) -> None:
-        """Note that a permitted retry is over, made or not."""
+        """Note that a permitted retry is over, whether it was made or not."""
 
     def ended(self, _now: float, /) -> None:
-        """Note that a call is over, whatever way."""
+        """Note that a call is over, regardless of its result."""
 
     def forget_in_flight(self) -> None:
-        """Count nothing as in flight any more: those who would have ended it are gone."""
+        """Reset the calls in flight to zero: the callers that would have ended them are gone."""
 
     def fresh(self) -> Budget:
-        """Return a new budget with the same settings; a copy, where a class does not say how."""
+        """Return a new budget with the same settings. The default is a deep copy."""
         return deepcopy(self)
 
     def snapshot(self) -> dict[str, float]:
-        """Return the state as of the last thing noted."""
+        """Return the state as of the last recorded event."""
         raise NotImplementedError
 
 
 class SuccessDeposit(Budget):
-    """A failure costs one token, a success earns `ratio`; more than half must be left to retry.
+    """A failure costs one token, a success earns `ratio`; a retry needs more than half to be left.
 
-    So between any two moments, if each retry follows its own failure, there are fewer than
-    `maximum / 2 + ratio * successes` retries. While `tokens == maximum` a success changes nothing
-    and need not be noted.
+    So between any two moments, if each retry follows its own failure, there are fewer than `maximum
+    / 2 + ratio * successes` retries. While `tokens == maximum` a success changes nothing and need
+    not be reported.
     """
 
     __slots__ = ("maximum", "ratio", "tokens")
@@ -115,9 +116,9 @@ class SuccessDeposit(Budget):
 class RequestRatio(Budget):
     """In the window, retries <= max(`ratio` * requests, `floor` * `window`), whenever one is made.
 
-    `floor` is retries for each unit of time, for callers with hardly any requests: where
-    `ratio` * requests is more, it adds nothing. The window is counted in ten buckets: the
-    current, unfinished one and the nine before it.
+    `floor` is the number of retries per unit of time for callers with few requests; where `ratio` *
+    requests is larger, it adds nothing. The window has ten buckets: the current, unfinished one and
+    the nine before it.
     """
 
     __slots__ = ("_bucket", "_requests", "_retries", "floor", "ratio", "window")
@@ -166,7 +167,8 @@ class RequestRatio(Budget):
 
     def _advance(self, now: float) -> None:
         bucket = now // (self.window / BUCKETS)
-        # A clock read just before another thread's is old by a moment: it counts as that one.
+        # A time read just before another thread's may be slightly older: count it in the newer
+        # bucket.
         if bucket > self._bucket:
             empty = [0] * int(min(bucket - self._bucket, BUCKETS))
             self._requests.extend(empty)
@@ -177,7 +179,7 @@ class RequestRatio(Budget):
 class InFlightRatio(Budget):
     """Retries in flight <= max(`floor`, `ratio` * calls in flight), whenever one is made.
 
-    A retry is in flight from its permission on, so also while it backs off.
+    A retry is in flight from its permission on, including its backoff.
     """
 
     __slots__ = ("active", "floor", "ratio", "retries")
@@ -190,26 +192,26 @@ class InFlightRatio(Budget):
         self.retries = 0
 
     def started(self, _now: float, /) -> None:
-        """Count a call in."""
+        """Count a call as in flight."""
         self.active += 1
 
     def try_retry(self, _now: float, /) -> bool:
-        """Count a retry in if there is room for it."""
+        """Count a retry as in flight if there is room for it."""
         if self.retries + 1 > self._allowed():
             return False
         self.retries += 1
         return True
 
     def retry_ended(self, _now: float, /) -> None:
-        """Count a retry out; one that began before this budget was put in place is not its own."""
+        """Remove a retry. One that began before this budget was installed was never counted."""
         self.retries = max(0, self.retries - 1)
 
     def ended(self, _now: float, /) -> None:
-        """Count a call out; one that began before this budget was put in place is not its own."""
+        """Remove a call. One that began before this budget was installed was never counted."""
         self.active = max(0, self.active - 1)
 
     def forget_in_flight(self) -> None:
-        """Begin again with nothing in flight."""
+        """Reset to nothing in flight."""
         self.active = self.retries = 0
 
     def fresh(self) -> InFlightRatio:

@@ -1,4 +1,4 @@
-"""How a breaker begins again: how long the break is, who may try then, and what that proves."""
+"""Recovery of a circuit breaker: length of the break, admission of probes, and their verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from seawall import _checks as check
 
 
 class Verdict(Enum):
-    """What a finished call says of the dependency; NONE: it was cancelled or never got there."""
+    """What a finished call says about the dependency.
+
+    NONE means that the call was cancelled or never reached it.
+    """
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -19,10 +22,10 @@ class Verdict(Enum):
 
 
 class Countdown:
-    """A span of time that a clock set back can lengthen, but never shorten.
+    """A time span that a clock set back can lengthen, but never shorten.
 
-    Set back by more than the whole span, the clock would hold it for who knows how long: then the
-    span begins again, in full.
+    If the clock is set back by more than the whole span, the span starts again in full. Otherwise
+    it could last indefinitely.
     """
 
     __slots__ = ("_length", "_until")
@@ -32,14 +35,17 @@ class Countdown:
         self._until = now + length
 
     def left(self, now: float) -> float:
-        """Return how long to wait, 0 once it is over; who waits that long is never too early."""
+        """Return how long to wait, 0 once it is over.
+
+        A caller that waits this long is never early.
+        """
         left = self._until - now
         if left <= 0:
             return 0
         if left > 2 * self._length:
             self._until = now + self._length
             left = self._length
-        if now + left < self._until:  # a float's last bit
+        if now + left < self._until:  # rounding of the float's last bit
             left += self._until - (now + left)
         return left
 
@@ -48,7 +54,7 @@ _OVER = Countdown(0.0, float("-inf"))
 
 
 class Growing:
-    """See `growing`."""
+    """Break lengths that grow with each open; see `growing`."""
 
     __slots__ = ("base", "cap", "factor")
 
@@ -70,7 +76,7 @@ class Growing:
         return self.base, self.factor, self.cap
 
     def __call__(self, opens: int) -> float:
-        """Return the break after so many opens without a recovery, 1 for the first."""
+        """Return the break after the given number of opens without a recovery, 1 for the first."""
         try:
             return min(self.cap, self.base * self.factor ** (opens - 1))
         except OverflowError:
@@ -78,7 +84,7 @@ class Growing:
 
 
 def growing(base: float, *, factor: float = 2.0, cap: float = 300.0) -> Callable[[int], float]:
-    """Let each break in a row be `factor` times the last: `base` first, never more than `cap`."""
+    """Make each consecutive break `factor` times as long: `base` first, at most `cap`."""
     base, cap = check.seconds("base", base), check.seconds("cap", cap)
     if cap < base:
         raise ValueError(f"cap={cap!r} is below base={base!r}: write cap={base!r} or more")
@@ -86,7 +92,7 @@ def growing(base: float, *, factor: float = 2.0, cap: float = 300.0) -> Callable
 
 
 class Probe:
-    """The ticket of a call that was let through half-open."""
+    """The ticket of a call that was admitted while half-open."""
 
     __slots__ = ("generation", "hung", "stage", "started")
 
@@ -101,7 +107,7 @@ class Probe:
 
 
 class Trial:
-    """One half-open generation: the probes that are out, and what the others have shown."""
+    """One half-open generation: the running probes and the results of the finished ones."""
 
     __slots__ = ("_failures", "_generation", "_out", "_stage", "_successes", "_timeout")
 
@@ -114,19 +120,20 @@ class Trial:
         self._failures = 0
 
     def admit(self, now: float) -> Probe | None:
-        """Let a call through as a probe, or answer None."""
+        """Admit a call as a probe, or return None."""
         probe = Probe(self._generation, now, self._timeout, self._stage)
         if not self._has_room(now):
             return None
-        # Nothing may come between what it counted and this: a signal would cost a permit.
+        # Call nothing between the count in `_has_room` and this line: an exception raised by a
+        # signal handler there would lose a permit.
         self._out[probe] = None
         return probe
 
     def settle(self, probe: Probe, verdict: Verdict, now: float) -> Verdict:
-        """Take in a probe's end; answer what the trial has shown so far.
+        """Record the end of a probe and return the verdict of the trial so far.
 
-        A probe without a verdict gives its permit back. One that had been given up as hung has
-        been counted already.
+        A probe without a verdict gives its permit back. A probe that was given up as hung has
+        already been counted.
         """
         if probe not in self._out:
             return Verdict.NONE
@@ -142,7 +149,7 @@ class Trial:
         return self._shown(now)
 
     def review(self, now: float) -> Verdict:
-        """Give up hung probes as failed; answer what the trial has shown so far."""
+        """Give up hung probes as failed and return the verdict of the trial so far."""
         while self._out:
             oldest = next(iter(self._out))
             if oldest.hung.left(now) > 0:
@@ -152,7 +159,7 @@ class Trial:
         return self._shown(now)
 
     def _counts(self, _probe: Probe, /) -> bool:
-        """Tell whether the verdict of this probe counts."""
+        """Return whether the verdict of this probe counts."""
         return True
 
     def _has_room(self, now: float, /) -> bool:
@@ -195,7 +202,7 @@ class _RampTrial(Trial):
 
     def _begin_stage(self, now: float) -> None:
         step = Countdown(self._plan.step, now)
-        # From here on nothing is called: a signal cannot leave half a stage behind.
+        # Nothing is called from here on, so a signal cannot interrupt a stage change halfway.
         self._step = step
         self._stage += 1
         self._offered = self._admitted = 0
@@ -223,9 +230,9 @@ class _RampTrial(Trial):
 
 
 class _SlowStartTrial(Trial):
-    """Stage k lets 2**k calls run at once, and ends with the verdicts of 2**k of its own calls.
+    """A trial whose stage k runs up to 2**k calls at once and ends with 2**k verdicts of its own.
 
-    A stage that refused nobody is large enough: it is repeated until the trial is over. Slower
+    A stage that refused no call is large enough: it is repeated until the trial is over. Slower
     answers make longer stages, so the load grows no faster than the dependency answers.
     """
 
@@ -237,15 +244,16 @@ class _SlowStartTrial(Trial):
         super().__init__(generation, timeout)
         self._plan = plan
         self._threshold = threshold
-        self._refused = False  # a call, in this stage
-        self._quiet = Countdown(plan.step, now)  # since the last refusal
-        self._latest = self._quiet  # since the last probe began
+        self._refused = False  # whether this stage refused a call
+        self._quiet = Countdown(plan.step, now)  # time since the last refusal
+        self._latest = self._quiet  # time since the last probe started
         self._latest_at = now
 
     def _has_room(self, now: float, /) -> bool:
         again = Countdown(self._plan.step, now)
-        # One that hangs may have begun before the recovery: after `step`, try another.
-        # The permit of a call that failed is not used again: who timed out may still be served.
+        # A hung probe may have started before the recovery: after `step`, try another. The permit
+        # of a failed call is not reused: the dependency may still be working on a call that timed
+        # out.
         free = len(self._out) + self._failures < 2**self._stage
         room = free or self._latest.left(now) <= 0
         if room:
@@ -269,7 +277,7 @@ class _SlowStartTrial(Trial):
             return Verdict.NONE
         if not self._refused and self._quiet.left(now) <= 0:
             return Verdict.SUCCESS
-        # Nothing is called here: a signal cannot leave half a stage behind.
+        # Nothing is called from here on, so a signal cannot interrupt a stage change halfway.
         if self._refused and self._failures / size < self._threshold / 2:
             self._stage += 1
         self._successes = self._failures = 0
@@ -278,7 +286,7 @@ class _SlowStartTrial(Trial):
 
 
 class NOfM(NamedTuple):
-    """See `n_of_m`."""
+    """Close after n successes of at most m probes; see `n_of_m`."""
 
     n: int
     m: int
@@ -287,12 +295,12 @@ class NOfM(NamedTuple):
         return "single()" if self.m == 1 else f"n_of_m({self.n}, {self.m})"
 
     def begin(self, generation: int, timeout: float, _threshold: float, _now: float, /) -> Trial:
-        """Begin a half-open generation."""
+        """Start a half-open generation."""
         return _CountedTrial(self, generation, timeout)
 
 
 class Ramp(NamedTuple):
-    """See `ramp`."""
+    """Admit a growing share of the calls; see `ramp`."""
 
     shares: tuple[float, ...]
     step: float
@@ -301,12 +309,12 @@ class Ramp(NamedTuple):
         return f"ramp({self.shares}, step={self.step:g})"
 
     def begin(self, generation: int, timeout: float, threshold: float, now: float, /) -> Trial:
-        """Begin a half-open generation."""
+        """Start a half-open generation."""
         return _RampTrial(self, generation, timeout, threshold, now)
 
 
 class SlowStart(NamedTuple):
-    """See `slow_start`."""
+    """Double the number of concurrent probes at each stage; see `slow_start`."""
 
     step: float
 
@@ -314,7 +322,7 @@ class SlowStart(NamedTuple):
         return f"slow_start(step={self.step:g})"
 
     def begin(self, generation: int, timeout: float, threshold: float, now: float, /) -> Trial:
-        """Begin a half-open generation."""
+        """Start a half-open generation."""
         return _SlowStartTrial(self, generation, timeout, threshold, now)
 
 
@@ -322,12 +330,12 @@ Probes: TypeAlias = NOfM | Ramp | SlowStart
 
 
 def single() -> Probes:
-    """Let one call through: its success closes the breaker, its failure opens it again."""
+    """Admit one call: its success closes the breaker, its failure opens it again."""
     return NOfM(1, 1)
 
 
 def n_of_m(n: int, m: int) -> Probes:
-    """Let `m` calls through: `n` successes close the breaker; if too many fail, it opens."""
+    """Admit `m` calls: `n` successes close the breaker; if too many fail, it opens again."""
     check.count("n", n)
     if check.count("m", m) < n:
         raise ValueError(f"n_of_m({n}, {m}): of {m} probes {n} cannot succeed; write n <= m")
@@ -335,11 +343,11 @@ def n_of_m(n: int, m: int) -> Probes:
 
 
 def ramp(shares: Sequence[float] = (0.01, 0.05, 0.25), *, step: float) -> Probes:
-    """Let a growing share of the calls through, stage by stage, then all of them.
+    """Admit a growing share of the calls, stage by stage, then all of them.
 
-    A stage lasts `step` and until it has seen a success; its first call is always let through.
-    Once the share of failures reaches the breaker's `failure_ratio` (0.5 if it has none), the
-    breaker opens again.
+    A stage lasts at least `step`, and until it has seen a success. Its first call is always
+    admitted. Once the share of failures reaches the breaker's `failure_ratio` (0.5 if it has none),
+    the breaker opens again.
     """
     if not isinstance(shares, Sequence):
         raise TypeError(f"shares={shares!r}: write growing shares, such as (0.01, 0.05, 0.25)")
@@ -350,11 +358,11 @@ def ramp(shares: Sequence[float] = (0.01, 0.05, 0.25), *, step: float) -> Probes
 
 
 def slow_start(*, step: float = 0.5) -> Probes:
-    """Let one call through, and as they succeed two at once, four, eight, and so on.
+    """Admit one call, and as they succeed two at once, then four, eight, and so on.
 
-    A stage ends when as many of its calls as it lets run at once have a verdict. Once the share of
+    A stage ends when as many of its calls have a verdict as it allows at once. Once the share of
     failures among them reaches the breaker's `failure_ratio` (0.5 if it has none), the breaker
-    opens again. It closes after a stage in which no call was refused, and no refusal for `step`.
-    If calls hang, one more is let through every `step`.
+    opens again. It closes after a stage that refused no call, if no call was refused for `step`. If
+    calls hang, one more is admitted every `step`.
     """
     return SlowStart(check.seconds("step", step))

@@ -1,7 +1,7 @@
-"""What one pod has counted for a breaker that pods share, and has not told the others yet.
+"""Reports of one pod on a shared breaker: what it has counted and not yet sent to the others.
 
-A report is a window of this pod's own calls that also keeps a journal. Nothing is ever reset: what
-was told is remembered as seen, so successes can be counted without a lock meanwhile.
+A report is a window of this pod's own calls that also keeps a journal. Its counters are never
+reset: it remembers how much of them was reported. So successes can be counted without a lock.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ Also the maximum number of changes that wait for a later message. Beyond it they
 
 
 class Place:
-    """Where a call was counted, should it have to be counted otherwise later."""
+    """The place where a call was counted, in case its marks change later."""
 
     __slots__ = ("entry", "marks", "own", "shared")
 
     def __init__(self, own: float, marks: int) -> None:
-        """Be at the place `own` of this pod's window."""
+        """Start at the place `own` of this pod's window."""
         self.own = own
         self.marks = marks
         self.entry: Entry | None = None
-        """The entry that has it, until that is reported."""
+        """The entry that contains the call, until it is reported."""
         self.shared: int | None = None
-        """Where the others counted it, once they did."""
+        """The place where the other pods counted the call, once they did."""
 
 
 class Entry:
-    """Some calls, told in this order: the successes, the failed, those failed and slow, the slow.
+    """Some calls, reported in this order: succeeded, failed, failed and slow, slow.
 
-    Or, where `late` is set, none: a call that was reported before has other marks now.
+    If `late` is set, the entry has no calls: it reports new marks of a call that was already
+    reported.
     """
 
     __slots__ = ("_before", "_places", "_sent", "calls", "late", "over")
 
     def __init__(self, *, plain: int = 0, late: Place | None = None, before: int = 0) -> None:
-        """Begin with `plain` successes; or report that the call `late` had the marks `before`."""
+        """Start with `plain` successes, or report that the call `late` had the marks `before`."""
         self.calls = [plain, 0, 0, 0]
-        """How many calls there are, by their marks."""
+        """Number of calls by their marks."""
         self.over = False
-        """Whether it was told: then it changes no more."""
-        self._places: dict[int, Place] = {}  # by identity: as numbers, two may be equal
+        """Whether the entry was sent. After that it does not change."""
+        self._places: dict[int, Place] = {}  # by identity: two places may be equal as numbers
         self._sent: list[tuple[Place, int]] = []
         """The calls with the marks that were sent: they may change before the reply arrives."""
         self.late = late
@@ -82,9 +83,10 @@ class Entry:
         place.marks = marks
 
     def told(self) -> tuple[int, int, int, int, int, int, int]:
-        """Return plain, failed, both and slow calls; and -1, or a place with old and new marks.
+        """Return the plain, failed, failed-and-slow and slow calls, then the change of a late call.
 
-        A change of a call of which the others never heard is a call.
+        The last three numbers are -1, 0, 0, or the shared place with the old and new marks. A
+        change of a call that the others never counted is reported as a call.
         """
         late = self.late
         if late is None:
@@ -96,7 +98,7 @@ class Entry:
         return 0, 0, 0, 0, late.shared, self._before, late.marks
 
     def counted(self, place: int) -> None:
-        """Note where the others counted these calls: the last of them at `place`."""
+        """Record where the others counted these calls: the last of them at `place`."""
         if self.late is not None:
             self.late.shared = place
             return
@@ -107,7 +109,7 @@ class Entry:
             place = self.spread(place, self.calls[marks])
 
     def end(self) -> None:
-        """Be sent: a call that changes from now on needs an entry of its own."""
+        """Close the entry for sending. A call that changes from now on needs another entry."""
         self.over = True
         self._sent = [(place, place.marks) for place in self._places.values()]
         for place in self._places.values():
@@ -122,7 +124,7 @@ class Entry:
 
 
 class _InBucket(Entry):
-    """Calls of a time window: all of an entry are in one bucket."""
+    """Calls of a time window: all calls of an entry are in one bucket."""
 
     __slots__ = ()
 
@@ -132,18 +134,18 @@ class _InBucket(Entry):
 
 
 class Report:
-    """A window of this pod's own, and the journal of what it counted."""
+    """A window of this pod's own calls, and the journal of what it counted."""
 
     entries: type[Entry] = Entry
 
     def __init__(self, window: Window) -> None:
-        """Have nothing to tell."""
+        """Start with nothing to report."""
         self.window = window
         self._journal: list[Entry] = []
         self._postponed: dict[Place, int] = {}
-        """Changes that a later message reports, with the marks that the others know."""
+        """Changes for a later message, with the marks that the others know."""
         self.bad = 0
-        """How many failed or slow calls the others do not know of."""
+        """Number of failed or slow calls that were not reported yet."""
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
@@ -159,11 +161,11 @@ class Report:
         return place
 
     def change(self, place: Place, before: int, after: int, now: float, /) -> Place | None:
-        """Give the call at `place` other marks; if it has left the window, count it anew."""
+        """Give the call at `place` other marks. If it has left the window, return None."""
         own = self.window.change(place.own, before, after, now)
         if own is not None:
             place.own = own
-            self._saw_own()  # here it is another call; the report has a change
+            self._saw_own()  # the window counts a new call, but the report contains a change
         elif after == before:
             return None
         self.bad += bool(after & ~before)
@@ -174,17 +176,17 @@ class Report:
         return place if own is not None else None
 
     def _change_late(self, place: Place, after: int) -> None:
-        """Report other marks of a call that was sent before.
+        """Report changed marks of a call that was already sent.
 
-        If the journal is full, a mark that was taken away waits for a later message. A new mark
-        must not wait: it is reported as another call.
+        If the journal is full, a removed mark waits for a later message. A new mark must not wait:
+        it is reported as another call.
         """
         plain = self._plain()
         if plain:
             self._open(plain)
         before, place.marks = place.marks, after
         if place in self._postponed:
-            return  # will be reported with the marks that it has then
+            return  # will be reported with the marks that it has by then
         if len(self._journal) < MOST:
             self._append_change(place, before)
         elif after & ~before:
@@ -202,11 +204,11 @@ class Report:
 
     @property
     def fresh(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there is something to report."""
         return bool(self._journal) or self._unseen() > 0
 
     def take(self) -> list[Entry]:
-        """Return the entries to send, each once. Changes that were postponed come next time."""
+        """Return the entries to send, each once. Postponed changes come with the next call."""
         plain = self._plain()
         if plain:
             self._open(plain)
@@ -219,20 +221,20 @@ class Report:
         return taken
 
     def drop(self) -> None:
-        """Forget all that there is to send."""
+        """Discard everything that is to be sent."""
         self._postponed.clear()
         self.take()
 
     def mark(self, now: float) -> None:
-        """Take all that was counted so far as told; `since_mark` is about what comes after it."""
+        """Treat everything counted so far as reported. `since_mark` covers what comes after."""
         raise NotImplementedError
 
     def since_mark(self, now: float) -> Totals:
-        """Sum up what the window has of the calls since `mark`, or since it began."""
+        """Return the totals of the calls in the window since `mark`, or since it was created."""
         raise NotImplementedError
 
     def _open(self, plain: int | None = None) -> Entry:
-        """Return the entry for the next call: one that begins with the successes before it."""
+        """Return the entry for the next call. It starts with the successes before that call."""
         plain = self._plain() if plain is None else plain
         journal = self._journal
         if len(journal) >= MOST and journal[-1].late is None:
@@ -242,35 +244,35 @@ class Report:
         return journal[-1]
 
     def _plain(self) -> int:
-        """Return how many successes there were since the last look."""
+        """Return the number of successes since the previous call of this method."""
         return 0
 
     def _unseen(self) -> int:
         return 0
 
     def _saw_own(self) -> None:
-        """Leave out of the successes the call that was just counted otherwise."""
+        """Exclude from the successes the call that was just counted in an entry."""
 
 
 class TimeReport(Report):
-    """The report of a time window, to whose running bucket anybody may add a success."""
+    """The report of a time window. Any thread may add a success to its running bucket."""
 
     entries = _InBucket
     window: TimeWindow
 
     def __init__(self, window: TimeWindow) -> None:
-        """Have nothing to tell."""
+        """Start with nothing to report."""
         super().__init__(window)
         self.success = window.success  # type: ignore[method-assign]
         self._seen: dict[Bucket, int] = {}
         self._marked: dict[Bucket, Totals] = {}
 
     def mark(self, now: float) -> None:
-        """Take all that was counted so far as told."""
+        """Treat everything counted so far as reported."""
         self._marked = {one: _totals(one) for one in self.window.live(now)}
 
     def since_mark(self, now: float) -> Totals:
-        """Sum up what the window has of the calls since then."""
+        """Return the totals of the calls in the window since `mark`."""
         live = self.window.live(now)
         told = [self._marked[one] for one in live if one in self._marked]
         sums = zip(self.window.totals(now), *told, strict=True)
@@ -299,18 +301,18 @@ class CountReport(Report):
     window: CountWindow
 
     def __init__(self, window: CountWindow) -> None:
-        """Have nothing to tell."""
+        """Start with nothing to report."""
         super().__init__(window)
         self._successes = 0
         self._seen = 0
         self._marked = 0
 
     def mark(self, now: float) -> None:
-        """Take all that was counted so far as told."""
+        """Treat everything counted so far as reported."""
         self._marked = self.window.counted
 
     def since_mark(self, now: float) -> Totals:
-        """Sum up what the window has of the calls since then."""
+        """Return the totals of the calls in the window since `mark`."""
         return self.window.since(self._marked)
 
     def success(self, now: float, /) -> None:
@@ -332,9 +334,9 @@ def _totals(bucket: Bucket) -> Totals:
 
 
 def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:
-    """Return all calls of a window as one entry tells them.
+    """Return all calls of a window in the form of one reported entry.
 
-    A failure of a call that was reported before is reported as a call of its own.
+    A failure of a call that was reported before is reported as another call.
     """
     calls, failures, slow = totals
     calls = max(calls, failures, slow)
@@ -344,7 +346,7 @@ def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:
 
 
 def reported(window: Window) -> Report | None:
-    """Return a report on that window, which must be new; None where there is nothing to count."""
+    """Return a report on a new window, or None if that kind of window counts nothing."""
     if isinstance(window, TimeWindow):
         return TimeReport(window)
     return CountReport(window) if isinstance(window, CountWindow) else None

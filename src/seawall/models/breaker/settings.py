@@ -1,4 +1,4 @@
-"""What a circuit breaker is told: when to trip, for how long, and how to try again."""
+"""Settings of a circuit breaker: when to trip, for how long, and how to recover."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seawall.models.windows import sample
 T = TypeVar("T")
 
 BREAK_FOR: Final = 15.0
-"""Seconds of a break, if nothing else is said."""
+"""Default length of a break in seconds."""
 
 
 class _Fields(NamedTuple):
@@ -29,15 +29,15 @@ class _Fields(NamedTuple):
 
 
 class BreakerSettings(_Fields):
-    """When to trip, for how long, and how to try again. Checked, and never changed.
+    """When to trip, for how long, and how to recover. Validated and immutable.
 
-    The rules to trip by are checked at each failure and each slow call, and any one is enough:
+    The trip rules are checked at each failure and each slow call, and any one suffices:
     `consecutive` failures; a `failure_ratio`; a `slow_ratio` of calls that took `slow_after` or
-    longer. Ratios are taken over the last `window` seconds or the last `window_calls` calls, once
-    there are `min_calls`. Without any rule, `failure_ratio=0.5` holds.
+    longer. Ratios are computed over the last `window` seconds or the last `window_calls` calls,
+    once there are `min_calls`. Without any rule, `failure_ratio=0.5` applies.
 
-    The break lasts `break_for`, or what `break_for(n)` says at the n-th open without a recovery.
-    Then `probes` decide. One that is slow, or says nothing for `probe_timeout`, has failed.
+    The break lasts `break_for`, or `break_for(n)` at the n-th open without a recovery. Then
+    `probes` decide. A probe that is slow, or has no result after `probe_timeout`, has failed.
     """
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class BreakerSettings(_Fields):
         probes: Probes | None = None,
         probe_timeout: float = 60.0,
     ) -> Self:
-        """Check the settings and fill in what was left out."""
+        """Validate the settings and fill in the defaults."""
         if (slow_after is None) != (slow_ratio is None):
             raise ValueError("write slow_after and slow_ratio together, such as 1.0 and 0.5")
         if consecutive is None and failure_ratio is None and slow_ratio is None:
@@ -90,12 +90,12 @@ class BreakerSettings(_Fields):
         return (), self._asdict()
 
     def break_after(self, opens: int) -> float:
-        """Return how long the break is at this open, the first or a later one in a row."""
+        """Return the length of the break at the given number of consecutive opens."""
         length = self.break_for(opens) if callable(self.break_for) else self.break_for
         return check.seconds("break_for", length)
 
     def replace(self, **changes: Any) -> BreakerSettings:
-        """Return these settings with some changed, checked anew."""
+        """Return a copy with some settings changed, validated again."""
         fields: dict[str, Any] = self._asdict()
         if changes.get("window") is not None:
             fields["window_calls"] = None

@@ -1,7 +1,7 @@
-"""The circuit breaker's rules: when to stop calling a dependency, and how to begin again.
+"""State machine of the circuit breaker: when to stop calling a dependency, and how to recover.
 
-`now` is any number that grows, in the unit of the settings: seconds, or whole microseconds. One
-caller at a time; only `calm`, `generation` and `success` may be used without a lock.
+`now` is any growing number, in the unit of the settings: seconds, or whole microseconds. Callers
+must serialise access; only `calm`, `generation` and `success` may be used without a lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seawall.models.windows import (
 
 
 class State(Enum):
-    """What the breaker does with calls: pass, refuse, try a few, refuse until told otherwise."""
+    """State of the breaker: admit calls, refuse them, admit probes, or refuse until `close()`."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class Cause(Enum):
-    """Why the state changes."""
+    """Reason for a change of state."""
 
     TRIPPED = "tripped"
     BREAK_OVER = "break over"
@@ -47,7 +47,7 @@ class Cause(Enum):
 
 
 class Told(Enum):
-    """Why the state of a breaker that pods share changes, if not for a cause of its own."""
+    """Reason why the state of a shared breaker changes without a cause in this pod."""
 
     STORE = "told by the store"
 
@@ -66,17 +66,17 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.HALF_OPEN, Cause.CLOSE): State.CLOSED,
     (State.ISOLATED, Cause.CLOSE): State.CLOSED,
 }
-"""Every change of state there is."""
+"""All possible changes of state."""
 
 
 def diagram() -> str:
-    """Draw the table of transitions as a Mermaid state diagram."""
+    """Return the transition table as a Mermaid state diagram."""
     arrows = (f"{a.value} --> {b.value}: {cause.value}" for (a, cause), b in TRANSITIONS.items())
     return "\n    ".join(["stateDiagram-v2", f"[*] --> {State.CLOSED.value}", *arrows]) + "\n"
 
 
 class Change(NamedTuple):
-    """One change of state; `generation` is the one that it began."""
+    """One change of state. `generation` is the one that it started."""
 
     before: State
     after: State
@@ -86,10 +86,10 @@ class Change(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A call that may not be made; `retry_after` is None where nobody can know.
+    """A refused call. `retry_after` is None where it cannot be known.
 
-    The last two are of breakers that pods share: the store has to be asked first ("unknown"), or
-    cannot be asked and nothing may pass without it ("store").
+    The last two reasons belong to shared breakers: the store has to be asked first ("unknown"), or
+    it is unreachable and no call may pass without it ("store").
     """
 
     reason: Literal["open", "probing", "isolated", "unknown", "store"]
@@ -97,25 +97,25 @@ class Refusal(NamedTuple):
 
 
 Ticket: TypeAlias = int | Tracked | Probe
-"""An admission; the plain one is just the number of its generation."""
+"""An admission. A plain one is just the number of its generation."""
 
 _NO_BREAK = Countdown(0.0, 0.0)
 _NO_TRIAL = Trial(0, 0.0)
 
 
 class BreakerModel:
-    """A circuit breaker: ask `admit` before each call, tell `settle` its end, once.
+    """A circuit breaker: call `admit` before each call and `settle` once at its end.
 
-    Every change of state begins a new generation, and what was admitted in an older one changes
-    nothing any more. While `calm`, a caller may skip `admit` and take `generation` as its ticket;
-    and a success of the present generation may be told to `success` instead of `settle`.
+    Every change of state starts a new generation; calls that were admitted in an older one no
+    longer change anything. While `calm`, a caller may skip `admit` and use `generation` as its
+    ticket, and may report a success of the current generation to `success` instead of `settle`.
 
-    A call counts as slow from the moment it has run for `slow_after`, even if it is still running
-    or ends cancelled; that is noticed at the next `admit` or `settle`. `changes` grows with each
-    change of state, for the caller to take away.
+    A call counts as slow as soon as it has run for `slow_after`, even if it is still running or is
+    cancelled; this is noticed at the next `admit` or `settle`. Each change of state is appended to
+    `changes`, for the caller to take away.
 
-    Attempts of one call have a ticket each and one `CallCount`. The first verdict counts at once,
-    and a later one replaces it: the call is in the window once.
+    Attempts of one call have one ticket each and share one `CallCount`. The first verdict counts
+    immediately and a later one replaces it: the call is in the window once.
     """
 
     __slots__ = (
@@ -137,10 +137,13 @@ class BreakerModel:
     )
 
     success: Callable[[float], None]
-    """Count a success at that time: the cheapest way there is under these settings."""
+    """Count a success at the given time, in the cheapest way these settings allow."""
 
     counter: TimeWindow
-    """Whose running bucket, until its end, a success may be added to instead: cheaper still."""
+    """The window to whose current bucket, until its end, a success may be added directly.
+
+    This is cheaper still than `success`.
+    """
 
     _window: Window
     _streak: int
@@ -151,7 +154,7 @@ class BreakerModel:
         self.generation = 1
         self.changes: list[Change] = []
         self.failure = ""
-        self._opened_at: float | None = None  # when it was closed for the last time, unless it is
+        self._opened_at: float | None = None  # when the breaker left CLOSED; None while closed
         self._opens = 0
         self._break = _NO_BREAK  # while open
         self._trial = _NO_TRIAL  # while half-open
@@ -162,7 +165,7 @@ class BreakerModel:
         return f"<BreakerModel {self.state.value}, generation {self.generation}>"
 
     def admit(self, now: float) -> Ticket | Refusal:
-        """Let a call through, or say why not."""
+        """Admit a call, or return the reason for the refusal."""
         if self.state is State.OPEN:
             left = self._break.left(now)
             if left > 0:
@@ -186,9 +189,9 @@ class BreakerModel:
     def settle(
         self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
     ) -> None:
-        """Take in how an admitted call ended, or an attempt of the call of `count`."""
+        """Record how an admitted call ended, or an attempt of the call of `count`."""
         if isinstance(ticket, int):
-            # An unlocked caller may have read the number of a generation that is not closed.
+            # A caller without a lock may have read the generation of a state other than closed.
             if ticket == self.generation and self.state is State.CLOSED:
                 self._take(verdict, now, count)
         elif ticket.generation != self.generation:
@@ -203,7 +206,8 @@ class BreakerModel:
             if count is not None:
                 self.continue_call(ticket, count)
             self._notice_slow(now)
-            if ticket in self._running and now >= ticket.slow_at:  # behind one the clock misdated
+            # behind a ticket with a wrong time
+            if ticket in self._running and now >= ticket.slow_at:
                 self._count_slow(ticket, now)
             self._running.pop(ticket, None)
             if count is None and ticket.count.window is not None:
@@ -212,7 +216,7 @@ class BreakerModel:
                 self._take(verdict, now, count)
 
     def continue_call(self, ticket: Tracked, count: CallCount) -> None:
-        """Take `ticket` for an attempt of the call of `count`: it is slow only once."""
+        """Treat `ticket` as an attempt of the call of `count`: the call is slow only once."""
         if ticket.count is count:
             return
         own, ticket.count = ticket.count, count
@@ -220,9 +224,9 @@ class BreakerModel:
             count.window, count.place, count.marks = own.window, own.place, own.marks
 
     def retract_failure(self, count: CallCount, now: float) -> None:
-        """Withdraw the failure of a call that has begun to answer; how it ends counts later.
+        """Withdraw the failure of a call that has started to answer. Its end is counted later.
 
-        Only its own failure leaves the streak: it has not succeeded yet.
+        The streak is reduced only by this failure, not reset: the call has not succeeded yet.
         """
         window = self._window
         marks = count.marks_in(window)
@@ -231,7 +235,7 @@ class BreakerModel:
             self._streak = max(0, self._streak - 1)
 
     def trip(self, now: float) -> None:
-        """Open, as a failure too many would do it; nothing to do if it is open or isolated."""
+        """Open, as one failure too many would. Does nothing if open or isolated."""
         if (self.state, Cause.TRIP) in TRANSITIONS:
             self._move(Cause.TRIP, now)
 
@@ -241,7 +245,7 @@ class BreakerModel:
             self._move(Cause.ISOLATE, now)
 
     def close(self, now: float) -> None:
-        """Let calls through again, and forget whatever has happened, also if it is closed."""
+        """Admit calls again and forget all history, even if already closed."""
         if self.state is not State.CLOSED:
             self._move(Cause.CLOSE, now)
         else:
@@ -250,9 +254,9 @@ class BreakerModel:
             self._count_afresh()
 
     def update(self, settings: BreakerSettings, now: float) -> None:
-        """Go on under other settings, in the same state.
+        """Continue under new settings, in the same state.
 
-        A break or a trial that has begun ends as it began; the window is kept unless its own size
+        A break or a trial that has begun ends as it began. The window is kept unless its own size
         changed.
         """
         self._notice_slow(now)
@@ -267,24 +271,24 @@ class BreakerModel:
         self._count_in(window)
 
     def retry_after(self, now: float) -> float | None:
-        """Return what is left of the break, or None if there is none."""
+        """Return the remaining time of the break, or None if the breaker is not open."""
         return self._break.left(now) if self.state is State.OPEN else None
 
     def open_for(self, now: float) -> float | None:
-        """Return how long ago it was closed for the last time; None if it is closed."""
+        """Return the time since the breaker left CLOSED, or None if it is closed."""
         return None if self._opened_at is None else max(0.0, now - self._opened_at)
 
     def wants_failure(self, _now: float, /) -> bool:
-        """Tell whether `note_failure` wants every failure, not only one that has opened it."""
+        """Return whether `note_failure` needs every failure, not only the opening one."""
         return False
 
     def note_failure(self, failure: str, _now: float, /) -> None:
-        """Note in words how the call failed at whose end it opened."""
+        """Record a description of the failure that opened the breaker."""
         if self.state is not State.CLOSED:
             self.failure = failure
 
     def snapshot(self, now: float) -> dict[str, str | float | None]:
-        """Return what there is to see; the totals are those of the latest closed generation."""
+        """Return the visible state. The totals are those of the latest closed generation."""
         return {
             "state": self.state.value,
             "generation": self.generation,
@@ -297,10 +301,10 @@ class BreakerModel:
         }
 
     def _move(self, cause: Cause, now: float) -> None:
-        """Change the state by the table; nothing else does."""
+        """Change the state by the table. Only this method does."""
         after = TRANSITIONS[self.state, cause]
         if after is State.OPEN:
-            # If the user's function raises, nothing has changed yet.
+            # If the user's `break_for` function raises, nothing has changed yet.
             self._open(cause, now)
         else:
             opens = 0 if after is State.CLOSED else self._opens
@@ -313,15 +317,15 @@ class BreakerModel:
     def _enter(
         self, after: State, cause: Cause | Told, now: float, opens: int, pause: Countdown
     ) -> None:
-        """Begin a generation in the state `after`, all at once.
+        """Start a generation in the state `after`, atomically.
 
-        A signal handler may raise wherever a function is called. So everything is made first, and
-        the rest calls nothing and has no loop.
+        A signal handler may raise wherever a function is called. So everything is created first,
+        and the assignments that follow call nothing and have no loop.
         """
         before, generation = self.state, self.generation + 1
         closed = after is State.CLOSED
         if closed:
-            self._count_afresh()  # what is counted is of no use yet, if it is not closed
+            self._count_afresh()  # counts are not used in any other state
         calm = closed and self._is_simple()
         trial = self._new_trial(generation, now) if after is State.HALF_OPEN else self._trial
         change = Change(before, after, cause, now, generation)
@@ -351,7 +355,7 @@ class BreakerModel:
             self._move(Cause.PROBES_FAILED, now)
 
     def _take(self, verdict: Verdict, now: float, count: CallCount | None) -> None:
-        """Count a verdict on a call, or let it replace the one that was counted before."""
+        """Count the verdict of a call, or replace the one that was counted before."""
         window = self._window
         if verdict is Verdict.NONE or (count is not None and count.is_final_in(window)):
             return
@@ -397,7 +401,7 @@ class BreakerModel:
             return True
         if s.min_calls is None:
             return False
-        # Divided, not multiplied: 7 of 100 is 0.07, but 0.07 * 100 is more than 7.
+        # Divide instead of multiplying: 7 / 100 is 0.07, but 0.07 * 100 is more than 7.
         calls, failures, slow = self._window.totals(now)
         return calls >= s.min_calls and (
             (s.failure_ratio is not None and failures / calls >= s.failure_ratio)
@@ -416,7 +420,7 @@ class BreakerModel:
         s = self.settings
         counter = self._counter_of(window) if s.consecutive is None else ENDED
         calm = self.state is State.CLOSED and self._is_simple()
-        # As in `_enter`: from here on nothing is called.
+        # Nothing is called from here on; see `_enter`.
         if s.consecutive is None:
             self._streak = 0
             self.success = window.success
@@ -431,7 +435,7 @@ class BreakerModel:
         return window if isinstance(window, TimeWindow) else ENDED
 
     def _is_simple(self) -> bool:
-        """Tell whether a call needs no more than the number of its generation, while closed."""
+        """Return whether a call needs no other ticket than its generation while closed."""
         return self.settings.slow_after is None
 
     def _end_streak(self, _now: float, /) -> None:
