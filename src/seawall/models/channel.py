@@ -1,12 +1,12 @@
-"""What is inside a channel, how much room there is, and who waits for which of the two.
+"""State of a channel: its items, its free room, and the callers waiting for either.
 
-Room and readiness are tokens in two deques, whose pop and append are atomic. To put is to take a
-token of room, add the item, and add a token of readiness; to get is the reverse. So two threads
-can do it at once without a lock. Who waits is handed a token, never an item: the item comes in, or
-goes out, when its waiter really goes on, and who was cancelled has only a token to give back.
+Room and readiness are tokens in two deques, whose pop and append are atomic. A put takes a token of
+room, adds the item, and adds a token of readiness; a get does the reverse. So two threads can do it
+at once without a lock. A waiter is handed a token, never an item: the item is added or removed when
+the waiter resumes, and a cancelled waiter only has a token to give back.
 
-    capacity == room + items + withheld + tokens of room in somebody's hands
-    items    == ready + tokens of readiness in somebody's hands
+    capacity == room + items + withheld + tokens of room held by callers
+    items    == ready + tokens of readiness held by callers
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ T = TypeVar("T")
 End: TypeAlias = Literal["granted", "closed"]
 
 MOST: Final = 1_000_000
-"""The largest capacity: a token is kept for each place."""
+"""Maximum capacity: a token is kept for each place."""
 
 
 class Waiting(Protocol):
-    """Somebody in a line."""
+    """A caller that waits in a queue."""
 
     def end(self, state: End, since: float = 0.0) -> bool:
-        """Learn what became of it; False if nobody is there to go on."""
+        """Notify the waiter of the result. Return False if it is no longer waiting."""
 
     def revoke(self) -> None:
-        """Lose what was granted and is not claimed yet, as if the end had come first."""
+        """Take back a grant that is not claimed yet, as if the channel had ended first."""
 
 
 Line: TypeAlias = "OrderedDict[Waiting, None]"
-"""Who waits, first come first; anybody can leave it at once."""
+"""Waiters in FIFO order. Any of them can leave in constant time."""
 
 
 def check_capacity(capacity: int) -> int:
@@ -51,7 +51,7 @@ def check_capacity(capacity: int) -> int:
 
 
 class Buffer(Generic[T]):
-    """Items, tokens and lines. All but the two deques' own pop and append is done under a lock."""
+    """Items, tokens and waiters. Everything except pop and append of the deques needs the lock."""
 
     __slots__ = (
         "attention",
@@ -73,7 +73,7 @@ class Buffer(Generic[T]):
     )
 
     def __init__(self, capacity: int, *, demanding: bool, lock_free: bool = True) -> None:
-        """Be empty, with room for `capacity`; for nothing before `requested`, if `demanding`."""
+        """Start empty, with room for `capacity`; if `demanding`, only for requested items."""
         self.capacity = capacity
         self.demanding = demanding
         self.lock_free = lock_free
@@ -81,36 +81,40 @@ class Buffer(Generic[T]):
         self.put = self.got = 0
         self.items: deque[T] = deque()
         self.ready: Tokens[float] = Tokens()
-        """The instants at which items came in: one for each that is promised to nobody."""
+        """Arrival times: one for each item that is not promised to a waiter."""
         self.room: Tokens[None] = Tokens()
         self.withheld = capacity
-        """Tokens of room out of use: nobody asked for them, or it is closed.
+        """Tokens of room that are out of use: not requested yet, or the channel is closed.
 
-        Below 0, so many are to be collected: the capacity was lowered, or items were put back.
+        A negative value is the number of tokens still to be collected, because the capacity was
+        lowered or items were put back.
         """
         self.requested: float = 0 if demanding else inf
         self.putters: Line = OrderedDict()
         self.getters: Line = OrderedDict()
         self.drainers: Line = OrderedDict()
         self.promised: Line = OrderedDict()
-        """Those who were granted an item, and have not come for it yet."""
+        """Waiters that were granted an item and have not fetched it yet."""
         self.attention = True
-        """Whether somebody waits, or tokens are to be moved: then nobody goes without the lock."""
+        """Whether there are waiters, or tokens to be moved.
+
+        Then every caller must take the lock.
+        """
         self.serve()
 
     @property
     def over(self) -> bool:
-        """Whether it is closed and empty, and nobody is about to put: all room is withheld."""
+        """Whether it is closed and empty with no put in progress: all room is withheld."""
         return self.closed and self.withheld >= self.capacity
 
     def resize(self, capacity: int) -> None:
-        """Have room for `capacity` from now on; what is inside stays."""
+        """Change the capacity. The items inside stay."""
         self.withheld += capacity - self.capacity
         self.capacity = capacity
         self.serve()
 
     def admit(self, item: T, now: float) -> bool:
-        """Put `item` in, if there is room. No signal is let in before it is there as a whole."""
+        """Put `item` in if there is room. A signal cannot interrupt it halfway."""
         items, ready = self.items, self.ready
         try:
             for _ in self.room.takes:
@@ -123,24 +127,25 @@ class Buffer(Generic[T]):
         return False
 
     def add(self, item: T, now: float) -> None:
-        """Put `item` in; a token of room has been taken."""
+        """Put `item` in. The caller has already taken a token of room."""
         self.items.append(item)
         self.ready.append(now)
         self.put += 1
         self.serve()
 
     def take_out(self) -> T:
-        """Take the oldest that is promised to nobody; `IndexError` if there is none."""
+        """Remove the oldest item that is not promised to a waiter. Raise `IndexError` if none."""
         for _ in self.ready.takes:
             self.got += 1
-            self.withheld += 1  # first: if a signal comes with the item, its place is free again
+            # first: if a signal interrupts popleft, the place is still free again
+            self.withheld += 1
             break
         item = self.items.popleft()
         self.serve()
         return item
 
     def remove(self) -> T:
-        """Take the oldest out; a token of readiness has been taken."""
+        """Remove the oldest item. The caller has already taken a token of readiness."""
         self.got += 1
         self.withheld += 1
         item = self.items.popleft()
@@ -148,18 +153,19 @@ class Buffer(Generic[T]):
         return item
 
     def put_back(self, items: list[T], now: float) -> None:
-        """Put in front of all others what was taken out before, whether there is room or not."""
+        """Put items that were taken out back in front of all others, even if there is no room."""
         self.attention = True
-        self.withheld -= len(items)  # below 0, so many places are not given to others
+        self.withheld -= len(items)  # while below 0, that many places are not given to others
         self.items.extendleft(reversed(items))
         self.ready.extendleft(repeat(now, len(items)))
         self.got -= len(items)
         self.serve()
 
     def exchange(self, item: T, now: float) -> T:
-        """Take the oldest out and `item` in, without any token; there is an item inside."""
-        free = take(self.ready)  # else each is promised to somebody, who will find the next one
-        self.items.append(item)  # first, so that whoever was promised one finds one
+        """Remove the oldest item and add `item`, without tokens. The channel must not be empty."""
+        # otherwise every item is promised to a waiter, which will find the next one
+        free = take(self.ready)
+        self.items.append(item)  # first, so that a waiter that was promised an item finds one
         oldest = self.items.popleft()
         if free:
             self.ready.append(now)
@@ -168,7 +174,7 @@ class Buffer(Generic[T]):
         return oldest
 
     def clear(self) -> list[T]:
-        """Take out all that is inside, that which is promised to somebody included."""
+        """Remove all items, including those promised to waiters."""
         left: list[T] = []
         while True:
             while self.promised:
@@ -178,7 +184,7 @@ class Buffer(Generic[T]):
             left.append(self.remove())
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return what is inside, what went through, and who waits."""
+        """Return the contents, the totals and the numbers of waiters."""
         asked = len(self.room) + self.requested
         return {
             "capacity": self.capacity,
@@ -193,25 +199,25 @@ class Buffer(Generic[T]):
         }
 
     def serve(self) -> None:
-        """Put tokens where they belong, then hand them to those who wait, in order."""
+        """Move tokens to where they belong, then hand them to waiters in order."""
         room, ready = self.room, self.ready
         while (self.closed or self.withheld < 0) and take(room):
             self.withheld += 1
         if self.withheld > 0 and self.requested > 0 and not self.closed:
             moved = int(min(self.withheld, self.requested))
             tokens = repeat(None, moved)
-            self.requested -= moved  # from here on nothing is called: no signal is let in
+            self.requested -= moved  # nothing is called from here on, so no signal can interrupt
             self.withheld -= moved
             room += tokens
-        # A finalizer may run at any allocation, and put or get here: with a token in hand, look
-        # again whether somebody still waits.
+        # A finalizer may run at any allocation and call put or get here: after taking a token,
+        # check again that there is still a waiter.
         while self.putters and take(room):
             if not (self.putters and _first(self.putters).end("granted")):
                 room.append(None)
         while self.getters and ready:
             try:
                 since = ready.popleft()
-            except IndexError:  # a thread that asked before anybody waited was faster
+            except IndexError:  # a thread that started before there were waiters was faster
                 break
             if not (self.getters and _first(self.getters).end("granted", since)):
                 ready.appendleft(since)
@@ -229,27 +235,30 @@ class Buffer(Generic[T]):
 
 
 class Tokens(deque[T]):
-    """Tokens, and a way to take one that lets no signal in between taking it and going on.
+    """Tokens, with a way to take one that no signal can interrupt.
 
-    CPython lets signal handlers in after a call of a C function, and not where a `for` takes the
-    next of an iterator. `for _ in tokens.takes:` takes the oldest, and raises `IndexError` if there
-    is none.
+    CPython runs signal handlers after a call of a C function, but not where a `for` loop takes the
+    next item of an iterator. `for _ in tokens.takes:` takes the oldest token, and raises
+    `IndexError` if there is none.
     """
 
     __slots__ = ("takes",)
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without tokens."""
         super().__init__()
         self.takes: Iterator[T] = iter(self.popleft, _NEVER)
 
 
 _NEVER: Any = object()
-"""No token is equal to it."""
+"""Sentinel that is equal to no token."""
 
 
 def take(tokens: Tokens[Any]) -> bool:
-    """Take the oldest token, if there is one: to look first is too late among threads."""
+    """Take the oldest token and return whether there was one.
+
+    Checking first would be a race between threads.
+    """
     try:
         for _ in tokens.takes:
             return True

@@ -1,4 +1,4 @@
-"""The rules of an optimistic update, and which part of a whole a key belongs to."""
+"""Optimistic updates, and stripes that divide keys among a fixed number of parts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from seawall.models.backoff import Backoff, Rng, full_jitter
 T = TypeVar("T")
 
 QUICK: Final = full_jitter(0.005, cap=0.5)
-"""Pauses for what is over in milliseconds: at first up to about as long as a write takes."""
+"""Pauses for conflicts that last milliseconds: at first up to about the time of a write."""
 
 DECIMAL_BITS: Final = 2048
-"""Numbers up to this size are written as decimals; Python refuses that of very large ones."""
+"""Maximum bits of numbers that are encoded as decimals. Python refuses very large ones."""
 
 
 def drop(awaitable: Any) -> None:
-    """Throw away what nobody can await, so that it does not complain."""
+    """Close an awaitable that cannot be awaited, so that Python does not warn about it."""
     if hasattr(awaitable, "close"):
         awaitable.close()
 
 
 class Lost:
-    """Stands for the answer of a read or a write in which somebody else was faster."""
+    """The result of a read or a write that lost against a concurrent update."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        """Say by which error it was noticed, if by one."""
+        """Store the error that reported the conflict, if there was one."""
         self.error = error
 
 
 class Update(NamedTuple):
-    """What an optimistic update is made of."""
+    """The functions and settings of an optimistic update."""
 
     read: Callable[[], Any]
     change: Callable[[Any], Any]
@@ -46,9 +46,9 @@ class Update(NamedTuple):
 def optimistic_steps(
     update: Update, rng: Rng, now: Callable[[], float], left: Callable[[], float]
 ) -> Generator[float | Callable[[], Any], Any, Any]:
-    """Yield pauses and functions to call, be sent the results, and return what was written.
+    """Yield pauses and functions to call, receive the results, and return the value written.
 
-    `left()` gives the seconds until the deadline: no attempt begins after it.
+    `left()` returns the seconds until the deadline. No attempt begins after it.
     """
     began = now()
     if left() <= 0:
@@ -75,7 +75,7 @@ def optimistic_steps(
         late = pause >= left()
         if not late:
             yield pause
-            late = left() <= 0  # the pause may have taken longer than it should
+            late = left() <= 0  # the pause may have taken longer than planned
         if late:
             break
     why = "the deadline leaves no time to try again" if late else "others were faster each time"
@@ -85,7 +85,7 @@ def optimistic_steps(
     try:
         raise error from lost.error
     finally:
-        del error, lost  # or its own frame would keep it alive
+        del error, lost  # Break the reference cycle between the exception and this frame.
 
 
 def _writing(write: Callable[[Any, Any], Any], new: Any, version: Any) -> Callable[[], Any]:
@@ -101,7 +101,7 @@ def _pair(found: Any) -> tuple[Any, Any]:
 
 
 def _verdict(written: Any) -> Lost | None:
-    """Return None if it was written."""
+    """Return None if the value was written, else the conflict."""
     if isinstance(written, Lost):
         return written
     if not isinstance(written, int) or written < 0:
@@ -112,14 +112,14 @@ def _verdict(written: Any) -> Lost | None:
 
 
 class Stripes(Generic[T]):
-    """A fixed number of parts, made once, among which any number of keys is divided.
+    """A fixed number of parts, created once, among which any number of keys is divided.
 
-    The same key has the same part in every process, of every version: `hash` is not used. Two
-    keys may share a part; with n parts, one key in n does so with a given other one.
+    A key maps to the same part in every process and every version: `hash` is not used. Two keys may
+    share a part; with n parts, two given keys do so with a probability of 1/n.
     """
 
     def __init__(self, n: int, make: Callable[[], T]) -> None:
-        """Have `n` parts, each made by `make()` now."""
+        """Create `n` parts by calling `make()`."""
         check.plain_function("make", make)
         self._parts = tuple(make() for _ in range(check.count("n", n)))
 
@@ -136,17 +136,17 @@ class Stripes(Generic[T]):
         return f"<Stripes {len(self)} of {type(self._parts[0]).__name__}>"
 
     def index(self, key: Hashable) -> int:
-        """Return which part is that of `key`: a str, bytes, int, None, or a tuple of such."""
+        """Return the index of the part of `key`: a str, bytes, int, None, or a tuple of these."""
         return stripe_of(key, len(self._parts))
 
 
 def stripe_of(key: Hashable, n: int) -> int:
-    """Return a number from 0 to n - 1 that depends on nothing but `key` and `n`."""
+    """Return a number from 0 to n - 1 that depends only on `key` and `n`."""
     return crc32(_encoded(key)) % n
 
 
 def _encoded(key: Hashable) -> bytes:
-    """Return bytes that differ for keys that differ, and are the same for keys that are equal."""
+    """Return bytes that are equal exactly for equal keys."""
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")
     if isinstance(key, bytes):

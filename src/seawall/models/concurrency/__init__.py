@@ -1,1 +1,1 @@
-"""Limits on calls at once that are learnt from latencies, and their division among classes."""
+"""Concurrency limits learned from latencies, and their division among classes of calls."""

@@ -1,9 +1,9 @@
-"""How many calls at once a dependency takes well, learnt from how long they take.
+"""Concurrency limit algorithms: learn from latencies how many concurrent calls are good.
 
-A limit is told of one window after another: the mean time of its calls, how many ran at once, and
-whether calls were dropped (ran out of time, or were refused for overload). With `L` the limit,
-`rtt` that time, `base` the time without a queue, lg = max(1, log10 L) and u = lg, but at most L/32
-and at least 0.5, a window moves it so:
+A limit receives one window after another: the mean latency of its calls, how many ran at once, and
+whether calls were dropped (timed out, or were refused because of overload). With `L` the limit,
+`rtt` that latency, `base` the latency without a queue, lg = max(1, log10 L) and u = lg, but at most
+L/32 and at least 0.5, each window moves the limit as follows:
 
     Aimd        dropped, or rtt > slow_after: L * shrink; else L + 1
     Vegas       queue = ceil(L * (1 - base/rtt));
@@ -11,10 +11,11 @@ and at least 0.5, a window moves it so:
                 queue > beta*u, or dropped: L - lg
     Gradient2   g = 1.5 * base/rtt within [0.5, 1] (0.5 if dropped); 0.8 * L + 0.2 * (g*L + 4)
 
-Common to all: L stays within its bounds; it does not grow while less than half of it is used; and
-a window with drops never trains `base`.
+Common to all: L stays within its bounds; it does not grow while less than half of it is used; and a
+window with drops never trains `base`.
 
-How `base` is learnt, and why a limit grows faster at first: see `seawall.models.concurrency.limit`.
+`seawall.models.concurrency.limit` explains how `base` is learned and why a limit grows faster at
+first.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from seawall.models.backoff import Rng
 from seawall.models.concurrency.limit import NOISE, ConcurrencyLimit, Learner
 
 SMALL: Final = 32
-"""The logarithm counts for at most this part of the limit: six of it would be 40 % of 20."""
+"""The logarithm counts as at most 1/32 of the limit. Six times log10(20) would be 40 % of 20."""
 
 
 class Aimd(ConcurrencyLimit):
-    """Add one while all is well, and back off by a factor when it is not."""
+    """Additive increase while calls are fast, multiplicative decrease when they are not."""
 
     name: ClassVar[str] = "aimd"
 
     def __init__(
         self, *, slow_after: float, shrink: float, initial: int, minimum: int, maximum: int
     ) -> None:
-        """Take a window whose calls take more than `slow_after` on average for overload."""
+        """Treat a window with a mean latency above `slow_after` as overload."""
         self.slow_after = check.seconds("slow_after", slow_after, infinite=True)
         self.shrink = check.ratio("shrink", shrink)
         super().__init__(initial, minimum, maximum)
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was made with."""
+        """Return the constructor arguments."""
         return {
             "slow_after": self.slow_after,
             "shrink": self.shrink,
@@ -52,7 +53,7 @@ class Aimd(ConcurrencyLimit):
         }
 
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - as above
-        """Move by the rule of additive increase and multiplicative decrease."""
+        """Apply additive increase or multiplicative decrease."""
         if dropped or rtt > self.slow_after:
             self._move_to(self.estimate * self._share_kept(rtt, dropped=dropped))
             self._starting = False
@@ -62,9 +63,10 @@ class Aimd(ConcurrencyLimit):
             self._move_to(self.estimate + 1)
 
     def _share_kept(self, rtt: float, *, dropped: bool) -> float:
-        """Return what share of the limit is kept: at the end of the start, down to half.
+        """Return the fraction of the limit to keep: down to half at the end of the quick start.
 
-        It has just doubled, and calls take as many times too long as it is too high.
+        The limit has just doubled, and the latency exceeds `slow_after` by the same factor as the
+        limit is too high.
         """
         if not self._starting:
             return self.shrink
@@ -88,11 +90,11 @@ class Vegas(Learner):
         super().__init__(initial, minimum, maximum)
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was made with."""
+        """Return the constructor arguments."""
         return {"alpha": self.alpha, "beta": self.beta, **super().settings()}
 
     def _learn(self, rtt: float) -> float:
-        """Return the baseline: less than it was if calls take less than can be chance."""
+        """Return the baseline, lowered if calls are faster than noise explains."""
         base = rtt if self._base is None else self._base
         return base + (rtt - base) / 4 if rtt < (1 - NOISE) * base else base
 
@@ -113,36 +115,36 @@ class Vegas(Learner):
         self._move_to(self.estimate - self._step())
 
     def _step(self) -> float:
-        # Below 10 the logarithm is under one, and at 1 it is nothing: the limit would never move.
+        # Below 10 the logarithm is under one, and at 1 it is zero: the limit would never move.
         return max(1.0, log10(self.estimate))
 
     def _unit(self) -> float:
-        """Return what `alpha` and `beta` are multiples of."""
+        """Return the unit of which `alpha` and `beta` are multiples."""
         return max(0.5, min(self._step(), self.estimate / SMALL))
 
 
 class Gradient2(Learner):
-    """Follow the ratio of what calls took over a long time to what they take now."""
+    """Follow the ratio of long-term latency to current latency."""
 
     name: ClassVar[str] = "gradient2"
 
     TOLERANCE: ClassVar[float] = 1.5
-    """Calls may take so many times longer than usual before the limit shrinks."""
+    """Calls may take this many times the usual latency before the limit shrinks."""
     SMOOTHING: ClassVar[float] = 0.2
     ROOM: ClassVar[int] = 4
-    """The queue that is allowed at any time, so that there is something to grow by."""
+    """Queue that is always allowed, so that the limit can grow."""
     LONG: ClassVar[int] = 600
     WARM_UP: ClassVar[int] = 10
 
     _seen = 0
 
     def _learn(self, rtt: float) -> float:
-        """Return a moving average over 600 windows; the first ten weigh the same."""
+        """Return a moving average over 600 windows. The first ten have equal weight."""
         self._seen += 1
         base = rtt if self._base is None else self._base
         weight = 1 / self._seen if self._seen <= self.WARM_UP else 2 / (self.LONG + 1)
         base += weight * (rtt - base)
-        # The dependency became twice as fast: the average forgets the slow time sooner.
+        # If the dependency became twice as fast, forget the slow period sooner.
         return base * 0.95 if base > 2 * rtt else base
 
     def _with_queue(self, served: float) -> float:
@@ -167,7 +169,7 @@ def aimd(
     minimum: int = 1,
     maximum: int = 200,
 ) -> Aimd:
-    """Grow by one a window; times `shrink` when calls are dropped or take over `slow_after`.
+    """Grow by one per window; multiply by `shrink` on drops or a latency above `slow_after`.
 
     With `slow_after=inf` only dropped calls count.
     """
@@ -184,10 +186,10 @@ def vegas(
     minimum: int = 1,
     maximum: int = 1000,
 ) -> Vegas:
-    """Keep a queue of `alpha` to `beta` times log10 of the limit, or less if that is below 56."""
+    """Keep a queue of `alpha` to `beta` times log10 of the limit, or less for limits below 56."""
     return Vegas(alpha=alpha, beta=beta, initial=initial, minimum=minimum, maximum=maximum)
 
 
 def gradient2(*, initial: int = 20, minimum: int = 20, maximum: int = 200) -> Gradient2:
-    """Let calls take up to 1.5 times what they usually take."""
+    """Allow calls to take up to 1.5 times their usual latency."""
     return Gradient2(initial=initial, minimum=minimum, maximum=maximum)

@@ -1,15 +1,15 @@
-"""What limits on calls at once have in common: bounds, a quick start, a baseline that is learnt.
+"""Common parts of concurrency limits: bounds, a quick start, and a learned baseline.
 
-A quick start: until the first sign of a queue, a limit in full use doubles with each window. By the
-rules alone it would take minutes to come from 20 to 200.
+Quick start: until the first sign of a queue, a fully used limit doubles with each window. By the
+rules of the algorithms alone, growing from 20 to 200 would take minutes.
 
-Why the baseline is taken anew: if all calls seen had stood in a queue, the limit would take that
-for normal and follow its own queue upwards. So every U(0.5, 1) * 30 windows, if the limit is in
-full use, it is lowered to where no queue should be. If calls take less in the same proportion, a
-queue still stood there, and it is lowered further: that costs nothing, all workers are busy. What
-calls take when that ends is the baseline: a mean of means, as the least of several is the least by
-chance. By Little's law it tells how many were served at once before; the limit moves to that, and
-the queue that its rule keeps.
+The baseline is measured again from time to time. If all observed calls had waited in a queue, the
+limit would take that for normal and follow its own queue upwards. So every U(0.5, 1) * 30 windows,
+if the limit is fully used, it is lowered to a value that should leave no queue. If latency falls in
+the same proportion, there is still a queue, and the limit is lowered further. That costs nothing,
+since all workers are busy. The latency at the end of this is the baseline: a mean of means, because
+the minimum of several windows would be low by chance. By Little's law it gives the number of calls
+that were served at once before. The limit moves to that number plus the queue that its rule keeps.
 """
 
 from __future__ import annotations
@@ -21,50 +21,53 @@ from seawall import _checks as check
 from seawall.models.backoff import Rng
 
 REPROBE: Final = 30
-"""At most so many windows pass before the baseline is taken anew."""
+"""Maximum number of windows before the baseline is measured again."""
 
 DRAINED: Final = 0.8
-"""The share of the presumed capacity at which no queue is left."""
+"""Fraction of the estimated capacity at which no queue is left."""
 
 FURTHER: Final = 0.7
-"""The share to which a lowered limit is lowered again, if a queue still stood."""
+"""Factor by which a lowered limit is lowered again if there is still a queue."""
 
 STANDING: Final = 1.07
-"""Calls at a lowered limit stand in a queue if they take less by its proportion, or nearly so."""
+"""Tolerance for the queue test of a lowered limit.
+
+There is a queue if latency falls about in proportion to the limit.
+"""
 
 NOISE: Final = 0.25
-"""Two windows that differ by less than this share may differ by chance."""
+"""Two windows that differ by less than this fraction may differ by chance."""
 
 FALLEN: Final = 0.7
-"""If the limit fell to this share of what was found, the baseline may be wrong: look again."""
+"""Fraction of the last result below which the baseline may be wrong: probe again."""
 
 WEIGHT: Final = 0.4
-"""That of a new measurement of the baseline, if it differs by no more than chance may do."""
+"""Weight of a new baseline measurement that differs by no more than noise."""
 
 SLOWER: Final = 1.4
-"""At the start, calls that take so many times what the first ones did stand in a queue."""
+"""During the quick start, a latency of this many times the first one indicates a queue."""
 
 PATIENCE: Final = 16
-"""After so many windows a limit that was lowered goes up again, drained or not."""
+"""Number of windows after which a lowered limit is raised again, drained or not."""
 
 
 class ConcurrencyLimit:
-    """A number of calls at once, moved by one window after another. Locking is the caller's."""
+    """A limit on concurrent calls, moved by each window. The caller is responsible for locking."""
 
     name: ClassVar[str] = ""
 
     _starting = True
-    """Whether no sign of a queue was seen yet."""
+    """Whether there was no sign of a queue yet."""
 
     def __init__(self, initial: int, minimum: int, maximum: int) -> None:
-        """Begin with `initial`, and stay from `minimum` to `maximum`."""
+        """Start at `initial` and stay between `minimum` and `maximum`."""
         self.initial = check.count("initial", initial)
         self.bound(minimum, maximum)
         if self.initial != initial:
             raise ValueError(f"initial={initial}: write a number from {minimum} to {maximum}")
 
     def bound(self, minimum: int, maximum: int) -> None:
-        """Stay from `minimum` to `maximum` from now on."""
+        """Set new bounds."""
         check.count("minimum", minimum)
         check.count("maximum", maximum)
         if minimum > maximum:
@@ -74,11 +77,11 @@ class ConcurrencyLimit:
         self._move_to(getattr(self, "estimate", self.initial))
 
     def fresh(self) -> ConcurrencyLimit:
-        """Return one with the same settings that has learnt nothing yet."""
+        """Return a limit with the same settings that has not learned anything yet."""
         return type(self)(**self.settings())
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was made with."""
+        """Return the constructor arguments."""
         names = ("initial", "minimum", "maximum")
         return {name: getattr(self, name) for name in names}
 
@@ -88,27 +91,27 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """How many may run at once now."""
+        """Number of calls that may run at once now."""
         return floor(self.estimate)
 
     @property
     def baseline(self) -> float | None:
-        """What a call is thought to take without a queue; None if that is not known or needed."""
+        """Estimated latency without a queue. None if it is unknown or not needed."""
         return None
 
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - the field's own signature
-        """Take in a window that ended at `now`: its mean time, its use, and whether it dropped.
+        """Process a window that ended at `now`: its mean latency, its concurrency and its drops.
 
-        `rtt` counts only without drops. `rng` gives uniform numbers.
+        `rtt` is meaningful only without drops. `rng` returns uniform random numbers.
         """
         raise NotImplementedError
 
     def _unused(self, in_flight: int) -> bool:
-        """Tell whether so little is in flight that nothing can be learnt of a higher limit."""
+        """Return whether too little is in flight to learn anything about a higher limit."""
         return in_flight * 2 < self.limit
 
     def _full(self, in_flight: int) -> bool:
-        """Tell whether all of the limit was in use."""
+        """Return whether all of the limit was in use."""
         return in_flight >= self.limit
 
     def _move_to(self, estimate: float) -> None:
@@ -116,45 +119,45 @@ class ConcurrencyLimit:
 
 
 class Learner(ConcurrencyLimit):
-    """What Vegas and Gradient2 share: a baseline that is learnt, and taken anew in time."""
+    """Common base of Vegas and Gradient2: a baseline that is learned and measured again in time."""
 
     MEASURED_TWICE: ClassVar[bool] = False
-    """Whether the baseline is the mean of two windows: for rules that a wrong one leads astray."""
+    """Whether to average two windows for the baseline, for rules that a wrong one leads astray."""
 
     _base: float | None = None
     _windows_left = 0.0
     _lowered_to = 0
-    """The limit while a queue is to drain; 0 at other times."""
+    """Limit while a queue is to drain; 0 at other times."""
     _before = (0, 0.0)
-    """The limit before that, and what calls took."""
+    """Limit before the probe, and the latency at that time."""
     _step_before = (0, 0.0)
-    """The limit before it was lowered last, and what calls took."""
+    """Limit before the last step down, and the latency at that time."""
     _drained = False
     _took = 0.0
-    """What calls took in the first window after that."""
+    """Latency of the first window after the queue has drained."""
     _patience = 0
     _found = 0.0
-    """The limit after that."""
+    """Limit after the last baseline measurement."""
     _refilling = False
-    """True in the window after that: it still sees the drained queue, and would call it growth."""
+    """Whether this is the window after a probe. It still sees the drained queue, so skip it."""
 
     @property
     def limit(self) -> int:
-        """How many may run at once now."""
+        """Number of calls that may run at once now."""
         return self._lowered_to or floor(self.estimate)
 
     @property
     def baseline(self) -> float | None:
-        """What a call is thought to take without a queue, in seconds."""
+        """Estimated latency without a queue, in seconds."""
         return self._base
 
     def bound(self, minimum: int, maximum: int) -> None:
-        """Stay from `minimum` to `maximum` from now on."""
+        """Set new bounds."""
         super().bound(minimum, maximum)
         self._lowered_to = 0
 
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - as above
-        """Learn the baseline, take it anew if it is time, and move by the rule."""
+        """Learn the baseline, measure it again if it is time, and move by the rule."""
         if dropped:
             self._lowered_to, self._starting = 0, False
             self._move_dropped()
@@ -181,17 +184,18 @@ class Learner(ConcurrencyLimit):
             self._move(base, rtt)
 
     def _start(self, base: float, rtt: float, in_flight: int, rng: Rng) -> None:
-        """Double while all is in use and calls are as fast as they were; else look for a queue."""
+        """Double while fully used and as fast as at first; otherwise look for a queue."""
         if rtt <= SLOWER * base:
             self._base = (base + rtt) / 2
             if self._full(in_flight):
                 self._move_to(2 * self.estimate)
         elif not (self._probe(rtt, in_flight, rng) or self._base == rtt or self._unused(in_flight)):
-            # A queue, though the limit is beyond all there are: down to where it is in full use.
+            # There is a queue although the limit exceeds all calls in flight: go down to that
+            # number.
             self._move_to(min(self.estimate, in_flight))
 
     def _probe(self, rtt: float, in_flight: int, rng: Rng) -> bool:
-        """Take the baseline anew if no queue can be there; or lower the limit, and tell so."""
+        """Measure the baseline if there can be no queue, or lower the limit and return True."""
         calm = max(self.minimum, floor(DRAINED * self._served(self.limit, rtt)))
         if in_flight <= calm:
             self._take_anew(rtt, rng)
@@ -203,12 +207,12 @@ class Learner(ConcurrencyLimit):
         return False
 
     def _served(self, limit: int, rtt: float) -> float:
-        """Return how many are served at once, by Little's law, if `limit` of them take `rtt`."""
+        """Return how many calls are served at once if `limit` take `rtt` (Little's law)."""
         base = rtt if self._base is None else min(self._base, rtt)
         return limit * base / rtt
 
     def _drain(self, rtt: float, in_flight: int, rng: Rng) -> None:
-        """Wait until no more than the lowered limit are in flight; believe what follows."""
+        """Wait until no more than the lowered limit are in flight, then measure."""
         self._patience -= 1
         if not self._patience:
             self._windows_left = self._interval(rng)
@@ -226,9 +230,8 @@ class Learner(ConcurrencyLimit):
             self._take_anew(rtt, rng)
             served = self._served(*self._before)
             if self._starting:
-                self._windows_left /= (
-                    2  # it had just doubled, the queue just begun: look again soon
-                )
+                # The limit has just doubled and the queue has just begun: probe again soon.
+                self._windows_left /= 2
                 self._starting = served * SLOWER > self._before[0]
             wanted = max(self._lowered_to, self._with_queue(served))
             self._move_to(min(self.estimate, wanted) if self._unused(in_flight) else wanted)
@@ -237,11 +240,11 @@ class Learner(ConcurrencyLimit):
         self._refilling = True
 
     def _may_hold_a_queue(self, rtt: float) -> bool:
-        """Tell whether calls may still stand in a queue although the limit is lowered.
+        """Return whether there may still be a queue although the limit is lowered.
 
-        A queue gets shorter if the limit is lowered, and calls take less in the same proportion; if
-        calls take long for another reason they do not. At first, if they take what nobody expected,
-        capacity may have changed in that very moment, or it is chance: one more step tells.
+        Lowering the limit shortens a queue, and latency falls in the same proportion. If calls are
+        slow for another reason, it does not. If the first step shows an unexpected latency, the
+        capacity may have changed at that moment, or it is chance: one more step decides.
         """
         if not self._starting and not self._unexpected(rtt, NOISE / 2):
             return False
@@ -251,7 +254,7 @@ class Learner(ConcurrencyLimit):
         return self._step_before == self._before and not self._starting and self._unexpected(rtt)
 
     def _unexpected(self, rtt: float, noise: float = NOISE) -> bool:
-        """Tell whether that is too far from the baseline to be chance."""
+        """Return whether the latency is too far from the baseline to be chance."""
         return self._base is not None and abs(rtt - self._base) > noise * self._base
 
     def _lower(self, limit: int, rtt: float) -> None:
@@ -259,7 +262,7 @@ class Learner(ConcurrencyLimit):
         self._lowered_to, self._drained, self._took = limit, False, 0.0
 
     def _take_anew(self, rtt: float, rng: Rng) -> None:
-        """Take `rtt` into the baseline, or for it: no queue stood in these windows."""
+        """Update or replace the baseline with `rtt`. There was no queue in these windows."""
         self._windows_left, self._found = self._interval(rng), self.estimate
         if self._base is None or self._starting or self._unexpected(rtt):
             self._base = rtt
@@ -270,11 +273,11 @@ class Learner(ConcurrencyLimit):
         return REPROBE * (0.5 + 0.5 * rng())
 
     def _learn(self, rtt: float) -> float:
-        """Return the baseline, now that a window took `rtt`."""
+        """Return the new baseline after a window with latency `rtt`."""
         raise NotImplementedError
 
     def _with_queue(self, served: float) -> float:
-        """Return the limit that the rule wants where so many are served at once."""
+        """Return the limit that the rule wants if `served` calls are served at once."""
         raise NotImplementedError
 
     def _move(self, base: float, rtt: float) -> None:
@@ -282,5 +285,5 @@ class Learner(ConcurrencyLimit):
         raise NotImplementedError
 
     def _move_dropped(self) -> None:
-        """Move the limit down: calls were dropped."""
+        """Lower the limit because calls were dropped."""
         raise NotImplementedError

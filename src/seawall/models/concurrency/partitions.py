@@ -1,13 +1,13 @@
-"""A share of the slots for each class of calls, so that one class cannot take them all.
+"""Slots reserved for classes of calls, so that one class cannot take them all.
 
-A class may always use what is reserved for it, and beyond that what is reserved for nobody. What
-is reserved and idle stays free: it could not be had back at once. So, as long as the limit has not
-just been lowered, two things hold at any time:
+A class may always use the slots reserved for it, and beyond that the unreserved ones. Reserved idle
+slots are not lent: they could not be recovered immediately. So, unless the limit has just been
+lowered, two invariants hold at any time:
 
     in flight, all classes together <= limit
-    a class that has less in flight than is reserved for it is admitted at once
+    a class with fewer calls in flight than its reservation is admitted immediately
 
-And no class is shut out: with nothing in flight, each that has a share is admitted.
+No class is shut out: with nothing in flight, every class with a share is admitted.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from typing import Final
 from seawall import _checks as check
 
 OTHERS: Final = "(others)"
-"""The class of calls that belong to none: nothing is reserved for them."""
+"""The class of calls that belong to no other class. Nothing is reserved for them."""
 
 ROUNDING: Final = 1e-9
-"""Shares such as 0.1 are not exact, nor is their sum."""
+"""Tolerance: shares such as 0.1 are not exact, nor is their sum."""
 
 
 class Partitions:
-    """Who has how many slots of `limit`. Locking is the caller's."""
+    """Slots of `limit` by class. The caller is responsible for locking."""
 
     __slots__ = ("_spoken_for", "in_flight", "limit", "reserved", "shares", "total")
 
     def __init__(self, shares: Mapping[str, float], limit: int) -> None:
-        """Reserve for each class its share of `limit`."""
+        """Reserve its share of `limit` for each class."""
         self.shares = check_shares(shares)
         self.in_flight: dict[str, int] = dict.fromkeys((*self.shares, OTHERS), 0)
         self.total = 0
-        """How many slots are out."""
+        """Number of slots in use."""
         self.resize(limit)
 
     def resize(self, limit: int) -> None:
-        """Reserve shares of `limit` from now on. Who has more keeps it until it comes back."""
+        """Reserve shares of a new `limit`. A class that uses more keeps it until its calls end."""
         self.limit = limit
         self.reserved = reserve(self.shares, limit)
-        # What is reserved, and what is out beyond that: no more than the limit, for long.
+        # Reserved slots plus those in use beyond a reservation; soon at most the limit.
         self._spoken_for = sum(
             max(number, self.reserved[name]) for name, number in self.in_flight.items()
         )
 
     def name(self, wanted: Hashable) -> str:
-        """Return the class called `wanted`: that of all others if there is none of this name."""
+        """Return the class named `wanted`, or `OTHERS` if there is none."""
         return wanted if isinstance(wanted, str) and wanted in self.shares else OTHERS
 
     def admits(self, name: str) -> bool:
-        """Tell whether a call of that class may have a slot now."""
+        """Return whether a call of the class may take a slot now."""
         if self.in_flight[name] < self.reserved[name]:
             return self.total < self.limit
         return self._spoken_for < self.limit
 
     def take(self, name: str) -> None:
-        """Note that a call of that class has a slot."""
+        """Record that a call of the class has taken a slot."""
         number = self.in_flight[name]
         self.in_flight[name] = number + 1
         self.total += 1
@@ -66,28 +66,29 @@ class Partitions:
             self._spoken_for += 1
 
     def give_back(self, name: str) -> None:
-        """Note that it has it no more."""
+        """Record that a call of the class has returned its slot."""
         number = self.in_flight[name]
         if not number:
-            return  # a call that a fork took along
+            return  # the call began before a fork
         self.in_flight[name] = number - 1
         self.total -= 1
         if number > self.reserved[name]:
             self._spoken_for -= 1
 
     def forget_in_flight(self) -> None:
-        """Count nothing as in flight any more: those who would have given it back are gone."""
+        """Reset to nothing in flight: the calls that would have returned their slots are gone."""
         self.in_flight = dict.fromkeys(self.in_flight, 0)
         self.total = 0
         self.resize(self.limit)
 
 
 def reserve(shares: Mapping[str, float], limit: int) -> dict[str, int]:
-    """Return how many slots of `limit` each class has for itself: in all, never more than that.
+    """Return how many slots of `limit` are reserved for each class, in total at most `limit`.
 
-    At least one each, and one for all if the shares leave something; if they do not, all of it:
-    what rounding leaves goes to who lost most by it. While the limit is too low for one each,
-    nothing is reserved: some class would be shut out.
+    Each class gets at least one. If the shares sum to less than 1, at least one slot stays
+    unreserved; otherwise all slots are reserved, and those left over by rounding go to the classes
+    that lost most by it. If the limit is too low for one slot each, nothing is reserved: otherwise
+    some class would be shut out.
     """
     for_all = int(sum(shares.values()) < 1 - ROUNDING)
     if limit < len(shares) + for_all:
@@ -106,7 +107,7 @@ def reserve(shares: Mapping[str, float], limit: int) -> dict[str, int]:
 
 
 def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return shares of one, by name, or raise."""
+    """Return a validated copy of the shares by name, or raise."""
     if not isinstance(shares, Mapping) or not shares:
         raise TypeError(
             f"partitions={shares!r}: write the share of each class, such as"

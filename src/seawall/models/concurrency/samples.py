@@ -1,10 +1,10 @@
-"""Calls gathered into windows, each told to a limit as one sample.
+"""Windows of calls, each reported to a limit as one sample.
 
-Why windows, and not each call: the calls in flight all tell of the same moment. If each of them
-moved the limit, one slow moment would be answered as often as there are calls.
+Why windows instead of single calls: all calls in flight describe the same moment. If each of them
+moved the limit, one slow moment would have as many effects as there are calls.
 
-The calls that end first tell too little: of those that began together they are the fastest. So the
-first few are only looked at, to know how long a window has to be.
+The first calls to end are not representative: of those that began together they are the fastest. So
+the first few only serve to find out how long a window has to be.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 FEWEST: Final = 10
-"""A window has at least so many calls."""
+"""Minimum number of calls in a window."""
 
 SPAN: Final = 4
-"""A window lasts at least so many times what its calls take: most of them began in it."""
+"""Minimum length of a window in mean latencies, so that most of its calls began in it."""
 
 PRECISE: Final = 0.12
-"""The mean of a window is to be known as well as this: its standard error, as a share of it."""
+"""Required precision of a window's mean: its standard error as a fraction of the mean."""
 
 ENOUGH: Final = 100
-"""So many calls make a window, however much they vary."""
+"""Number of calls that always suffices for a window, however much they vary."""
 
 MOST: Final = 2_000
-"""So many calls of a window are enough for a mean: at high rates they are sampled."""
+"""Maximum number of calls used for a mean. At high rates the calls are sampled."""
 
 DROPPED: Final = 0.05
-"""A window counts as dropped when more than this share of its calls was: there is always one."""
+"""Share of dropped calls above which a window counts as dropped. A single drop is normal."""
 
 
 class Window(NamedTuple):
-    """What a limit is told of the calls of one window."""
+    """The sample that a limit receives for one window."""
 
     rtt: float
-    """The mean time of those that were served; 0.0 if none was."""
+    """Mean latency of the calls that were served; 0.0 if there were none."""
     dropped: bool
 
 
 class Windows:
-    """Gathers calls into windows.
+    """Collects calls into windows.
 
-    `samples` and `drops` may be appended to by any thread; the rest is under the caller's lock.
+    Any thread may append to `samples` and `drops`; everything else needs the caller's lock.
     """
 
     __slots__ = ("_began", "drops", "due", "samples", "shortest", "typical")
 
     def __init__(self, shortest: float) -> None:
-        """Begin a first window; none is shorter than `shortest` seconds."""
+        """Start the first window. No window is shorter than `shortest` seconds."""
         self.shortest = shortest
         self.samples: list[float] = []
-        """What each call that was served took."""
+        """Latencies of the calls that were served."""
         self.drops: list[float] = []
-        """After which time each call that was dropped came back."""
+        """Durations of the calls that were dropped."""
         self.due = float("-inf")
-        """The instant before which the window cannot end."""
+        """The time before which the window cannot end."""
         self.typical: float | None = None
-        """What calls took in the last window, on average."""
+        """Mean duration of the calls in the last window."""
         self._began = 0.0
 
     def end(self, now: float) -> Window | None:
-        """Return the window if it is over by now, and begin the next one."""
+        """Return the window if it has ended by `now`, and start the next one."""
         number = len(self.samples) + len(self.drops)
         if now < self.due or number < FEWEST:
             return None
@@ -73,7 +73,7 @@ class Windows:
         if not dropped and number < ENOUGH:
             missing = _enough(self.samples) - number
             if missing > 0:
-                # Looked at again when they should be there, not at each call till then.
+                # Check again when they should be there, instead of at each call until then.
                 rest = (now - self._began) * missing / number
                 self.due = now + min(rest, max(self.shortest, SPAN * self.typical))
                 return None
@@ -82,7 +82,7 @@ class Windows:
         return Window(rtt, dropped)
 
     def _take(self, now: float) -> list[float]:
-        """Begin anew; return what the calls took that were served."""
+        """Reset the lists and return the latencies of the calls that were served."""
         served, dropped = _take(self.samples), _take(self.drops)
         self.typical = (len(served) * _mean(served) + sum(dropped)) / (len(served) + len(dropped))
         self._began = now
@@ -95,7 +95,7 @@ def _mean(times: list[float]) -> float:
 
 
 def _enough(times: list[float]) -> int:
-    """Return how many calls that vary as these do make a mean that is known well enough."""
+    """Return how many calls with this variance give a mean that is precise enough."""
     mean = _mean(times)
     if mean <= 0:
         return 0
@@ -104,7 +104,7 @@ def _enough(times: list[float]) -> int:
 
 
 def _take(items: list[float]) -> list[float]:
-    """Empty a list that other threads append to at the same time."""
+    """Empty a list that other threads append to at the same time, and return its items."""
     taken = items[:]
     del items[: len(taken)]
     return taken

@@ -32,33 +32,33 @@ _FAR: Final = 1e100
 
 
 class Detector(Protocol):
-    """Watches one peer."""
+    """Detector for one peer."""
 
     threshold: float
     """The level from which the peer is suspected."""
 
     def sent(self, now: float) -> None:
-        """Note that the peer was asked for a sign of life."""
+        """Record that the peer was asked for a sign of life."""
 
     def heartbeat(self, now: float) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
 
     def level(self, now: float) -> float:
-        """Return the level of suspicion, 0 if the peer has never been heard nor asked."""
+        """Return the level of suspicion, 0 if the peer was never heard or asked."""
 
     def suspected(self, now: float) -> bool:
-        """Tell whether the level has reached the threshold."""
+        """Return whether the level has reached the threshold."""
 
 
 class DetectorSettings(Protocol):
-    """What makes a detector for each peer."""
+    """Settings that create a detector for each peer."""
 
     def start(self) -> Detector:
-        """Return a detector that has heard nothing yet."""
+        """Return a new detector."""
 
 
 class _Silence:
-    """How long a peer has been silent."""
+    """Base of the detectors: measures how long a peer has been silent."""
 
     __slots__ = ("_heard_at", "threshold")
 
@@ -67,10 +67,10 @@ class _Silence:
         self._heard_at: float | None = None
 
     def sent(self, now: float) -> None:
-        """Only the answers count here, so do nothing."""
+        """Do nothing: only answers count here."""
 
     def heartbeat(self, now: float) -> None:
-        """Note a sign of life; learn from the silence before it unless it was a suspicious one."""
+        """Record a sign of life. Learn from the silence before it unless it was suspicious."""
         if not isfinite(now):
             return
         if self._heard_at is not None:
@@ -80,18 +80,18 @@ class _Silence:
         self._heard_at = now
 
     def level(self, now: float) -> float:
-        """Return the level of suspicion, 0 if the peer has never been heard nor asked."""
+        """Return the level of suspicion, 0 if the peer was never heard or asked."""
         return 0.0 if self._heard_at is None else self._level(self._silence(now))
 
     def suspected(self, now: float) -> bool:
-        """Tell whether the level has reached the threshold."""
+        """Return whether the level has reached the threshold."""
         return self.level(now) >= self.threshold
 
     def _silence(self, now: float) -> float:
         return _elapsed(self._heard_at, now)
 
     def _learn(self, silence: float) -> None:
-        """Take in the length of a normal silence."""
+        """Record the length of a normal silence."""
 
     def _level(self, silence: float) -> float:
         raise NotImplementedError
@@ -115,7 +115,7 @@ class _Intervals:
         self.add(first * 1.25)
 
     def add(self, interval: float) -> None:
-        """Take in an interval; the oldest gives way to it."""
+        """Add an interval. If the window is full, drop the oldest one."""
         values = self._values
         if len(values) == values.maxlen:
             oldest = values[0]
@@ -132,7 +132,7 @@ class _Intervals:
 
 
 class PhiAccrual(_Silence):
-    """See `phi_accrual`."""
+    """Phi accrual detector; see `phi_accrual`."""
 
     __slots__ = ("_intervals", "_settings")
 
@@ -147,8 +147,9 @@ class PhiAccrual(_Silence):
     def _level(self, silence: float) -> float:
         """Return -log10 of the probability that a live peer is silent for this long.
 
-        The normal distribution by its logistic approximation: with x = y (1.5976 + 0.070566 y^2)
-        that probability is 1 / (1 + e^x), and its logarithm needs no e^x that could overflow.
+        This uses the logistic approximation of the normal distribution: with x = y (1.5976 +
+        0.070566 y^2) that probability is 1 / (1 + e^x), and its logarithm needs no e^x that could
+        overflow.
         """
         settings, intervals = self._settings, self._intervals
         mean = intervals.mean + settings.acceptable_pause
@@ -160,7 +161,7 @@ class PhiAccrual(_Silence):
 
 
 class PhiSettings:
-    """See `phi_accrual` and `exponential`."""
+    """Settings of `phi_accrual` and `exponential`."""
 
     __slots__ = (
         "acceptable_pause",
@@ -193,7 +194,7 @@ class PhiSettings:
         return f"{name}({self.threshold:g}, window={self.window})"
 
     def start(self) -> PhiAccrual:
-        """Return a detector that has heard nothing yet."""
+        """Return a new detector."""
         return PhiAccrual(self)
 
 
@@ -207,10 +208,10 @@ def phi_accrual(
 ) -> PhiSettings:
     """Suspect a peer when its silence is improbable: at most once in 10**threshold heartbeats.
 
-    The intervals between heartbeats are taken to be normally distributed, with the mean and the
-    deviation of the last `window` ones, but never a deviation below `min_deviation` seconds, so
-    that a very regular peer is not suspected for a moment's delay. `acceptable_pause` is added to
-    the mean: a garbage collection, say. Until intervals are known the estimate is
+    The intervals between heartbeats are assumed to be normally distributed, with the mean and the
+    deviation of the last `window` ones. The deviation is never below `min_deviation` seconds, so
+    that a very regular peer is not suspected for a short delay. `acceptable_pause` is added to the
+    mean, for example for garbage collection. Until intervals are known the estimate is
     `first_interval`, plus or minus a quarter.
     """
     return PhiSettings(
@@ -227,7 +228,7 @@ def exponential(
 ) -> PhiSettings:
     """Suspect a peer by the mean of its intervals alone: 8 is a silence of 18.4 of them.
 
-    For heartbeats that come by chance, such as messages of gossip. The settings are those of
+    For heartbeats at random intervals, such as gossip messages. The settings are those of
     `phi_accrual`.
     """
     return PhiSettings(
@@ -236,7 +237,7 @@ def exponential(
 
 
 class QuantileTimeout(_Silence):
-    """See `quantile_timeout`."""
+    """Detector by a quantile of past times; see `quantile_timeout`."""
 
     __slots__ = ("_asked_at", "_is_asked", "_ordered", "_settings", "_times")
 
@@ -250,7 +251,7 @@ class QuantileTimeout(_Silence):
 
     @property
     def limit(self) -> float:
-        """The seconds of silence from which the peer is suspected."""
+        """Seconds of silence after which the peer is suspected."""
         settings, ordered = self._settings, self._ordered
         if not ordered:
             return max(settings.floor, settings.first)
@@ -258,7 +259,7 @@ class QuantileTimeout(_Silence):
         return max(settings.floor, ordered[place] * settings.factor)
 
     def sent(self, now: float) -> None:
-        """Note a question. From the first one on, round trips count and not intervals."""
+        """Record a probe. After the first one, round trips count instead of intervals."""
         if not isfinite(now):
             return
         self._is_asked = True
@@ -268,9 +269,9 @@ class QuantileTimeout(_Silence):
             self._heard_at = now
 
     def heartbeat(self, now: float) -> None:
-        """Note a sign of life, which answers the oldest question."""
+        """Record a sign of life, which answers the oldest probe."""
         if self._is_asked and self._asked_at is None:
-            return  # nobody asked: there is no round trip to learn from
+            return  # no probe is open, so there is no round trip to learn from
         super().heartbeat(now)
         self._asked_at = None
 
@@ -289,7 +290,7 @@ class QuantileTimeout(_Silence):
 
 
 class QuantileSettings:
-    """See `quantile_timeout`."""
+    """Settings of `quantile_timeout`."""
 
     __slots__ = ("factor", "first", "floor", "quantile", "window")
 
@@ -306,7 +307,7 @@ class QuantileSettings:
         return f"quantile_timeout({self.quantile:g}, factor={self.factor:g}, floor={self.floor:g})"
 
     def start(self) -> QuantileTimeout:
-        """Return a detector that has heard nothing yet."""
+        """Return a new detector."""
         return QuantileTimeout(self)
 
 
@@ -321,14 +322,14 @@ def quantile_timeout(
     """Suspect a peer that takes `factor` times as long as it usually does, and at least `floor`.
 
     "Usually" is the `quantile` of its own last `window` round trips, or of its intervals if it
-    sends heartbeats by itself. So a peer at 10 ms and a peer at 300 ms each have a limit that fits.
-    `first` seconds is the limit until there is a round trip to learn from.
+    sends heartbeats without being asked. So a peer at 10 ms and a peer at 300 ms each have a
+    suitable limit. `first` seconds is the limit until there is a round trip to learn from.
     """
     return QuantileSettings(quantile, factor, floor, first, window)
 
 
 class FixedTimeout(_Silence):
-    """See `fixed_timeout`."""
+    """Detector with a fixed timeout; see `fixed_timeout`."""
 
     __slots__ = ("_seconds",)
 
@@ -341,7 +342,7 @@ class FixedTimeout(_Silence):
 
 
 class FixedSettings:
-    """See `fixed_timeout`."""
+    """Settings of `fixed_timeout`."""
 
     __slots__ = ("seconds",)
 
@@ -352,10 +353,10 @@ class FixedSettings:
         return f"fixed_timeout({self.seconds:g})"
 
     def start(self) -> FixedTimeout:
-        """Return a detector that has heard nothing yet."""
+        """Return a new detector."""
         return FixedTimeout(self.seconds)
 
 
 def fixed_timeout(seconds: float) -> FixedSettings:
-    """Suspect a peer that has been silent for `seconds`, whatever is usual for it."""
+    """Suspect a peer that has been silent for `seconds`, regardless of what is usual for it."""
     return FixedSettings(seconds)

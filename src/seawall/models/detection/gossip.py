@@ -1,9 +1,9 @@
-"""Gossip of a group: what members say about each other, and how often each piece is passed on.
+"""Gossip of a group: statements about members, and how often each one is passed on.
 
-An `Update` is one statement about one member. Only the accused raises its incarnation, so of two
-statements about a member the one with the higher incarnation is newer; of two with the same one,
+An `Update` is one statement about one member. Only the member itself raises its incarnation, so of
+two statements about a member the one with the higher incarnation is newer; with equal incarnations
 the worse state wins. Each member passes an update on a number of times that grows with the
-logarithm of the group: then all have it with high probability.
+logarithm of the group size, so that all members receive it with high probability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seawall.models.detection.suspicion import Suspicion
 
 
 class MemberState(StrEnum):
-    """How a member is known."""
+    """State of a member as known to the others."""
 
     UNKNOWN = "unknown"
     """Expected, but not heard yet."""
@@ -31,28 +31,28 @@ class MemberState(StrEnum):
 
 
 class Update(NamedTuple):
-    """One statement about a member: how it is, as of which incarnation, and by whose account."""
+    """One statement about a member: its state, its incarnation, and the member that says so."""
 
     state: MemberState
     name: str
     incarnation: int
     address: str = ""
-    """Where it is reached. Only in statements that it is alive."""
+    """The address where the member is reached. Only in statements that it is alive."""
     metadata: bytes = b""
-    """What it says about itself. Only in statements that it is alive."""
+    """Metadata that the member publishes. Only in statements that it is alive."""
     by: str = ""
     """The member that suspects or confirmed it; the member itself when it left."""
 
     @property
     def size(self) -> int:
-        """The bytes that it takes in a packet."""
+        """Size in a packet, in bytes."""
         texts = len(self.name.encode()) + len(self.address.encode()) + len(self.by.encode())
         return OVERHEAD + texts + len(self.metadata)
 
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one member."""
+    """Local knowledge of one member."""
 
     name: str
     address: str
@@ -61,54 +61,53 @@ class Member:
     since: float
     metadata: bytes = b""
     reason: str = ""
-    """Why it is in this state."""
+    """Reason for the state."""
     by: str = ""
-    """The member by whose account it is in this state."""
+    """The member that reported the state."""
     suspicion: Suspicion | None = None
     reminded_at: float = -inf
-    """When it was last contacted although it is taken for dead."""
+    """When the member was last contacted although it is considered dead."""
     round_trip: float | None = None
-    """Seconds that its last direct answer took."""
+    """Duration of its last direct answer, in seconds."""
 
     @property
     def is_present(self) -> bool:
-        """Whether it counts as a member: a suspected one does."""
+        """Whether it counts as a member. A suspected one does."""
         return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
 
     @property
     def introduction(self) -> Update:
-        """The statement that it is alive, and where."""
+        """The statement that it is alive, with its address."""
         return Update(MemberState.ALIVE, self.name, self.incarnation, self.address, self.metadata)
 
     @property
     def update(self) -> Update:
-        """The statement of its state, by the account of the member that first said so."""
+        """The statement of its state, attributed to the member that first reported it."""
         if self.state is MemberState.ALIVE:
             return self.introduction
         return Update(self.state, self.name, self.incarnation, by=self.by)
 
 
 OVERHEAD: Final = 14
-"""Bytes of an update beside its texts and its metadata, as `members/wire.py` writes it."""
+"""Bytes of an update besides its texts and metadata, as encoded by `members/wire.py`."""
 
 ENVELOPE: Final = 51
-"""Bytes of a message beside its texts and its updates, with its signature or its encryption."""
+"""Bytes of a message besides its texts and updates, with its signature or encryption."""
 
 MOST_NAME: Final = 128
-"""Bytes that the name of a member may have."""
+"""Maximum length of a member's name in bytes."""
 
 MOST_ADDRESS: Final = 255
-"""Bytes that the address of a member may have."""
+"""Maximum length of a member's address in bytes."""
 
 MOST_METADATA: Final = 512
-"""Bytes of metadata that a member may have."""
+"""Maximum size of a member's metadata in bytes."""
 
 
 class GossipQueue:
-    """The updates that a member still passes on: one for each member, the newest.
+    """The updates that a member still has to pass on: the newest one about each member.
 
-    They are kept in the order in which they go out: those that were passed on least often first,
-    and of these the largest.
+    They are kept in sending order: those passed on least often first, and among these the largest.
     """
 
     __slots__ = ("_by_name", "_multiplier", "_queue", "_serial")
@@ -124,21 +123,21 @@ class GossipQueue:
         return len(self._queue)
 
     def add(self, update: Update) -> None:
-        """Pass on `update`, in place of an older one about the same member."""
+        """Add `update`, replacing an older one about the same member."""
         self.discard(update.name)
         self._insert(0, -update.size, update)
 
     def discard(self, name: str) -> None:
-        """Pass on nothing more about a member."""
+        """Remove the update about a member."""
         entry = self._by_name.pop(name, None)
         if entry is not None:
             del self._queue[bisect_left(self._queue, entry)]
 
     def take(self, room: int, members: int, first: Iterable[Update] = ()) -> list[Update]:
-        """Return updates for one packet with `room` bytes, of a group of `members`.
+        """Return updates for one packet with `room` bytes, in a group of `members`.
 
-        `first` goes in before all others. Then those that were passed on least often, and of these
-        the largest that fit.
+        `first` goes in before all others. Then those passed on least often, and among these the
+        largest that fit.
         """
         taken = list(first)
         if not self._queue:

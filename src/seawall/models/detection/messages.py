@@ -1,6 +1,6 @@
-"""What members of a group say to each other, and what the state machine asks its shell to do.
+"""Messages between the members of a group, and directives of the state machine to its driver.
 
-`members/wire.py` writes messages as bytes.
+`members/wire.py` encodes messages as bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from seawall.models.detection.gossip import MOST_METADATA, MemberState, Update
 
 
 class MessageKind(StrEnum):
-    """The kinds of messages."""
+    """Kinds of messages."""
 
     PING = "ping"
     ACK = "ack"
     PING_REQUEST = "ping-request"
     NACK = "nack"
-    """A helper has heard nothing yet, but is there itself."""
+    """A helper has not heard from the target yet, but is alive itself."""
     GOSSIP = "gossip"
     PUSH = "push"
-    """The whole view of the sender; it is answered with a pull."""
+    """The whole view of the sender. It is answered with a pull."""
     PULL = "pull"
 
 
@@ -30,18 +30,18 @@ class Message(NamedTuple):
 
     kind: MessageKind
     source: str
-    """The name of the member that sends it."""
+    """Name of the sending member."""
     updates: tuple[Update, ...] = ()
     number: int = 0
-    """Which probe it belongs to, as the member counts that asked."""
+    """Number of the probe, as counted by the member that started it."""
     target: str = ""
-    """The member to probe, by name; an answer to another one proves nothing."""
+    """Name of the member to probe. An answer to another member proves nothing."""
     address: str = ""
-    """Where a helper reaches the member to probe."""
+    """Address at which a helper reaches the member to probe."""
 
 
 class Send(NamedTuple):
-    """Send `message` to an address; `reliable` means by a connection and not by a datagram."""
+    """Send `message` to an address; `reliable` means over a connection instead of a datagram."""
 
     address: str
     message: Message
@@ -49,18 +49,18 @@ class Send(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A member has another state than before."""
+    """A member's state has changed."""
 
     name: str
     before: MemberState | None
-    """None for a member that was not known."""
+    """None for a member that was not known before."""
     after: MemberState
     reason: str
     by: str
-    """The member by whose account it changed."""
+    """The member that reported the change."""
     at: float
     duration: float
-    """Seconds that the state before has lasted."""
+    """Duration of the previous state in seconds."""
 
 
 class RoundTrip(NamedTuple):
@@ -77,7 +77,7 @@ class Pause(NamedTuple):
 
 
 class MissedDatagram(NamedTuple):
-    """A member answered by connection, but to no datagram: a firewall, if it happens often."""
+    """A member answered over a connection, but not by datagram. If frequent, suspect a firewall."""
 
     name: str
 
@@ -86,7 +86,7 @@ Directive = Send | Change | RoundTrip | Pause | MissedDatagram
 
 
 def check_text(what: str, value: str, most: int) -> str:
-    """Return a name or an address that others accept, or raise."""
+    """Return a name or an address that other members accept, or raise."""
     if not value or not value.isprintable() or len(value.encode()) > most:
         raise ValueError(
             f"{what}={value!r}: write 1 to {most} bytes of printable text; others refuse the rest"
@@ -95,7 +95,7 @@ def check_text(what: str, value: str, most: int) -> str:
 
 
 def check_metadata(metadata: bytes) -> bytes:
-    """Return `metadata` if a member may have it, or raise."""
+    """Return `metadata` if it is valid, or raise."""
     if not isinstance(metadata, bytes):
         raise TypeError(f"metadata={metadata!r}: write bytes, such as b'zone=a'")
     if len(metadata) > MOST_METADATA:

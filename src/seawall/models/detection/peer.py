@@ -1,7 +1,7 @@
-"""The state of one peer: from unknown to alive, suspected, confirmed or left, and back.
+"""State of one peer: from unknown to alive, suspected, confirmed or left, and back.
 
 Promises:
-- No change is to the state that the peer is in; from suspected it goes to alive, confirmed or left.
+- A change always leads to a different state; from suspected to alive, confirmed or left.
 - A probed peer is suspected only if it was asked since it was last heard.
 - The time until a peer is first heard is not learned as an interval of its heartbeats.
 """
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 class Peer:
-    """The state of one peer. Methods are given the time and return the change they made, if any."""
+    """State of one peer. Methods take the time and return the change they made, if any."""
 
     __slots__ = (
         "asked_at",
@@ -57,10 +57,10 @@ class Peer:
         self.state = UNKNOWN
         self.since = now
         self.heard_at = now
-        """When it was last heard; when it began to be watched, if it never was."""
+        """When it was last heard, or if never, when watching began."""
         self.reason = "watched"
         self.is_probed = False
-        """Whether it answers probes, rather than send by itself."""
+        """Whether it answers probes instead of sending heartbeats without being asked."""
         self.asked_at: float | None = None
         """When the first probe since then was sent."""
         self.failure = ""
@@ -70,9 +70,9 @@ class Peer:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Measure silence from here on: nobody has listened until now.
+        """Measure silence from now on: before this, no heartbeats could be received.
 
-        An unheard peer has the patience that its detector has with one just heard.
+        The detector treats an unheard peer as if it had just been heard.
         """
         self.detector = self.settings.start()
         self.detector.heartbeat(now)
@@ -80,16 +80,16 @@ class Peer:
         self.asked_at = None
 
     def asked(self, now: float) -> None:
-        """Note that a probe was sent."""
+        """Record that a probe was sent."""
         self.detector.sent(now)
         if self.asked_at is None:
             self.asked_at = now
 
     def heard(self, now: float) -> Change | None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         level, silence = self.detector.level(now), now - self.heard_at
         if self.state is UNKNOWN:
-            # Since it is watched is no interval between two heartbeats: learn nothing from that.
+            # The time since watching began is not an interval between heartbeats: do not learn it.
             self.detector = self.settings.start()
             if self.asked_at is not None:
                 self.detector.sent(self.asked_at)
@@ -103,7 +103,7 @@ class Peer:
         return self._change(ALIVE, reason, level, now, silence)
 
     def evaluate(self, now: float, confirm_after: float) -> Change | None:
-        """Judge its silence."""
+        """Evaluate its silence."""
         level, silence = self.detector.level(now), now - self.heard_at
         if self.state is SUSPECTED:
             if now - self.confirm_from < confirm_after:
@@ -113,21 +113,21 @@ class Peer:
         if self.state not in (UNKNOWN, ALIVE) or level < self.detector.threshold:
             return None
         if self.is_probed and self.asked_at is None:
-            return None  # nobody asked: its silence says nothing
+            return None  # no probe was sent, so its silence means nothing
         self.confirm_from = now
         never = "never heard" if self.state is UNKNOWN else "silent"
         reason = self._with_failure(f"{never} for {max(0.0, silence):.3g} s")
         return self._change(SUSPECTED, reason, level, now, silence)
 
     def leave(self, reason: str, now: float) -> Change | None:
-        """Note that it is no longer a member."""
+        """Record that it is no longer a member."""
         if self.state is LEFT:
             return None
         level, silence = self.detector.level(now), now - self.heard_at
         return self._change(LEFT, reason, level, now, silence)
 
     def rejoin(self, now: float) -> Change | None:
-        """Expect it again, if it had left."""
+        """Watch it again, if it had left."""
         if self.state is not LEFT:
             return None
         change = self._change(UNKNOWN, "watched again", 0.0, now, 0.0)

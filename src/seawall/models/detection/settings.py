@@ -1,4 +1,4 @@
-"""How often the members of a group probe and gossip, with presets for three kinds of networks."""
+"""Probe and gossip intervals of a group, with presets for three kinds of networks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 from seawall import _checks as check
 
 LEAST_PACKET: Final = 1200
-"""Bytes of a packet: the longest update fits into it, beside the longest names."""
+"""Minimum packet size in bytes: the longest update and the longest names fit into it."""
 
 MOST_MEMBERS: Final = 10_000
-"""Members whose whole view surely fits into one message."""
+"""Maximum number of members whose whole view is certain to fit into one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwimSettings:
-    """How often to probe and to gossip, and how long to wait before a member is confirmed.
+    """How often to probe and to gossip, and how long to wait before a failure is confirmed.
 
     The defaults suit one data centre; `wan()` and `local()` are for slower and faster networks.
     """
@@ -24,9 +24,9 @@ class SwimSettings:
     interval: float = 1.0
     """Seconds after which a member that has not answered a probe is suspected."""
     timeout: float = 0.5
-    """Seconds after which others are asked to probe it too."""
+    """Seconds after which other members are asked to probe it too."""
     probes: int = 3
-    """How many members are probed in each interval, one after the other, while all answer."""
+    """Number of members probed in each interval, one after the other, while all answer."""
     suspicion_multiplier: int = 4
     retransmit_multiplier: int = 4
     indirect_probes: int = 3
@@ -35,14 +35,17 @@ class SwimSettings:
     exchange_interval: float = 30.0
     gossip_to_dead: float = 30.0
     forget_after: float = 3600.0
-    """Seconds for which a confirmed member is remembered, and contacted now and then."""
+    """Seconds for which a confirmed member is remembered and occasionally contacted."""
     pause: float = 5.0
-    """A longer gap between two evaluations means that this process itself was stopped."""
+    """Gap between two evaluations, in seconds, above which this process itself was stopped."""
     packet: int = 1400
     max_members: int = 1000
     lifeguard: bool = True
-    """Whether this member doubts its own view: by its health, by its pauses, and until others
-    share a suspicion. False is plain SWIM, for comparison."""
+    """Whether this member doubts its own view.
+
+    It then takes into account its own health and pauses, and waits for others to share a suspicion.
+    False is plain SWIM, for comparison.
+    """
 
     def __post_init__(self) -> None:
         for name in ("interval", "timeout", "gossip_interval", "exchange_interval", "pause"):
