@@ -1,4 +1,4 @@
-"""What becomes of a job that is kept in a database: its states, and what may follow on what.
+"""Jobs kept in a database: their states and transitions.
 
     queued     ->  running, cancelled
     running    ->  running (taken over), queued (tried again, given back),
@@ -7,12 +7,12 @@
     failed     ->  queued (an operator retries it), expired
     expired    ->  (nothing: forgotten in the end)
 
-Time is whole microseconds of one clock, that of the database. `sql/*/jobs.sql` does the same, step
-by step, and a test drives both with the same histories.
+Time is in whole microseconds of one clock, that of the database. `sql/*/jobs.sql` implements the
+same rules, step by step, and a test drives both with the same histories.
 
-Whoever works on a job holds it under an owner's token and an epoch that only grows. What a worker
-says counts only with the token and the epoch of now: one that was taken for dead, and comes back,
-is not heard. `due` is when the next one may take it: for a job at work, the end of the lease.
+A worker holds a job under an owner token and an epoch that only grows. A worker's request counts
+only with the current token and epoch: a worker that was considered dead and comes back is refused.
+`due` is the time from which the job may be claimed: for a running job, the end of the lease.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ FOLLOWS: Final[dict[State, frozenset[State]]] = {
     "cancelled": frozenset({"expired"}),
     "expired": frozenset(),
 }
-"""Which states may follow on which."""
+"""Allowed transitions: state to possible next states."""
 
 STATES: Final = frozenset(FOLLOWS)
 ENDED: Final[frozenset[State]] = frozenset({"succeeded", "failed", "cancelled"})
-"""The states in which nothing more is done."""
+"""Final states, in which no more work is done."""
 
 LOWEST: Final = 9
 """The priority that is served last; 0 is served first."""
 HEAD_START: Final = 60_000_000
-"""Microseconds by which a job of one priority is ahead of the next lower one: nobody starves."""
+"""Microseconds of head start over the next lower priority. Prevents starvation."""
 REACH: Final = LOWEST * HEAD_START
-"""A job that is due has no rank above now and this: further ones need not be looked at."""
+"""Maximum distance between `now` and the rank of a due job.
+
+Jobs with a higher rank need not be examined.
+"""
 
 LOST: Final = "the worker was lost"
-"""What is told of a job whose last attempt nobody ended."""
+"""Error of a job whose last attempt was never ended by its worker."""
 
-# How often to ask how a job is getting on
+# Polling intervals for the state of a job
 
 POLL_LEAST: Final = 1.0
 POLL_MOST: Final = 30.0
@@ -56,16 +59,16 @@ POLL_SHARE: Final = 0.25
 
 
 def poll_after(age: float, least: float = POLL_LEAST, most: float = POLL_MOST) -> float:
-    """Return the seconds after which to ask again for a job of `age` seconds.
+    """Return the seconds after which to poll a job of `age` seconds again.
 
-    A quarter of its age: who polls so learns of the end at most a quarter later than it was, and
-    asks some twenty times in an hour. Never less than `least`, never more than `most`.
+    This is a quarter of its age: a poller notices the end at most a quarter of the job's age late,
+    and polls about twenty times in an hour. It is never less than `least`, never more than `most`.
     """
     return min(max(age * POLL_SHARE, least), most)
 
 
 def poll_of(poll: Sequence[float]) -> tuple[float, float]:
-    """Return how soon and how late to look again, or raise."""
+    """Return the shortest and the longest polling interval, or raise."""
     if isinstance(poll, str) or not isinstance(poll, Sequence) or len(poll) != 2:  # noqa: PLR2004 - a pair
         raise TypeError(f"poll={poll!r}: write two times in seconds, such as poll=(0.05, 1.0)")
     least, most = (check.seconds("poll", seconds) for seconds in poll)
@@ -75,12 +78,12 @@ def poll_of(poll: Sequence[float]) -> tuple[float, float]:
 
 
 def rank_of(due: int, priority: int) -> int:
-    """Return the place in line of a job that is first due at `due`: the lowest goes first."""
+    """Return the rank of a job that is first due at `due`: the lowest is served first."""
     return due + priority * HEAD_START
 
 
 class DurableJob:
-    """One job. Each method says whether it had an effect, or what the worker has to know."""
+    """One job. Each method returns whether it had an effect."""
 
     __slots__ = (
         "attempts",
@@ -95,7 +98,7 @@ class DurableJob:
     )
 
     def __init__(self, due: int, max_attempts: int) -> None:
-        """Be queued, to be taken from `due` on."""
+        """Start queued. The job may be claimed from `due` on."""
         self.state: State = "queued"
         self.due = due
         self.max_attempts = max_attempts
@@ -109,10 +112,13 @@ class DurableJob:
     def __repr__(self) -> str:
         return f"<DurableJob {self.state}: attempt {self.attempts}, epoch {self.epoch}>"
 
-    # Those who work on it
+    # For workers
 
     def claim(self, now: int, owner: str, lease: int, ttl: int) -> bool:
-        """Take it: True if it is `owner`'s now. One that nobody may try again ends instead."""
+        """Claim the job and return whether `owner` holds it now.
+
+        A job that was cancelled or has no attempts left ends instead.
+        """
         if self.state not in ("queued", "running") or self.due > now:
             return False
         if self.cancelling:
@@ -128,18 +134,18 @@ class DurableJob:
         return True
 
     def held(self, owner: str, epoch: int) -> bool:
-        """Tell whether it is that worker's, under that claim."""
+        """Return whether that owner holds the job under that epoch."""
         return self.state == "running" and self.owner == owner and self.epoch == epoch
 
     def renew(self, now: int, owner: str, epoch: int, lease: int) -> bool:
-        """Hold it for another `lease` from now; False: it is not held any more."""
+        """Extend the lease to `now + lease`. Return False if the job is no longer held."""
         if not self.held(owner, epoch):
             return False
         self.due = now + lease
         return True
 
     def succeed(self, now: int, owner: str, epoch: int, ttl: int) -> bool:
-        """End with a result; False: refused, it is not held any more."""
+        """End with a result. Return False if the job is no longer held."""
         if not self.held(owner, epoch):
             return False
         self.error = ""
@@ -149,7 +155,7 @@ class DurableJob:
     def fail(
         self, now: int, owner: str, epoch: int, ttl: int, delay: int, error: str, *, retry: bool
     ) -> bool:
-        """Be tried again after `delay`, or end: cancelled if that was wanted, else failed."""
+        """Queue the job again after `delay`, or end it: cancelled if requested, else failed."""
         if not self.held(owner, epoch):
             return False
         self.error = error
@@ -162,7 +168,7 @@ class DurableJob:
         return True
 
     def give_back(self, now: int, owner: str, epoch: int, ttl: int, delay: int = 0) -> bool:
-        """Be queued again, as if this attempt had not been; at once, or after `delay`."""
+        """Queue the job again after `delay`, without counting this attempt."""
         if not self.held(owner, epoch):
             return False
         self.attempts -= 1
@@ -172,10 +178,10 @@ class DurableJob:
             self.state, self.owner, self.due = "queued", None, now + delay
         return True
 
-    # Those who wait for it
+    # For callers that wait for the job
 
     def cancel(self, now: int, ttl: int) -> bool:
-        """End it, or ask who works on it to stop; False: it has ended, and stays as it is."""
+        """End the job, or ask its worker to stop. Return False if it has already ended."""
         if self.state == "queued" or (self.state == "running" and self.due <= now):
             self.cancelling = True
             self._end("cancelled", now, ttl)
@@ -186,14 +192,17 @@ class DurableJob:
         return False
 
     def retry(self, now: int) -> bool:
-        """Queue it again, with all attempts; False: it has not failed, or is not kept any more."""
+        """Queue a failed job again, with all attempts.
+
+        Return False if it is not failed or has expired.
+        """
         if self.state != "failed" or self.expires is None or self.expires <= now:
             return False
         self.state, self.attempts, self.due, self.expires = "queued", 0, now, None
         return True
 
     def expire(self, now: int, gone_for: int) -> bool:
-        """Lose what it held, when its time is over; that it was is remembered for `gone_for`."""
+        """Discard the details of an ended job once it expires. Remember its id for `gone_for`."""
         if self.state not in ENDED or self.expires is None or self.expires > now:
             return False
         self.state, self.error, self.expires = "expired", "", now + gone_for

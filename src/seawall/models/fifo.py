@@ -1,15 +1,15 @@
-"""The receiver of messages that are numbered from 1: in order, each once.
+"""Receiver of messages numbered from 1: delivers them in order, each once.
 
-    arrives                                    becomes of it
+    message                                    result
     the expected number                        delivered, with those that wait behind it
     a later one, within the window             buffered
     a later one, beyond the window             refused: its sender has to send it again
     an earlier one, or one that is buffered    dropped: a duplicate
-    one of an older epoch                      dropped: its sender has begun anew since
+    one of an older epoch                      dropped: its sender has started again since
 
-A sender that lost count begins a new epoch at 1, and what is buffered of the epoch before is
-dropped. A gap is the number that is expected while later ones are buffered; it is as old as the
-first of these. It is waited for, or, once it is too old, skipped.
+A sender that lost count starts a new epoch at 1, and the buffered messages of the previous epoch
+are dropped. A gap is the expected number while later ones are buffered; it is as old as the first
+of these. The receiver waits for it, or skips it once it is too old.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = ("delivered", "buffered", "duplicate", "b
 
 
 class Position(NamedTuple):
-    """Where a receiver is with one sender."""
+    """Position of a receiver in the messages of one sender."""
 
     epoch: int
     expected: int
@@ -31,9 +31,9 @@ class Position(NamedTuple):
 def judge(
     position: Position, held: Container[int], window: int, epoch: int, sequence: int
 ) -> tuple[Position, Verdict]:
-    """Return what becomes of a message, and from which position it is looked at.
+    """Return the position that applies to a message, and the verdict on it.
 
-    `held` are the numbers that are buffered, of the position's own epoch.
+    `held` contains the buffered numbers of the position's own epoch.
     """
     if epoch < position.epoch:
         return position, "stale"
@@ -47,7 +47,7 @@ def judge(
 
 
 def run_length(expected: int, present: Iterable[int], most: int) -> int:
-    """Return how many numbers from `expected` on are present, one after the other; up to `most`."""
+    """Return how many consecutive numbers from `expected` on are present, at most `most`."""
     there = set(present)
     length = 0
     while length < most and expected + length in there:
@@ -56,14 +56,14 @@ def run_length(expected: int, present: Iterable[int], most: int) -> int:
 
 
 def gap_since(position: Position, held: Mapping[int, int]) -> int | None:
-    """Return since when a number is missing; None if none is. `held`: number to time of arrival."""
+    """Return since when a number is missing, or None. `held` maps numbers to arrival times."""
     if position.expected in held:
         return None
     return min(held.values(), default=None)
 
 
 def skip_to(position: Position, held: Mapping[int, int], now: int, timeout: int) -> Position:
-    """Return the position behind a gap that is older than `timeout`; else the same."""
+    """Return the position behind a gap that is older than `timeout`, else the same position."""
     since = gap_since(position, held)
     if since is None or now - since < timeout:
         return position
@@ -71,17 +71,17 @@ def skip_to(position: Position, held: Mapping[int, int], now: int, timeout: int)
 
 
 class Receiver:
-    """The whole of it in memory, for one sender: what a database's receiver has to agree with."""
+    """In-memory receiver for one sender: the reference for the database receiver."""
 
     def __init__(self, window: int, *, timeout: int | None = None) -> None:
-        """Begin with nothing; gaps older than `timeout` are skipped, if given."""
+        """Start empty. If `timeout` is given, skip gaps that are older."""
         self.window = window
         self.timeout = timeout
         self.position: Position | None = None
         self.held: dict[int, int] = {}
 
     def arrive(self, now: int, epoch: int, sequence: int) -> tuple[Verdict, list[int]]:
-        """Take a message; return what becomes of it, and the numbers that are delivered now."""
+        """Process a message. Return the verdict and the numbers that are delivered now."""
         before = self.position or Position(epoch, 1)
         self.position, verdict = judge(before, self.held, self.window, epoch, sequence)
         if self.position.epoch != before.epoch:
@@ -91,7 +91,7 @@ class Receiver:
         return verdict, self.drain(now)
 
     def drain(self, now: int) -> list[int]:
-        """Deliver what can be; return the numbers."""
+        """Deliver all messages that are ready and return their numbers."""
         if self.position is None:
             return []
         if self.timeout is not None:

@@ -1,7 +1,7 @@
-"""How much a client may add to its own load by asking twice.
+"""Cap on hedged requests: how much load a client may add by sending requests twice.
 
-Every call earns the share `cap` of a hedge, every hedge spends a whole one, and at most `burst`
-can be saved up. So from any moment to any later one: hedges <= cap * calls + burst.
+Every call earns the fraction `cap` of a hedge, every hedge spends a whole one, and at most `burst`
+can be saved up. So between any two moments: hedges <= cap * calls + burst.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from seawall import _checks as check
 
 WHOLE = 1_000_000
-"""One hedge, in the unit of account: whole numbers, so that no rounding adds up."""
+"""One hedge in units of credit. Whole numbers, so that rounding errors do not add up."""
 
 
 class HedgeCap:
-    """Counts what calls have earned and hedges have spent. Locking is the caller's."""
+    """Credit earned by calls and spent by hedges. The caller is responsible for locking."""
 
     __slots__ = ("_credit", "_earned", "_seen", "burst", "cap")
 
@@ -26,10 +26,10 @@ class HedgeCap:
         self._seen = 0
 
     def try_hedge(self, calls: int) -> bool:
-        """Spend a hedge if one has been earned; `calls` is how many have begun so far, in all.
+        """Spend a hedge if one has been earned. `calls` is the total number of calls so far.
 
-        A number that is too low (from a counter which threads share without a lock) allows less,
-        never more.
+        A number that is too low (from a counter that threads share without a lock) allows fewer
+        hedges, never more.
         """
         self._earn(calls)
         if self._credit < WHOLE:
@@ -47,7 +47,7 @@ class HedgeCap:
         return self._credit / WHOLE
 
     def change(self, cap: float, burst: int, calls: int) -> None:
-        """Go on with other settings; what was saved is kept, up to the new burst."""
+        """Change the settings. Saved credit is kept, up to the new burst."""
         fresh = HedgeCap(cap, burst)
         self._earn(calls)
         self.cap, self.burst, self._earned = fresh.cap, fresh.burst, fresh._earned

@@ -1,8 +1,8 @@
 """Quantiles of latencies from a fixed number of counters.
 
-A bucket is what the first sixteen bits of a double have in common: the sign, the exponent and four
-bits of the fraction, so sixteen buckets between a number and its double. Reading those bits of many
-samples at once needs no logarithm, and any float, even NaN, has a bucket.
+A bucket holds all doubles with the same first sixteen bits: the sign, the exponent and four bits of
+the fraction, so there are sixteen buckets between a number and its double. Reading those bits of
+many samples at once needs no logarithm, and any float, even NaN, has a bucket.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ SHORTEST = 1e-6
 LONGEST = 3600.0
 
 USUAL = (0.5, 0.95, 0.99)
-"""The quantiles that are shown."""
+"""The quantiles in snapshots."""
 
 BOUNDS: Final = (*(step * 2.0**power for power in range(-11, 6) for step in (1.0, 1.5)), 64.0)
 """Upper bounds of the exported buckets in seconds, from 0.5 ms to 64 s.
 
-All processes have the same ones, so their counts can be added. Each is a bound between two of the
-fine buckets, too, so a count is exact.
+All processes use the same ones, so their counts can be added. Each is also a bound between two of
+the fine buckets, so a count is exact.
 """
 
 SECONDS: Final = tuple(0.01 * 2**power for power in range(14))
-"""Bounds for the durations of calls of language models, as OpenTelemetry's conventions ask for."""
+"""Bounds for durations of language model calls, as in the OpenTelemetry conventions."""
 
 TOKENS: Final = tuple(float(4**power) for power in range(14))
-"""Bounds for their tokens, as the conventions ask for."""
+"""Bounds for token counts of language model calls, as in the OpenTelemetry conventions."""
 
 
 def _bucket(value: float) -> int:
@@ -60,7 +60,7 @@ _EDGES = [0, *(_bucket(bound) - _FIRST for bound in BOUNDS), len(_MIDDLES)]
 
 
 class Tally:
-    """Counts of values by `bounds`, and their sum: all that can be added over processes.
+    """Counts of values by `bounds`, and their sum: everything that can be added over processes.
 
     The last count is of values above all bounds. Both only grow.
     """
@@ -79,7 +79,7 @@ class Tally:
         self.sum += value
 
     def merge(self, other: Tally) -> None:
-        """Count the values of another tally with the same bounds too."""
+        """Add the values of another tally with the same bounds."""
         self.counts = list(map(add, self.counts, other.counts))
         self.sum += other.sum
 
@@ -88,12 +88,12 @@ class Tally:
         return {"counts": list(self.counts), "sum": self.sum}
 
     def __repr__(self) -> str:
-        """Return it in short."""
+        """Return a short description."""
         return f"<Tally of {sum(self.counts):g} values>"
 
 
 class Histogram:
-    """Counts of samples in seconds; every quantile is within 4 % between 1 us and 1 h.
+    """Counts of samples in seconds. Every quantile is within 4 % between 1 us and 1 h.
 
     Samples outside that range count as the nearer end of it; NaN counts as the upper one.
     """
@@ -106,12 +106,12 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """How many samples count, by weight."""
+        """Total weight of the samples."""
         return sum(self._counts)
 
     @property
     def mean(self) -> float | None:
-        """The mean, as precise as a quantile; None without samples."""
+        """The mean, as precise as a quantile. None without samples."""
         count = self.count
         if not count:
             return None
@@ -122,7 +122,7 @@ class Histogram:
         self.add_all((value,), weight)
 
     def add_all(self, values: Iterable[float], weight: float = 1) -> None:
-        """Count many samples at once: several times cheaper than one by one."""
+        """Count many samples at once, several times cheaper than one by one."""
         counts = self._counts
         for bucket in array("H", array("d", values).tobytes())[_TOP_SIXTEEN_BITS]:
             if _FIRST <= bucket <= _LAST:
@@ -133,11 +133,11 @@ class Histogram:
                 counts[0] += weight
 
     def quantile(self, p: float) -> float | None:
-        """Return what a share `p` of the samples does not exceed; None without samples."""
+        """Return the value that a fraction `p` of the samples does not exceed, or None."""
         return self.quantiles((p,))[0]
 
     def quantiles(self, shares: Sequence[float]) -> list[float | None]:
-        """Return the quantile of each of `shares`, for little more than the price of one."""
+        """Return the quantile of each of `shares`, for little more than the cost of one."""
         for p in shares:
             check.ratio("p", p, zero=True)
         cumulative = list(accumulate(self._counts))
@@ -148,11 +148,11 @@ class Histogram:
         return [_middle(_FIRST + max(lowest, bisect_left(cumulative, p * count))) for p in shares]
 
     def merge(self, other: Histogram) -> None:
-        """Count the samples of another histogram too."""
+        """Add the samples of another histogram."""
         self._counts = list(map(add, self._counts, other._counts))
 
     def tally(self) -> Tally:
-        """Return the samples by the exported buckets; their sum is as precise as a quantile."""
+        """Return the samples in the exported buckets. Their sum is as precise as a quantile."""
         tally, counts = Tally(), self._counts
         if any(counts):
             tally.counts = [sum(counts[first:last]) for first, last in pairwise(_EDGES)]
@@ -165,7 +165,7 @@ class Histogram:
         return {"count": self.count, "p50": p50, "p95": p95, "p99": p99}
 
     def __repr__(self) -> str:
-        """Return the snapshot in short."""
+        """Return a short form of the snapshot."""
         if not self.count:
             return "Histogram(count=0)"
         described = ", ".join(f"{name}={value:.3g}" for name, value in self.snapshot().items())
@@ -173,11 +173,11 @@ class Histogram:
 
 
 class LatencyWindow:
-    """The latencies of the last `span` to twice `span` seconds, and a tally of all there ever were.
+    """Latencies of the last `span` to twice `span` seconds, and a tally of all samples.
 
-    Two histograms: one fills while the one before it is still read. What leaves the window is added
-    to the tally, so that a sample costs the same with and without one. `now` does not go back. A
-    quantile costs tens of microseconds: on a hot path, read it now and then and keep it.
+    There are two histograms: one fills while the previous one is still read. Samples that leave the
+    window are added to the tally, so that a sample costs the same with and without one. `now` does
+    not go back. A quantile costs tens of microseconds: on a hot path, cache it.
     """
 
     __slots__ = ("_before", "_current", "_period", "_previous", "_tally", "span")
@@ -189,31 +189,31 @@ class LatencyWindow:
         self._current = Histogram()
         self._previous = Histogram()
         self._before = Tally()
-        """What was counted before the current histogram."""
+        """Tally of everything counted before the current histogram."""
         self._tally: Tally | None = None
 
     @property
     def count(self) -> float:
-        """How many samples the window held at the last `now`."""
+        """Number of samples in the window at the last `now`."""
         return self._current.count + self._previous.count
 
     def add_all(self, values: Sequence[float], now: float, weight: float = 1) -> None:
-        """Count samples that ended about `now`, each for `weight` of its kind."""
+        """Count samples that ended about `now`, each with `weight`."""
         self._rotate(now)
         if values:
             self._current.add_all(values, weight)
             self._tally = None
 
     def quantile(self, p: float, now: float) -> float | None:
-        """Return what a share `p` of the window does not exceed; None without samples."""
+        """Return the value that a fraction `p` of the window does not exceed, or None."""
         return self._both(now).quantile(p)
 
     def quantiles(self, shares: Sequence[float], now: float) -> list[float | None]:
-        """Return the quantile of each of `shares`, for little more than the price of one."""
+        """Return the quantile of each of `shares`, for little more than the cost of one."""
         return self._both(now).quantiles(shares)
 
     def tally(self, now: float) -> Tally:
-        """Return all samples since the beginning by the exported buckets; not to be changed."""
+        """Return all samples since the start in the exported buckets. Do not modify the result."""
         self._rotate(now)
         if self._tally is None:
             self._tally = self._current.tally()
@@ -225,7 +225,7 @@ class LatencyWindow:
         return {**self._both(now).snapshot(), "histogram": self.tally(now).snapshot()}
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         return f"LatencyWindow(span={self.span:g})"
 
     def _both(self, now: float) -> Histogram:

@@ -1,9 +1,9 @@
-"""The rules of effects that happen once: what names one, and what a second asking for it gets.
+"""Idempotency keys: how a record is identified, and the answer to a repeated request.
 
-A record is named by scope (whose), operation (what) and key (which). Who comes first runs; who
-comes again gets the stored answer, byte for byte; who comes with another payload is told so. While
-the first is at work the others are told how long its lease still is; when that is over they may
-take the record over, and the epoch tells the old owner from the new one.
+A record is identified by scope (whose), operation (what) and key (which). The first request runs. A
+repeated request gets the stored answer, byte for byte; one with a different payload is refused.
+While the first is running, the others receive the remaining time of its lease. After the lease they
+may take the record over, and the epoch distinguishes the old owner from the new one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
 LONGEST_NAME: Final = 512
-"""Bytes of a scope or an operation."""
+"""Maximum size of a scope or an operation in bytes."""
 MOST_HEADERS: Final = 256
 MOST_HEADER_BYTES: Final = 64 * 1024
 STATUSES: Final = range(100, 600)
 SHORTEST_PAUSE: Final = 0.1
-"""Seconds after which to ask again, at least."""
+"""Minimum number of seconds after which to ask again."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -45,7 +45,7 @@ NEVER_STORED: Final = frozenset(
         b"www-authenticate",
     }
 )
-"""Headers that are of one connection or one login, never of an effect."""
+"""Headers that belong to one connection or one login, never to an effect."""
 
 _from_json: Final = json.JSONDecoder().decode
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -53,7 +53,7 @@ _SECOND: Final = 1_000_000
 
 
 class State(IntEnum):
-    """How far a record has come."""
+    """State of a record."""
 
     PENDING = 0
     SUCCEEDED = 1
@@ -61,7 +61,7 @@ class State(IntEnum):
 
 
 class Form(IntEnum):
-    """What kind of value an answer was."""
+    """Kind of a stored value."""
 
     NOTHING = 0
     BYTES = 1
@@ -70,11 +70,11 @@ class Form(IntEnum):
 
 
 class Garbled(ValueError):
-    """What a record says cannot have been written by us."""
+    """The contents of a record cannot have been written by this library."""
 
 
 class Answer(NamedTuple):
-    """What a first request was answered with; `kept` is False where the body was too large."""
+    """The answer to the first request. `kept` is False if the body was too large to store."""
 
     status: int
     headers: Headers
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
 
 
 class KeyClaim(NamedTuple):
-    """The right to complete a record: good for as long as nobody has taken it over."""
+    """The right to complete a record, valid until another request takes it over."""
 
     scope: str
     operation: str
@@ -91,17 +91,17 @@ class KeyClaim(NamedTuple):
     owner: str
     epoch: int
     taken_over: bool = False
-    """Whether somebody else had begun, and did not end in time."""
+    """Whether another request had started and did not finish in time."""
 
 
 class Fresh(NamedTuple):
-    """Nobody has done it: do it, and then complete the claim (or abandon it)."""
+    """First request: run the operation, then complete the claim (or abandon it)."""
 
     claim: KeyClaim
 
 
 class Replay(NamedTuple):
-    """It was done before: this was the answer."""
+    """Repeated request: the operation was done before, with this answer."""
 
     answer: Answer
     failed: bool = False
@@ -109,7 +109,7 @@ class Replay(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return what was stored, as it was given: JSON values, bytes, an Answer or None."""
+        """Return the stored value as it was given: JSON values, bytes, an Answer or None."""
         if self.form is Form.JSON and self.answer.kept:
             return json_of(self.answer.body)
         if self.form is Form.BYTES and self.answer.kept:
@@ -118,20 +118,23 @@ class Replay(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Somebody is at it; its lease is over in `retry_after` seconds, if it ends without a word."""
+    """Another request is running.
+
+    Its lease ends in `retry_after` seconds if it is not completed.
+    """
 
     retry_after: float
 
 
 class Mismatch(NamedTuple):
-    """The key was used before, with another payload."""
+    """The key was used before, with a different payload."""
 
 
 KeyState = Fresh | Replay | Pending | Mismatch
 
 
 class Record(NamedTuple):
-    """A stored row, and the database's time when it was read; times in whole microseconds."""
+    """A stored row, and the database's time when it was read. Times are whole microseconds."""
 
     state: Any
     fingerprint: Any
@@ -145,11 +148,11 @@ class Record(NamedTuple):
     now: Any
 
 
-# What names a record
+# Identity of a record
 
 
 def check_key(key: object) -> str:
-    """Return `key` if it can be one, or raise."""
+    """Return `key` if it is valid, or raise."""
     if not isinstance(key, str):
         raise TypeError(f"key={key!r}: write text, 1 to 255 visible ASCII characters")
     if not _KEY.fullmatch(key):
@@ -158,13 +161,13 @@ def check_key(key: object) -> str:
 
 
 def check_name(what: str, name: object) -> str:
-    """Return a scope or an operation, or raise."""
+    """Return a valid scope or operation, or raise."""
     if not isinstance(name, str):
         raise TypeError(f"{what}={name!r}: write text, such as {what}='{_EXAMPLES[what]}'")
     return _checked_name(what, name)
 
 
-@lru_cache(maxsize=1024)  # there are few operations, and who asks asks again
+@lru_cache(maxsize=1024)  # there are few operations, and they repeat
 def _checked_name(what: str, name: str) -> str:
     if not name:
         raise ValueError(f"{what}='': write whose it is, such as {what}='{_EXAMPLES[what]}'")
@@ -181,14 +184,14 @@ _EXAMPLES: Final = {"scope": "tenant 7", "operation": "POST /orders"}
 
 
 def key_digest(scope: str, operation: str, key: str) -> bytes:
-    """Return what stands for a key in the table: of no use to who reads it there."""
+    """Return the digest that is stored in place of a key. It does not reveal the key."""
     whole = _begun(scope, operation) + _sized(key.encode())
     return blake2b(whole, digest_size=32, person=b"seawall key").digest()
 
 
 @lru_cache(maxsize=1024)
 def _begun(scope: str, operation: str) -> bytes:
-    """Return what is digested before a key."""
+    """Return the part of the digest's input that precedes the key."""
     return _sized(scope.encode()) + _sized(operation.encode())
 
 
@@ -198,7 +201,7 @@ def _sized(part: bytes) -> bytes:
 
 
 def fingerprint_of(*parts: bytes | bytearray | memoryview | str) -> bytes:
-    """Return what stands for a payload; ("a", "b") and ("ab", "") are different ones."""
+    """Return the digest of a payload. ("a", "b") and ("ab", "") have different ones."""
     made = blake2b(digest_size=32, person=b"seawall payload")
     for part in parts:
         made.update(_sized(part if type(part) is bytes else _bytes_of(part)))
@@ -213,13 +216,13 @@ def _bytes_of(part: object) -> bytes:
     raise TypeError(f"{type(part).__name__} in a fingerprint: pass bytes or text")
 
 
-# What who asks gets
+# Result of a request
 
 
 def decide(record: Record | None, fingerprint: bytes) -> KeyState | Literal["free"]:
-    """Return what asking for `record` gives; "free" where it may be taken.
+    """Return the result of a request for `record`, or "free" if it may be claimed.
 
-    Empty fingerprints are not compared. A record that is over counts as none, whatever is in it.
+    Empty fingerprints are not compared. An expired record counts as none, whatever it contains.
     """
     if record is None:
         return "free"
@@ -236,14 +239,14 @@ def decide(record: Record | None, fingerprint: bytes) -> KeyState | Literal["fre
 
 
 def same_payload(stored: object, given: bytes) -> bool:
-    """Tell whether two payloads pass as one: also where one of them is not to be compared."""
+    """Return whether two payloads match, or one of them is not to be compared."""
     if not isinstance(stored, bytes):
         raise Garbled("a fingerprint that is no bytes")
     return not stored or not given or stored == given
 
 
 def replay_of(record: Record) -> Replay:
-    """Return what a record says was answered; raise `Garbled` where it makes no sense."""
+    """Return the stored answer of a record. Raise `Garbled` if it is invalid."""
     try:
         form = Form(record.form if record.form is not None else 0)
     except ValueError:
@@ -272,11 +275,11 @@ def _whole(said: object) -> int:
     return said
 
 
-# What is kept of an answer
+# Stored form of an answer
 
 
 def check_answer(answer: Answer) -> None:
-    """Raise if it could not be given again as it is: what is stored is read with the same eyes."""
+    """Raise if the answer could not be replayed as it is. Reading applies the same checks."""
     status, headers, body = answer[:3]
     if isinstance(status, bool) or not isinstance(status, int) or status not in STATUSES:
         raise ValueError(f"status={status!r}: write a status of HTTP's, such as 201")
@@ -292,7 +295,7 @@ def check_answer(answer: Answer) -> None:
 
 
 def storable(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers that may be kept: none of a login, none of a connection."""
+    """Return the headers that may be stored, without those of a login or a connection."""
     given = [(bytes(name), bytes(value)) for name, value in headers]
     named = {
         word.strip().lower()
@@ -304,7 +307,7 @@ def storable(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def headers_text(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return headers as they are stored: their bytes as Latin-1, in JSON."""
+    """Return headers in stored form: their bytes as Latin-1, in JSON."""
     return json.dumps(
         [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers],
         separators=(",", ":"),
@@ -341,7 +344,7 @@ def _latin(text: str) -> bytes:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return what JSON says, or raise `Garbled`."""
+    """Return the parsed JSON, or raise `Garbled`."""
     try:
         return _from_json(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
@@ -349,7 +352,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def headers_fit(headers: Headers) -> bool:
-    """Tell whether so many headers are kept."""
+    """Return whether the headers are few and small enough to be stored."""
     return (
         len(headers) <= MOST_HEADERS
         and sum(len(name) + len(value) for name, value in headers) <= MOST_HEADER_BYTES

@@ -1,6 +1,6 @@
-"""The degradation ladder's rules: how much service is left, and when that changes.
+"""Degradation ladder: which level of service is given, and when it changes.
 
-`now` is any number that grows, in the unit of the settings. One caller at a time.
+`now` is any growing number, in the unit of the settings. Callers must serialise access.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from seawall import _checks as check
 
 
 class ServiceLevel(IntEnum):
-    """How much of the service is given; the higher the number, the less."""
+    """Level of service. A higher number means less service."""
 
     FULL = 0
     """The real answer."""
     CACHED = 1
-    """An answer from memory, old if need be."""
+    """A cached answer, possibly stale."""
     PARTIAL = 2
-    """A part of the answer, or what is popular: nothing that is made for this caller alone."""
+    """A part of the answer, or a popular one: nothing computed for this caller alone."""
     STATIC = 3
-    """An answer that costs nothing to make."""
+    """An answer that costs nothing to compute."""
     MAINTENANCE = 4
-    """No answer, only word of it."""
+    """No answer, only a notice."""
 
     @classmethod
     def of(cls, level: ServiceLevel | str) -> ServiceLevel:
-        """Return the level of that name, such as "cached"; or raise and list them."""
+        """Return the level of that name, such as "cached", or raise an error that lists them."""
         if isinstance(level, cls):
             return level
         names = {known.label: known for known in cls}
@@ -42,7 +42,7 @@ class ServiceLevel(IntEnum):
 
 
 class Cause(Enum):
-    """What moved the ladder."""
+    """Reason for a change of level."""
 
     LOAD = "load"
     DEPENDENCY = "dependency"
@@ -59,11 +59,11 @@ THRESHOLDS: Thresholds = {
     ServiceLevel.STATIC: 0.9,
     ServiceLevel.MAINTENANCE: 1.0,
 }
-"""The load from which on each level is taken, unless others are given."""
+"""Default loads from which each level applies."""
 
 
 class LadderSettings(NamedTuple):
-    """When to move. Levels without a threshold are never taken because of load."""
+    """When to change levels. Levels without a threshold are never entered because of load."""
 
     thresholds: Thresholds = THRESHOLDS
     gap: float = 0.1
@@ -71,7 +71,7 @@ class LadderSettings(NamedTuple):
     recover_after: float = 30.0
 
     def checked(self) -> LadderSettings:
-        """Return these settings with levels for names, or raise."""
+        """Return validated settings with levels instead of names, or raise."""
         if not isinstance(self.thresholds, Mapping):
             raise TypeError(
                 f"thresholds={self.thresholds!r}: write the load for each level, such as"
@@ -111,26 +111,26 @@ class Move(NamedTuple):
 
 
 class LadderModel:
-    """Where the ladder stands: tell `update` the load and what dependencies demand, now and then.
+    """State of the ladder. Call `update` regularly with the load and the dependencies' demand.
 
-    Load takes one level more each time, while it is at or above that level's threshold, and `hold`
-    after the last one was taken: first its effect must show. A dependency's demand is met at once
-    and in full: what is gone cannot be served. Better again by one level each time that load has
-    been `gap` below the present level's threshold, and no dependency has demanded the level, for
-    `recover_after` without interruption.
+    Load lowers service one level at a time, while it is at or above the next level's threshold and
+    at least `hold` after the last step: the effect must show first. A dependency's demand is met
+    immediately and in full: a missing dependency cannot be used. Service recovers one level at a
+    time, whenever load has been `gap` below the current level's threshold, and no dependency has
+    demanded the level, for `recover_after` without interruption.
     """
 
     __slots__ = ("_calm_since", "_worse_at", "level", "settings")
 
     def __init__(self, settings: LadderSettings) -> None:
-        """Begin with full service."""
+        """Start with full service."""
         self.settings = settings
         self.level = ServiceLevel.FULL
         self._worse_at = float("-inf")
         self._calm_since: float | None = None
 
     def update(self, load: float, demanded: ServiceLevel, now: float) -> Move | None:
-        """Take in the state of things at `now`; return the move that it leads to, if any."""
+        """Process the load and the demand at `now`. Return the resulting move, if any."""
         s = self.settings
         if demanded > self.level:
             return self._move(demanded, Cause.DEPENDENCY, now)
@@ -150,7 +150,10 @@ class LadderModel:
         return None
 
     def _eased(self, load: float) -> bool:
-        """Tell whether load no longer asks for this level; where it never did, it does not."""
+        """Return whether load no longer requires this level.
+
+        True for a level without a threshold.
+        """
         threshold = self.settings.thresholds.get(self.level)
         return threshold is None or load < threshold - self.settings.gap
 
@@ -164,7 +167,7 @@ class LadderModel:
             self._worse_at = now
             self._calm_since = None
         else:
-            self._calm_since = now  # the next level better is as far away again
+            self._calm_since = now  # the next step up needs the full time again
         self.level = to
         return move
 

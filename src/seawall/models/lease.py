@@ -1,12 +1,12 @@
-"""One holder at a time, for a limited time, with a number that tells later holders from earlier.
+"""Lease: one holder at a time, for a limited time, with a fencing token.
 
-Time is whole microseconds of one clock, that of the server. A holder is whoever took the lease
-last, until `ttl` has passed since it was taken or renewed. Each time it is taken, the token is
-higher than ever before: a resource that remembers the highest token it has seen, and refuses lower
-ones, cannot be harmed by somebody who still believes in a lease that is over.
+Time is in whole microseconds of one clock, that of the server. The holder is the one that took the
+lease last, until `ttl` has passed since it was taken or renewed. Each time it is taken, the token
+is higher than ever before: a resource that remembers the highest token it has seen, and refuses
+lower ones, is safe from a holder that still believes in an expired lease.
 
-The token is the clock's reading, or one more than the last token where that is higher. So it goes
-on rising when all that was stored is lost; only a clock that was set back meanwhile breaks it then.
+The token is the clock's reading, or one more than the last token if that is higher. So it keeps
+rising even if all stored data is lost, unless the clock was also set back meanwhile.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import NamedTuple
 
 
 class Granted(NamedTuple):
-    """The lease was taken; `token` is the number of this holder."""
+    """The lease was taken. `token` is the fencing token of this holder."""
 
     token: int
 
 
 class Busy(NamedTuple):
-    """Somebody else holds it, under `token`, for `left` microseconds more if it is not renewed."""
+    """Another holder has the lease, under `token`, for `left` more microseconds unless renewed."""
 
     token: int
     left: int
 
 
 class LeaseModel:
-    """Who holds one lease. `lua/lease.lua` does the same, step by step."""
+    """State of one lease. `lua/lease.lua` implements the same rules, step by step."""
 
     __slots__ = ("attempt", "holder", "token", "ttl", "until")
 
     def __init__(self) -> None:
-        """Begin free."""
+        """Start free."""
         self.token = 0
         self.holder = ""
         self.attempt = 0
@@ -41,11 +41,11 @@ class LeaseModel:
         self.until = 0
 
     def take(self, now: int, holder: str, attempt: int, ttl: int) -> Granted | Busy:
-        """Take the lease for `holder`, if it is free or over.
+        """Take the lease for `holder`, if it is free or expired.
 
-        A holder numbers its attempts. If an answer was lost on the way, a later attempt of the same
-        holder takes over from the earlier one, with a new token; an attempt that arrives after a
-        later one is refused.
+        A holder numbers its attempts. If a reply was lost, a later attempt of the same holder takes
+        over from the earlier one, with a new token; an attempt that arrives after a later one is
+        refused.
         """
         self._look(now)
         newer = self.holder == holder and attempt > self.attempt
@@ -57,7 +57,7 @@ class LeaseModel:
         return Granted(self.token)
 
     def renew(self, now: int, token: int, ttl: int) -> bool:
-        """Let the holder of `token` keep the lease from `now`; False if it is no longer its own."""
+        """Renew the lease of `token` from `now`. Return False if it no longer holds the lease."""
         self._look(now)
         if self.token != token or self.until <= now:
             return False
@@ -65,7 +65,7 @@ class LeaseModel:
         return True
 
     def release(self, now: int, token: int) -> bool:
-        """End the lease, if it is still that of `token`."""
+        """End the lease if `token` still holds it."""
         self._look(now)
         if self.token != token or self.until <= now:
             return False
@@ -73,7 +73,7 @@ class LeaseModel:
         return True
 
     def withdraw(self, now: int, holder: str, attempt: int) -> bool:
-        """End the lease, if `holder` took it by this attempt or one before: it never heard so."""
+        """End the lease if `holder` took it by this or an earlier attempt, whose reply was lost."""
         self._look(now)
         if self.holder != holder or self.attempt > attempt or self.until <= now:
             return False
@@ -81,5 +81,5 @@ class LeaseModel:
         return True
 
     def _look(self, now: int) -> None:
-        """Notice a clock that was set back: nobody holds the lease for longer than its `ttl`."""
+        """Handle a clock that was set back: a lease is never held for longer than its `ttl`."""
         self.until = min(self.until, now + self.ttl)

@@ -1,8 +1,8 @@
-"""How long a member stays suspected before it is confirmed, and how healthy the accuser itself is.
+"""Suspicion of a member until it is confirmed, and the health of the accuser itself.
 
-Both follow Lifeguard: a member that accuses others may be the slow one. A suspicion that nobody
-else shares lasts long; each further accuser shortens it. A member whose own probes fail, or that is
-accused itself, gives the others more time.
+Both follow Lifeguard: a member that accuses others may be the slow one. A suspicion that no other
+member shares lasts long; each further accuser shortens it. A member whose own probes fail, or that
+is accused itself, gives the others more time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from math import log, log10
 from typing import Final
 
 LONGEST_FACTOR: Final = 6
-"""How many times longer a suspicion lasts that nobody else shares."""
+"""Factor by which a suspicion lasts longer if no other member shares it."""
 
 WORST_HEALTH: Final = 8
-"""The highest score of local health."""
+"""Maximum score of local health."""
 
 
 class Suspicion:
-    """One suspicion of one member: it ends when it is cleared or confirmed, whichever is first."""
+    """One suspicion of one member. It ends when it is cleared or confirmed, whichever is first."""
 
     __slots__ = ("_accusers", "_least", "_most", "_needed", "began_at")
 
@@ -32,9 +32,9 @@ class Suspicion:
         members: int,
         is_shared: bool = True,
     ) -> None:
-        """Begin with one accuser, in a group of `members` that probe every `interval` seconds.
+        """Start with one accuser, in a group of `members` that probe every `interval` seconds.
 
-        Unless `is_shared`, it lasts the least time, whatever other members say.
+        Unless `is_shared`, it lasts the minimum time, whatever other members report.
         """
         self.began_at = now
         self._least = multiplier * max(1.0, log10(max(1, members))) * interval
@@ -48,14 +48,14 @@ class Suspicion:
 
     @property
     def ends_at(self) -> float:
-        """The instant at which the member is confirmed unless it has been cleared."""
+        """The time at which the member is confirmed unless it has been cleared."""
         if not self._needed:
             return self.began_at + self._least
         share = log(len(self._accusers)) / log(self._needed + 1)
         return self.began_at + max(self._least, self._most - (self._most - self._least) * share)
 
     def confirm(self, accuser: str) -> bool:
-        """Add an accuser; False if it is known already, or if enough are."""
+        """Add an accuser. Return False if it is already known, or if there are already enough."""
         if accuser in self._accusers or len(self._accusers) > self._needed:
             return False
         self._accusers.add(accuser)
@@ -63,18 +63,18 @@ class Suspicion:
 
 
 class LocalHealth:
-    """How far this member can trust its own view: 0 is well, 8 is the worst."""
+    """How far this member can trust its own view: 0 is healthy, 8 is the worst."""
 
     __slots__ = ("score",)
 
     def __init__(self) -> None:
-        """Begin well."""
+        """Start healthy."""
         self.score = 0
 
     def change(self, by: int) -> None:
-        """Raise the score after a failure of ours, or lower it after a success."""
+        """Raise the score after a local failure, or lower it after a success."""
         self.score = min(max(self.score + by, 0), WORST_HEALTH)
 
     def scale(self, seconds: float) -> float:
-        """Return an interval or a timeout, longer the worse the score is."""
+        """Return an interval or a timeout, scaled up by the score."""
         return seconds * (self.score + 1)

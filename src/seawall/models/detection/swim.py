@@ -1,27 +1,27 @@
 """Group membership by gossip: SWIM with Lifeguard, as a pure state machine of one member.
 
-Every input (a message, the passing of time, a wish to leave) returns what to do about it: messages
-to `Send`, and what to publish: a `Change` of a member, a `RoundTrip`, a `Pause`, a
-`MissedDatagram`. The shell around it only sends, publishes, and calls `advance` at `wake_at`, which
-every input may move. It brings no clock, no chance and no socket of its own.
+Every input (a message, the passing of time, a request to leave) returns directives: messages to
+`Send`, and events to publish: a `Change` of a member, a `RoundTrip`, a `Pause`, a `MissedDatagram`.
+The driver only sends, publishes, and calls `advance` at `wake_at`, which every input may move. The
+state machine has no clock, random source or socket of its own.
 
 Promises:
 - Completeness: while the network delivers, each of n members whose health score is 0 confirms a
   crashed one within 2 n probe intervals and the longest suspicion, even if no gossip reaches it.
-  Gossip makes that faster: some member probes the crashed one after 1.58 probes of each member
-  on average.
+  Gossip makes that faster: some member probes the crashed one after 1.58 probes of each member on
+  average.
 - A suspicion ends exactly once: the accused refutes it, is confirmed, or has left.
 - A member that answers is never confirmed for good: it hears of the verdict and refutes it.
-- The two sides of a partition find each other again without help, also when each side had confirmed
-  the other: at each exchange every member contacts the next one that it takes for dead.
+- The two sides of a partition find each other again without help, even if each side had confirmed
+  the other: at each exchange every member contacts the next one that it considers dead.
 - Incarnations never fall, and only a member itself raises its own.
-- A process that was stopped, or that runs late, accuses and confirms nobody until the others have
-  had as much time to be heard as it missed.
-- The view holds at most `max_members`. Everything that is kept about them, timers included, is
-  bounded by it.
+- A process that was stopped, or that runs late, accuses and confirms no member until the others
+  have had as much time to be heard as it missed.
+- The view holds at most `max_members`. Everything kept about them, including timers, is bounded by
+  it.
 
-With `lifeguard=False` it is plain SWIM: a suspicion lasts its least time whoever shares it, and the
-member trusts its own view, however late its process runs.
+With `lifeguard=False` it is plain SWIM: a suspicion always lasts its minimum time, and the member
+trusts its own view, however late its process runs.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
 CONFIRMED, LEFT = MemberState.CONFIRMED, MemberState.LEFT
 
 NACK_AFTER: Final = 0.8
-"""The share of its time after which a helper says that it has heard nothing either.
+"""Fraction of its time after which a helper reports that it has heard nothing either.
 
 Its time is the probe timeout, or what the asking member has left of its interval if that is less.
 """
 
 MANY: Final = 32
-"""Above this number of members, full exchanges become rarer, so that their total cost does not."""
+"""Above this number of members, full exchanges become rarer to keep their total cost constant."""
 
 Rng = Callable[[], float]
 T = TypeVar("T")
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened, for metrics."""
+    """Event counters for metrics."""
 
     suspicions: int = 0
     cleared: int = 0
@@ -83,30 +83,30 @@ class Counts:
     refuted: int = 0
     pauses: int = 0
     reliable_only: int = 0
-    """Probes that were answered by connection but not by datagram."""
+    """Probes that were answered over a connection but not by datagram."""
     refused: int = 0
     """Updates about more members than the view may hold."""
 
 
 @dataclass(slots=True)
 class _Probe:
-    """A probe of this member's own that is going on."""
+    """A running probe of this member's own."""
 
     number: int
     target: str
     sent_at: float
     ends_at: float
-    """Until when it may be answered, directly or through others."""
+    """The time until which it may be answered, directly or through others."""
     is_direct: bool = True
     helpers: set[str] = field(default_factory=set)
-    """Those that were asked to help and have said nothing yet."""
+    """Members that were asked to help and have not replied yet."""
     answered: bool = False
     is_reliable_only: bool = False
-    """Whether it was answered by connection, after the datagrams had failed."""
+    """Whether it was answered over a connection after the datagrams had failed."""
 
 
 class _Relay(NamedTuple):
-    """A probe made for another member."""
+    """A probe made on behalf of another member."""
 
     address: str
     number: int
@@ -114,7 +114,7 @@ class _Relay(NamedTuple):
 
 
 class Swim:
-    """One member's view of its group. One caller at a time."""
+    """One member's view of its group. Callers must serialise access."""
 
     def __init__(
         self,
@@ -127,7 +127,10 @@ class Swim:
         rng: Rng,
         now: float,
     ) -> None:
-        """Be a group of one. The first `advance` asks the members at `seeds` for their view."""
+        """Start as a group of one.
+
+        The first `advance` asks the members at `seeds` for their view.
+        """
         self.settings = settings or SwimSettings()
         self.own = Member(
             check_text("name", name, MOST_NAME),
@@ -139,7 +142,7 @@ class Swim:
             by=name,
         )
         self.members: dict[str, Member] = {}
-        """All that are known but this one itself, by name."""
+        """All known members except this one, by name."""
         self.health = LocalHealth()
         self.counts = Counts()
         self.seeds = list(seeds)
@@ -148,11 +151,11 @@ class Swim:
         self._gossip = GossipQueue(self.settings.retransmit_multiplier)
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
         self._serial = count()
-        # Somewhere else in every process: an answer to another member's probe must not fit.
+        # Start at a random number: an answer to another process's probe must not match.
         self._numbers = count(int(rng() * 2**32))
-        self._others = 0  # how many of the members are present
+        self._others = 0  # number of present members except this one
         self._suspects: dict[str, Member] = {}
-        self._verdict_at = inf  # when the first suspicion may have lasted long enough
+        self._verdict_at = inf  # earliest end of a suspicion
         self._order: list[str] = []  # names to probe next, from the end; all present, each once
         self._probe: _Probe | None = None
         self._relays: dict[int, _Relay] = {}
@@ -165,15 +168,15 @@ class Swim:
         self._at(now + self.settings.interval * rng(), self._probe_tick)
         self._beat(now)
 
-    # For the shell
+    # Interface for the driver
 
     @property
     def wake_at(self) -> float:
-        """When to call `advance` at the latest."""
+        """The latest time for the next call of `advance`."""
         return min(self._timers[0][0], self._verdict_at)
 
     def advance(self, now: float) -> list[Directive]:
-        """Do what is due at `now`."""
+        """Process everything that is due at `now`."""
         done = list(self._noticed(now))
         while self._timers[0][0] <= now:
             _at, _serial, act = heappop(self._timers)
@@ -185,14 +188,14 @@ class Swim:
     def receive(
         self, message: Message, address: str, now: float, *, reliable: bool = False
     ) -> list[Directive]:
-        """Take in a message from `address`; a reply goes back the way it came."""
+        """Process a message from `address`. A reply goes back the way the message came."""
         done = list(self._noticed(now))
         whole = message.kind in (MessageKind.PUSH, MessageKind.PULL)
         for update in message.updates:
             done += self._apply(update, now, whole=whole)
         sender = self.members.get(message.source)
         if sender is not None and not sender.is_present:
-            # It does not know that it is taken for dead, or it would have refuted that.
+            # It does not know that it is considered dead, or it would have refuted that.
             done.append(self._send(MessageKind.GOSSIP, sender.address, first=[sender.update]))
         done += self._answer(message, address, now, reliable=reliable)
         return done
@@ -204,14 +207,14 @@ class Swim:
         return done
 
     def set_metadata(self, metadata: bytes, now: float) -> list[Directive]:
-        """Tell the group something else about this member."""
+        """Publish new metadata of this member to the group."""
         self.own.metadata = check_metadata(metadata)
         self.own.incarnation += 1
         self._spread(self.own.update, now)
         return list(self._noticed(now))
 
     def leave(self, now: float) -> list[Directive]:
-        """Tell several members that this one leaves by its own wish."""
+        """Announce to several members that this one leaves voluntarily."""
         self.own.state, self.own.since = LEFT, now
         self._schedule_verdict()
         self._spread(self.own.update, now)
@@ -219,12 +222,12 @@ class Swim:
         return [self._send(MessageKind.GOSSIP, member.address) for member in receivers]
 
     def pause_suspicion(self) -> None:
-        """Accuse and confirm nobody while this process does heavy work."""
+        """Accuse and confirm no member while this process does heavy work."""
         self._is_suspicion_paused = True
         self._schedule_verdict()
 
     def resume_suspicion(self, now: float) -> None:
-        """Accuse and confirm again, after the answers that waited meanwhile were received."""
+        """Accuse and confirm again, once the answers that arrived meanwhile were received."""
         self._is_suspicion_paused = False
         self._probe = None
         self._calm_until = max(self._calm_until, now + self.settings.interval)
@@ -232,7 +235,7 @@ class Swim:
 
     @property
     def present(self) -> list[Member]:
-        """All members that are not confirmed and have not left, this one among them."""
+        """All members that are not confirmed and have not left, including this one."""
         return [self.own, *self._present_others()]
 
     # Time
@@ -241,16 +244,17 @@ class Swim:
         heappush(self._timers, (at, next(self._serial), act))
 
     def _beat(self, now: float) -> Iterator[Directive]:
-        """Let gaps between evaluations be short, so that a long one means a pause."""
+        """Keep the gaps between evaluations short, so that a long one means a pause."""
         self._at(now + self.settings.pause / 5, self._beat)
         return iter(())
 
     def _noticed(self, now: float) -> Iterator[Directive]:
-        """Notice that this process was stopped or is late: its view of the others is worth less.
+        """Detect that this process was stopped or is late, so its view is less reliable.
 
-        What they sent meanwhile may not have been read yet. If indirect probes had no time to be
-        answered, accuse and confirm nobody for as long as this process was late; after a pause,
-        for as long as it was, and say that this member is alive before it is asked.
+        Messages that the others sent meanwhile may not have been read yet. If indirect probes had
+        no time to be answered, accuse and confirm no member for as long as this process was late.
+        After a pause, do so for the length of the pause, and announce that this member is alive
+        before it is asked.
         """
         settings = self.settings
         late, gap = now - self.wake_at, now - self._seen_at
@@ -272,7 +276,7 @@ class Swim:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether this member accuses and confirms nobody now."""
+        """Whether this member currently accuses and confirms no other."""
         return (
             self._is_suspicion_paused or self._seen_at < self._calm_until or self.own.state is LEFT
         )
@@ -293,16 +297,16 @@ class Swim:
         probe = self._probe = _Probe(next(self._numbers), target.name, now, ends_at)
         rest = scale(settings.interval - settings.timeout)
         self._at(now + scale(settings.timeout), lambda then: self._ask_others(probe, rest, then))
-        # A suspect hears of it with the ping, so that it can refute at once.
+        # Send the suspicion to the suspect with the ping, so that it can refute immediately.
         first = [target.update] if target.state is SUSPECTED and settings.lifeguard else []
         yield self._send(
             MessageKind.PING, target.address, number=probe.number, target=target.name, first=first
         )
 
     def _ask_others(self, probe: _Probe, rest: float, now: float) -> Iterator[Directive]:
-        """Ask others to probe a member that has not answered, and try a connection beside them.
+        """Ask others to probe a member that has not answered, and also try a connection.
 
-        They have `rest` seconds. If this process is late, the next probe waits for that.
+        The helpers have `rest` seconds. If this process is late, the next probe waits for that.
         """
         target = self.members.get(probe.target)
         if probe is not self._probe or probe.answered or target is None:
@@ -346,7 +350,7 @@ class Swim:
         return self.members[self._order.pop()] if self._order else None
 
     def _enqueue(self, name: str) -> None:
-        """Let a new member be probed at a random place of this round."""
+        """Insert a new member at a random place of this round of probes."""
         self._order.insert(int(self._rng() * (len(self._order) + 1)), name)
 
     def _answer(
@@ -364,7 +368,8 @@ class Swim:
                 self._probe.helpers.discard(message.source)
         elif kind == MessageKind.PING_REQUEST:
             yield from self._relay(message, address, now)
-        elif kind == MessageKind.PUSH and reliable:  # a datagram may come from somebody else
+        # the source address of a datagram may be forged
+        elif kind == MessageKind.PUSH and reliable:
             yield Send(address, self._state(MessageKind.PULL), reliable=True)
 
     def _acknowledged(self, message: Message, now: float, *, reliable: bool) -> Iterator[Directive]:
@@ -437,10 +442,10 @@ class Swim:
                 yield sent
 
     def _exchange_tick(self, now: float) -> Iterator[Directive]:
-        """Exchange the whole view with one member, and remind one that is taken for dead.
+        """Exchange the whole view with one member, and contact one that is considered dead.
 
-        Seeds that are no members are asked too, all while this one is alone: groups that began
-        apart become one.
+        Seeds that are not members are asked too (all of them while this member is alone), so that
+        groups that started separately merge.
         """
         settings = self.settings
         self._forget(now)
@@ -452,7 +457,7 @@ class Swim:
         present = self._present_others()
         known = {self.own.address, *(one.address for one in present)}
         strangers = [seed for seed in self.seeds if seed not in known]
-        # The other side of a partition takes this one for dead too: somebody has to begin.
+        # The other side of a partition considers this one dead too: one side has to begin.
         addresses = [one.address for one in self._some(present, 1)]
         addresses += self._some(strangers, 1 if present else len(strangers))
         gone = [one for one in self.members.values() if one.state is CONFIRMED]
@@ -468,7 +473,7 @@ class Swim:
         updates = []
         for member in (self.own, *self.members.values()):
             if member.state is SUSPECTED:
-                updates.append(member.introduction)  # for those that do not know it yet
+                updates.append(member.introduction)  # for members that do not know it yet
             updates.append(member.update)
         return Message(kind, self.own.name, tuple(updates))
 
@@ -488,10 +493,10 @@ class Swim:
     def _apply(
         self, update: Update, now: float, *, whole: bool = False, reason: str = "gossip"
     ) -> Iterator[Directive]:
-        """Take over a statement about a member, if it is news.
+        """Adopt a statement about a member, if it is news.
 
-        `whole` means from a whole view: there a member that is taken for dead becomes suspected
-        here, so that it has a chance to refute.
+        `whole` means that it comes from a whole view. A member that is dead in such a view becomes
+        only suspected here, so that it has a chance to refute.
         """
         if update.name == self.own.name:
             self._hear_of_own(update, now)
@@ -510,7 +515,7 @@ class Swim:
             yield from self._hear_suspicion(member, update._replace(state=SUSPECTED), now, reason)
 
     def _hear_of_own(self, update: Update, now: float) -> None:
-        """Refute what is said of this member, unless it is true."""
+        """Refute what is said about this member, unless it is true."""
         own = self.own
         if own.state is LEFT:
             return
@@ -518,15 +523,15 @@ class Swim:
             if update.incarnation >= own.incarnation:
                 self._refute(update.incarnation, now)
             else:
-                self._spread(own.update, now)  # the refutation was lost on its way to somebody
+                self._spread(own.update, now)  # another member did not receive the refutation
         elif update.incarnation > own.incarnation or (
             update.incarnation == own.incarnation
             and (update.address, update.metadata) != (own.address, own.metadata)
         ):
-            self._refute(update.incarnation, now)  # it is of an earlier life under the same name
+            self._refute(update.incarnation, now)  # from an earlier process with the same name
 
     def _refute(self, incarnation: int, now: float) -> None:
-        """Say that this member is alive. That it had to be said speaks against its own health."""
+        """Announce that this member is alive. The need to do so lowers its own health."""
         self.own.incarnation = max(self.own.incarnation, incarnation) + 1
         self.counts.refuted += 1
         self.health.change(1)
@@ -557,7 +562,7 @@ class Swim:
             yield from self._move(member, update, now, reason)
 
     def _has_room(self) -> bool:
-        """Tell whether one more member fits; the longest gone gives way to it."""
+        """Return whether one more member fits. If necessary, drop the one gone for longest."""
         if len(self.members) + 1 < self.settings.max_members:
             return True
         if len(self.members) == self._others:
@@ -577,7 +582,7 @@ class Swim:
                 self._schedule_verdict()
             return
         if known is not None:
-            # It has refuted the suspicion that is known here, and is suspected anew.
+            # It has refuted the suspicion known here, and is suspected again.
             refuted = member.introduction._replace(incarnation=update.incarnation)
             yield from self._move(member, refuted, now, "it refuted")
         suspicion = Suspicion(
@@ -610,7 +615,7 @@ class Swim:
         self._schedule_verdict()
 
     def _move(self, member: Member, update: Update, now: float, reason: str) -> Iterator[Directive]:
-        """Give `member` the state that `update` states, pass that on, and publish it."""
+        """Set `member` to the state in `update`, pass it on, and publish the change."""
         before, since, was_present = member.state, member.since, member.is_present
         after = member.state = update.state
         member.since, member.suspicion = now, None
@@ -634,7 +639,7 @@ class Swim:
         self._spread(update, now)
         yield Change(member.name, before, after, reason, member.by, now, now - since)
 
-    # Inside
+    # Helpers
 
     def _scale(self, seconds: float) -> float:
         return self.health.scale(seconds) if self.settings.lifeguard else seconds
@@ -652,14 +657,14 @@ class Swim:
         about: str = "",
         first: Iterable[Update] = (),
     ) -> Send:
-        """Return a message with as much gossip as fits into the packet beside it."""
+        """Return a message with as much gossip as fits into its packet."""
         texts = len(self.own.name.encode()) + len(target.encode()) + len(about.encode())
         room = self.settings.packet - ENVELOPE - texts
         updates = self._gossip.take(room, self._others + 1, first)
         return Send(address, Message(kind, self.own.name, tuple(updates), number, target, about))
 
     def _some(self, items: list[T], most: int) -> list[T]:
-        """Return up to `most` of `items`, by chance and in an order of chance."""
+        """Return up to `most` of `items`, randomly chosen and in random order."""
         most = min(most, len(items))
         for place in range(most):
             other = place + int(self._rng() * (len(items) - place))
