@@ -1,9 +1,11 @@
-"""Work away from the caller: CPU-bound in processes or threads, blocking I/O in threads.
+"""Executors: CPU-bound work in processes or threads, blocking I/O in threads.
 
-Promises: at most `workers` run and `max_queue` wait, the next is refused at once; threads and tasks
-of any loop may call; context variables and the deadline go along; nothing expired is started; a
-process that dies takes its own item with it and nothing else, and is replaced; a call that nobody
-waits for any more is stopped if it runs in a process, else counted until it ends.
+Promises:
+- At most `workers` calls run and `max_queue` wait; the next one is refused immediately.
+- Threads and tasks of any loop may call.
+- Context variables and the deadline are passed on; an expired call is not started.
+- A process that dies fails only its own item, and is replaced.
+- A call whose caller gave up is stopped if it runs in a process, otherwise counted until it ends.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from seawall.runtime.result import Result
 from seawall.runtime.runners import held_time, wait_async, wait_sync
 
 MOST_WORKERS: Final = 10_000
-"""More threads than any machine should run: whoever asks for them has mistaken a unit."""
+"""More threads than any machine should run; a larger number suggests a mistaken unit."""
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -39,10 +41,10 @@ T = TypeVar("T")
 
 
 class _Executor:
-    """What both kinds share: asking for work to be done, looking on, and closing."""
+    """Common part of both executors: running calls, snapshots, and closing."""
 
     _policy: ClassVar[str]
-    """What refusals and events call it, beside its name."""
+    """Its name in refusals and events, besides the executor's own name."""
 
     def __init__(self, name: str, workers: int, max_queue: int | None, clock: Clock | None) -> None:
         if not isinstance(name, str) or not name:
@@ -63,11 +65,11 @@ class _Executor:
 
     @property
     def workers(self) -> int:
-        """How many calls can run at once."""
+        """The number of calls that can run concurrently."""
         return self.pool.size
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `function(*args, **kwargs)` in a worker, and block this thread until it is done."""
+        """Run `function(*args, **kwargs)` in a worker, and block this thread until it is done."""
         errand = self._errand(function, args, kwargs)
         try:
             return cast("T", errand.run())
@@ -75,7 +77,7 @@ class _Executor:
             self.pool.look()
 
     async def arun(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `function(*args, **kwargs)` in a worker, and suspend this task until it is done."""
+        """Run `function(*args, **kwargs)` in a worker, and suspend this task until it is done."""
         errand = self._errand(function, args, kwargs)
         try:
             with held_time():
@@ -86,10 +88,10 @@ class _Executor:
     def map(
         self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
     ) -> Batch[A, T]:
-        """Run `function(item)` for each of `items`; block until all are done, return how each went.
+        """Run `function(item)` for each of `items`; block until all are done, return the batch.
 
-        At most `concurrency` are here at once, as many as there are workers unless given; an item
-        that fails stops no other.
+        At most `concurrency` items run concurrently, by default as many as there are workers. A
+        failing item does not stop the others.
         """
         check.plain_function("function", function, "an async one is awaited as it is")
 
@@ -107,7 +109,7 @@ class _Executor:
         *,
         concurrency: int | None = None,
     ) -> Batch[A, T]:
-        """Do as `map`, and suspend only this task meanwhile; if it is cancelled, all items are."""
+        """Async twin of `map`; if its task is cancelled, all items are."""
         check.plain_function("function", function, "an async one is awaited as it is")
 
         async def one(item: A) -> Result[T]:
@@ -120,7 +122,7 @@ class _Executor:
         return self.workers if given is None else check.count("concurrency", given)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return its name, size and use, counts of calls, and the time that recent ones ran."""
+        """Return name, size, use, counts of calls, and the run time of recent calls."""
         known = self._host.stats.snapshot(self._clock.now())
         counts = ("rejected", "succeeded", "failed", "cancelled", "timed_out", "p50", "p95", "p99")
         return {
@@ -135,10 +137,10 @@ class _Executor:
         }
 
     def close(self, drain: float = 5.0) -> bool:
-        """Take no more calls, and give those there are `drain` seconds; tell whether all ended.
+        """Stop accepting calls, and give pending ones `drain` seconds; return whether all ended.
 
-        After that, queued ones are refused and processes killed; a thread cannot be stopped, and
-        runs on.
+        After that, queued calls are refused and processes killed; threads cannot be stopped, and
+        run on.
         """
         waiter = self._closing(drain)
         try:
@@ -147,7 +149,7 @@ class _Executor:
             self._end()
 
     async def aclose(self, drain: float = 5.0) -> bool:
-        """Do as `close`, and suspend only this task meanwhile."""
+        """Async twin of `close`."""
         waiter = self._closing(drain)
         try:
             with held_time():
@@ -169,7 +171,7 @@ class _Executor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Who leaves by an error will not read any answers.
+        # A block that ended with an error will not read any results.
         self.close() if error is None else self.close(0.0)
 
     async def __aenter__(self) -> Self:
@@ -204,7 +206,7 @@ class _Executor:
             )
 
     def _closing(self, drain: float) -> Emptied | None:
-        """Take no more; return how to wait for what there is, if there is any time for it."""
+        """Stop accepting calls; return a waiter for pending ones, or None if not to wait."""
         seconds = check.seconds("drain", drain, zero=True, infinite=True)
         self.pool.shut("closing")
         if not seconds or self.pool.idle:
@@ -220,7 +222,7 @@ class _Executor:
 
 
 class _End:
-    """Waits until `end` has run, in a thread of its own: those of the loop may all be taken."""
+    """Waits until `end` has run in a thread of its own; the loop's threads may all be busy."""
 
     until: float | None = None
 
@@ -228,7 +230,7 @@ class _End:
         self._end = end
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Begin; `wake` is called at the end."""
+        """Start the thread; `wake` is called at the end."""
 
         def run() -> None:
             try:
@@ -238,18 +240,18 @@ class _End:
 
         try:
             Thread(target=run, name="seawall-closing", daemon=True).start()
-        except RuntimeError:  # the system has no more threads to give
+        except RuntimeError:  # the system cannot start more threads
             run()
 
     def claim(self) -> None:
-        """Have nothing more to wait for."""
+        """Return nothing."""
 
     def abandon(self) -> None:
-        """Leave it to itself."""
+        """Let the thread run on."""
 
 
 class CpuPool(_Executor):
-    """Run CPU-bound functions in as many processes (or threads) as there are cores to use."""
+    """Runs CPU-bound functions in as many processes (or threads) as there are usable cores."""
 
     _policy: ClassVar[str] = "cpu_pool"
 
@@ -264,11 +266,11 @@ class CpuPool(_Executor):
         context: Iterable[ContextVar[Any]] = (),
         clock: Clock | None = None,
     ) -> None:
-        """Have `workers` (the usable cores, unless given) and room for `max_queue` calls (as many).
+        """Use `workers` (default: the usable cores) and a queue of `max_queue` (default: same).
 
-        `kind="thread"` is for functions that release the interpreter's lock. `start` is how a
-        process is started. `context` lists the context variables whose values go along to a
-        process, besides Seawall's own; a thread sees all of them.
+        `kind="thread"` is for functions that release the GIL. `start` is the start method of
+        processes. `context` lists the context variables whose values are passed to a process,
+        besides Seawall's own; a thread sees all of them.
         """
         size = max(1, ceil(usable_cores())) if workers is None else check.count("workers", workers)
         super().__init__(name, size, max_queue, clock)
@@ -287,7 +289,7 @@ class CpuPool(_Executor):
 
 
 class IoPool(_Executor):
-    """Run blocking functions in threads, as many as the traffic needs by Little's law."""
+    """Runs blocking functions in threads, as many as the traffic needs by Little's law."""
 
     _policy: ClassVar[str] = "io_pool"
 
@@ -301,9 +303,9 @@ class IoPool(_Executor):
         max_queue: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Be large enough for `throughput` calls a second of `latency` seconds; or say `workers`.
+        """Size the pool for `throughput` calls per second of `latency` seconds, or by `workers`.
 
-        There is room for `max_queue` calls to wait, as many as there are workers unless given.
+        Up to `max_queue` calls can wait, by default as many as there are workers.
         """
         sized = throughput is not None and latency is not None
         if (workers is None) is not sized or (throughput is None) is not (latency is None):

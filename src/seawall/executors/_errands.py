@@ -1,7 +1,7 @@
 """One call of an executor, from its caller to a worker thread (or process) and back.
 
-Waiting, deadlines and giving up are those of every thread of Seawall's (`runtime/threads.py`); what
-is added here: work that refuses itself in time, threads that can be closed, and processes.
+Waiting, deadlines and giving up are implemented in `runtime/threads.py`. This module adds calls
+that refuse themselves in time, threads that can be closed, and processes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from seawall.runtime.workers import Job, WorkerPool
 
 
 class ExecutorHost:
-    """What the waiting for a thread asks of a guard, for an executor that is in none."""
+    """Stand-in for a guard, for an executor that is not part of one."""
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Begin to count."""
+        """Start counting."""
         self.name = name
         self.clock = clock
         self.stats = Stats(clock.now())
@@ -40,7 +40,7 @@ class ClosableThreads(WorkerPool):
     """Threads that can be closed: first for new work, then for all."""
 
     def __init__(self, size: int, queue: int, name: str) -> None:
-        """Be open."""
+        """Start open."""
         super().__init__(size, queue, name)
         self.state: Literal["open", "closing", "closed"] = "open"
 
@@ -54,18 +54,18 @@ class ClosableThreads(WorkerPool):
         return not self._shared.taken
 
     def submit(self, job: Job) -> bool:
-        """Take the job as any pool does; none once it is closing."""
+        """Accept the job as any pool does, unless it is closing."""
         with self._shared.lock:
             return self.state == "open" and super().submit(job)
 
     def shut(self, state: Literal["closing", "closed"]) -> None:
-        """Take no more; when "closed", what is queued refuses itself as it is begun."""
+        """Stop accepting jobs; once "closed", queued jobs refuse themselves when they start."""
         with self._shared.lock:
             if self.state != "closed":
                 self.state = state
 
     def refuse_queued(self) -> None:
-        """Begin here what is queued, so that its callers are told even if all threads hang."""
+        """Start queued jobs here, so that their callers are refused even if all threads hang."""
         shared = self._shared
         while True:
             with shared.lock:
@@ -82,7 +82,7 @@ class ClosableThreads(WorkerPool):
         self.look()
 
     def look(self) -> None:
-        """Wake those who wait for the end of all work, if it has come."""
+        """Wake the waiters for the end of all work, if it has come."""
         while self._leavers and self.idle:
             try:
                 leaver = self._leavers.pop()
@@ -91,7 +91,7 @@ class ClosableThreads(WorkerPool):
             leaver.wake()
 
     def forget(self, leaver: Emptied) -> None:
-        """Do not wake `leaver` any more."""
+        """Remove `leaver` from the waiters."""
         try:
             self._leavers.remove(leaver)
         except ValueError:
@@ -99,7 +99,7 @@ class ClosableThreads(WorkerPool):
 
 
 class Emptied:
-    """Waits until threads have nothing left to do; claims whether that is so."""
+    """Waits until the threads have nothing left to do; claims whether that is so."""
 
     wake: Callable[[], bool]
 
@@ -109,22 +109,22 @@ class Emptied:
         self.until: float | None = None if until == float("inf") else until
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Be woken when all is done."""
+        """Register to be woken when all work is done."""
         self.wake = wake
         self._threads.await_empty(self)
 
     def claim(self) -> bool:
-        """Tell whether all is done."""
+        """Return whether all work is done."""
         self._threads.forget(self)
         return self._threads.idle
 
     def abandon(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._threads.forget(self)
 
 
 class Errand(ThreadDriver):
-    """One call, in one of the threads of an executor."""
+    """One call, run by one of the threads of an executor."""
 
     whose = "executor"
     worker = "worker"
@@ -133,22 +133,22 @@ class Errand(ThreadDriver):
     def __init__(
         self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: Item
     ) -> None:
-        """Carry `item` to one of `threads`."""
+        """Prepare to run `item` in one of `threads`."""
         super().__init__(cast("Host", host), threads, policy, host.typical)
         self._item = item
 
     def run(self) -> Any:
-        """Have it done, blocking this thread."""
+        """Run the call, blocking this thread."""
         self._check_deadline()
         return self._run_sync(self._work, (), {})
 
     async def arun(self) -> Any:
-        """Have it done, suspending this task."""
+        """Run the call, suspending this task."""
         self._check_deadline()
         return await self._run_async(self._work, (), {})
 
     def _work(self) -> Any:
-        """Do it; in a worker thread."""
+        """Run the item, in a worker thread."""
         if self.pool.state == "closed":
             self._refuse(Rejected(f"executor {self.host.name!r} was closed before it began"))
         self._check_deadline()
@@ -176,7 +176,7 @@ class Errand(ThreadDriver):
         return value
 
     def _wanted(self) -> bool:
-        """Tell whether somebody still waits; else its end was counted when it was given up."""
+        """Return whether the caller still waits; if it gave up, that was counted already."""
         job = job_var.get()
         return job is None or not job.given_up
 
@@ -195,16 +195,16 @@ class Errand(ThreadDriver):
         try:
             raise error
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # break the reference cycle between the exception and this frame
 
     def full(self) -> BulkheadFull:
-        """Return the refusal when nothing is free; raise another when it is closed."""
+        """Return the refusal when nothing is free; raise another one when the pool is closed."""
         if self.pool.state != "open":
             self._refuse(Rejected(f"executor {self.host.name!r} is closed"))
         return super().full()
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
-        """Return the error for a deadline that passed while it ran, or waited; count it."""
+        """Return the error for a deadline that passed while the call ran or waited; count it."""
         error = super().late(seconds, began=began)
         if began:
             self.host.stats.timed_out += 1
@@ -222,7 +222,7 @@ class Errand(ThreadDriver):
     ) -> tuple[Job, float | None]:
         def ended() -> None:
             done()
-            # Here too: a caller whose loop was closed never comes to look itself.
+            # Needed here too: a caller whose loop was closed never calls `look` itself.
             self.pool.look()
 
         return super()._submit(inner, args, kwargs, ended, in_task=in_task)
@@ -235,7 +235,7 @@ class Errand(ThreadDriver):
 
 
 class ProcessErrand(Errand):
-    """One call, in one of the processes of an executor; the thread only waits for it."""
+    """One call, run by one of the processes of an executor; the thread only waits for it."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class ProcessErrand(Errand):
         item: Item,
         crew: Crew,
     ) -> None:
-        """Carry `item` to a process of `crew`, by one of `threads`."""
+        """Prepare to run `item` in a process of `crew`, through one of `threads`."""
         super().__init__(host, threads, policy, item)
         self._crew = crew
 
@@ -259,13 +259,13 @@ class ProcessErrand(Errand):
             super()._count_failure(error)
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
-        """Return the error; a call that no process was given has not begun."""
+        """Return the error; a call that was given to no process has not started."""
         return super().late(seconds, began=began and self._crew.give_up(self._item))
 
     def _left_running(self, left: object, error: BaseException) -> None:
         if left is True:
             return
         if isinstance(left, Abandoned) and self._crew.give_up(self._item):
-            left.attach(error)  # until the process is gone
+            left.attach(error)  # until the process has ended
         else:
             mark_withdrawn(error)

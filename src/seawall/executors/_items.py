@@ -1,10 +1,10 @@
-"""What travels between an executor and its worker processes, and what is done with it there.
+"""Messages between an executor and its worker processes, and their execution there.
 
-    pack(item)    here: the function, its arguments, and what the caller's context held
-    serve(pipe)   there: do one after another; whatever one raises, the next is done too
-    unpack(reply) here: the value, or the error with the traceback it had there
+    pack(item)    in the parent: pickle the function, its arguments, and the caller's context
+    serve(pipe)   in the worker: run items one by one; an exception does not stop the next item
+    unpack(reply) in the parent: return the value, or raise the error with its remote traceback
 
-By pickle, which is for programs that trust each other: a process and children of its own.
+Pickle requires that both sides trust each other: here a process and its own children.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 VALUE, ERROR, UNREAD, UNSENT = b"v", b"e", b"u", b"s"
-"""What a reply is: a value, an error, an item that could not be read, a result that cannot go."""
+"""Kinds of replies: a value, an error, an unreadable item, a result that cannot be sent."""
 
 ITEM_LENGTH: Final = 200
-"""An item is described in at most so many characters."""
+"""Maximum length of an item's description in characters."""
 
 TRACE_LENGTH: Final = 10_000
-"""The end of a traceback that comes back with an error: so many characters."""
+"""Maximum length of a returned traceback in characters; its end is kept."""
 
 
 class Item:
-    """One call on its way to a worker process; who has it changes under the crew's mutex."""
+    """One call for a worker process; its owner changes under the crew's mutex."""
 
     __slots__ = ("args", "function", "given_up", "kwargs", "sent", "worker")
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Be `function(*args, **kwargs)`, that no process has yet."""
+        """Describe `function(*args, **kwargs)`, not yet given to a process."""
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.worker: Any = None
         self.sent = False
-        """Whether a process was given it: then it may have begun."""
+        """Whether it was given to a process, and so may have started."""
         self.given_up = False
 
     def __str__(self) -> str:
-        """Describe it in one short line: values are cut, control characters escaped."""
+        """Describe it in one short line: values are truncated, control characters escaped."""
         from reprlib import Repr
 
         short = Repr()
@@ -84,10 +84,10 @@ class Item:
 
 
 class Luggage:
-    """The context variables of the user's that go along with each item."""
+    """The user's context variables that are passed with each item."""
 
     def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
-        """Find out where a worker process finds the same variables; raise if it cannot."""
+        """Find the module-level names of the variables, for the worker; raise if one has none."""
         if isinstance(variables, str) or not isinstance(variables, Iterable):
             raise TypeError(
                 f"context={variables!r}: list context variables, such as context=[request_id]"
@@ -95,7 +95,7 @@ class Luggage:
         self._places = [(var, *_address(var)) for var in variables]
 
     def values(self) -> list[tuple[str, str, Any]]:
-        """Return the module, the name and the value of those that are set here."""
+        """Return module, name and value of the variables that are set here."""
         unset = object()
         found = [(module, name, var.get(unset)) for var, module, name in self._places]
         return [entry for entry in found if entry[2] is not unset]
@@ -113,17 +113,17 @@ def _address(var: ContextVar[Any]) -> tuple[str, str]:
     raise ValueError(f"context={var!r}: make it a global of a module, where a process can find it")
 
 
-# --- Here ---
+# --- In the parent ---
 
 
 def pack(item: Item, luggage: Luggage) -> Any:
-    """Return the bytes of `item`, and of the context it is called in; or raise TypeError."""
+    """Pickle `item` and its caller's context, or raise TypeError."""
     from multiprocessing.reduction import ForkingPickler
 
     carried = {
         "attempts": [(one.number, one.guard) for one in attempts_from(attempt_var.get())],
         "criticality": current_criticality(),
-        "deadline": seconds_left(),  # an instant means nothing in another process
+        "deadline": seconds_left(),  # as seconds, because clocks of two processes differ
         "idempotency_key": current_idempotency_key(),
         "tenant": current_tenant(),
         "tier": current_tier(),
@@ -155,7 +155,7 @@ def unpack(item: Item, reply: bytes, executor: str) -> Any:
             " pickled"
         )
     try:
-        answer = loads(memoryview(reply)[1:])  # noqa: S301 - from a process of our own
+        answer = loads(memoryview(reply)[1:])  # noqa: S301 - from our own child process
     except Exception as broken:
         raise TypeError(
             f"the result of {item} cannot be read here ({_text(broken)}): return what can be"
@@ -168,37 +168,37 @@ def unpack(item: Item, reply: bytes, executor: str) -> Any:
     try:
         raise error
     finally:
-        del error, answer  # or its own frame would keep it alive
+        del error, answer  # break the reference cycle between the exception and this frame
 
 
-# --- There ---
+# --- In the worker ---
 
 
 def serve(connection: Connection[Any, Any]) -> None:
-    """Carry out what comes through the pipe, until its other end is closed."""
+    """Run the items that arrive through the pipe, until its other end is closed."""
     import signal
     import sys
     from threading import Thread
 
-    # Ctrl-C is for the parent, which then gives up what it waits for.
+    # Ctrl-C is handled by the parent, which then gives up its calls.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_die_with_the_parent, name="seawall-parent", daemon=True).start()
     try:
-        connection.send_bytes(b"")  # ready
+        connection.send_bytes(b"")  # reports that this worker is ready
         while True:
             message = connection.recv_bytes()
             reply = answer(message)
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None and not stream.closed:
-                    stream.flush()  # the next item may be the last
+                    stream.flush()  # the next item may kill the process
             connection.send_bytes(reply)
             del message, reply
     except (EOFError, OSError):
-        pass  # the parent has closed the pipe, or is gone
+        pass  # the parent has closed the pipe, or has died
 
 
 def _die_with_the_parent() -> None:
-    """End this process when the parent has died, also in the middle of an item."""
+    """End this process when the parent has died, even in the middle of an item."""
     import os
     from multiprocessing import parent_process
 
@@ -209,21 +209,21 @@ def _die_with_the_parent() -> None:
 
 
 def answer(message: bytes) -> Any:
-    """Do the item in `message`; return the bytes that tell how it went."""
+    """Run the item in `message`; return the reply as bytes."""
     from pickle import loads
 
     try:
-        packed = loads(message)  # noqa: S301 - from our own parent
-    except BaseException as error:  # noqa: BLE001 - told to the caller
+        packed = loads(message)  # noqa: S301 - from our own parent process
+    except BaseException as error:  # noqa: BLE001 - reported to the caller
         return UNREAD + _text(error).encode()
     try:
-        # A context of its own: what one item sets, the next does not see.
+        # A separate context: an item must not see what another one set.
         value = Context().run(_call, *packed)
     except BaseException as error:  # noqa: BLE001 - raised again in the caller
         return _error_reply(error)
     try:
         return _reply(VALUE, value)
-    except BaseException as error:  # noqa: BLE001 - told to the caller
+    except BaseException as error:  # noqa: BLE001 - reported to the caller
         return UNSENT + _text(error).encode()
 
 
@@ -262,7 +262,7 @@ def _reply(kind: bytes, thing: Any) -> Any:
 
 
 def _error_reply(error: BaseException) -> Any:
-    """Reply with the error itself, if it survives the journey; else with what it says."""
+    """Reply with the error itself if it can be pickled, otherwise with its text."""
     from pickle import loads
     from traceback import format_exception
 
@@ -271,14 +271,14 @@ def _error_reply(error: BaseException) -> Any:
         trace = trace.tb_next
     try:
         text = "".join(format_exception(type(error), error, trace))[-TRACE_LENGTH:]
-    except Exception:  # noqa: BLE001 - a strange error must not cost the reply
+    except Exception:  # noqa: BLE001 - a strange error must not prevent the reply
         text = type(error).__qualname__
     try:
         packed = _reply(ERROR, (error, text))
-        # Many errors can be written but not read: their __init__ wants other arguments.
-        if type(loads(packed[1:])[0]) is type(error):  # noqa: S301 - written a moment ago
+        # Many errors can be pickled but not unpickled: their __init__ needs other arguments.
+        if type(loads(packed[1:])[0]) is type(error):  # noqa: S301 - pickled just above
             return packed
-    except BaseException:  # noqa: BLE001, S110 - then its text goes
+    except BaseException:  # noqa: BLE001, S110 - the text is sent instead
         pass
     return _reply(ERROR, (RuntimeError(_text(error)), text))
 

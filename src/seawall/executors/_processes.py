@@ -1,8 +1,9 @@
-"""Worker processes: the death of one is the end of the item it had, and of nothing else.
+"""Worker processes: when one dies, only its current item fails.
 
 A process pool of the standard library is broken as a whole when one of its processes dies, and
-cannot say what that one was doing. Here each process has a pipe of its own, and a thread that hands
-it one item at a time and waits for the reply. See `seawall.executors._items` for what travels.
+cannot report what that process was doing. Here each process has its own pipe, and a thread that
+sends it one item at a time and waits for the reply. `seawall.executors._items` defines the
+messages.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 BEAT: Final = 1.0
-"""Real seconds after which a process that says nothing is looked at."""
+"""Interval in real seconds at which a silent process is checked."""
 
 START_WITHIN: Final = 60.0
-"""Real seconds in which a new process must be ready."""
+"""Timeout in real seconds for a new process to be ready."""
 
 EXIT_WITHIN: Final = 2.0
-"""Real seconds in which a process must go by itself, before it is killed."""
+"""Timeout in real seconds for a process to exit before it is killed."""
 
 START_TRIES: Final = 3
-"""So many processes in a row may die as they start, before calls are refused for a while."""
+"""Number of consecutive processes that may die at start before calls are refused for a while."""
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
-"""Seconds of that while: the first, doubled each time up to the longest."""
+"""Seconds of that pause: the first one, doubled each time up to the longest."""
 
 
 class _Worker:
     """One process and our end of its pipe."""
 
     def __init__(self, context: Any, name: str) -> None:
-        """Start it; it is ready some time later."""
+        """Start the process; it becomes ready later."""
         ours, theirs = context.Pipe()
         self.connection: Connection[Any, Any] = ours
         self.process: BaseProcess = context.Process(
@@ -56,14 +57,14 @@ class _Worker:
             ours.close()
             raise
         finally:
-            theirs.close()  # the process has its own: when that is closed, ours is told
+            theirs.close()  # the process has its own copy: when that is closed, ours gets EOF
         self.booted = False
         self._exit_code: int | None = None
         self._over = False
         self._lock = Lock()
 
     def is_ready(self) -> bool:
-        """Wait until a new one is ready; tell whether it is alive."""
+        """Wait until a new process is ready; return whether it is alive."""
         if self.booted:
             return not self._is_dead()
         try:
@@ -74,11 +75,11 @@ class _Worker:
         return True
 
     def receive(self, within: float = float("inf")) -> bytes:
-        """Wait for its next message; raises EOFError or OSError when it is dead, or late."""
+        """Return its next message; raise EOFError or OSError when it is dead or late."""
         waited = 0.0
         while not self.connection.poll(BEAT):
             waited += BEAT
-            # What it has started itself may keep the pipe open when it is dead.
+            # A child of the dead process may keep the pipe open.
             if waited >= within or (self._is_dead() and not self.connection.poll(0)):
                 raise EOFError
         return self.connection.recv_bytes()
@@ -88,22 +89,23 @@ class _Worker:
             return self._over or self.process.exitcode is not None
 
     def kill(self) -> None:
-        """Stop it at once, whatever it does.
+        """Kill the process immediately.
 
-        Without the lock: the collector may give up a call in the very thread that holds it.
+        Does not take the lock: the garbage collector may give up a call in the thread that holds
+        it.
         """
         try:
             self.process.kill()
         except (ValueError, AttributeError):
-            pass  # it is gone, and closed
+            pass  # it has exited and was closed
 
     def end(self) -> int | None:
-        """Let it go, and return its exit code; for who holds it."""
-        self.connection.close()  # it takes that for the end of its work
+        """Let the process end, and return its exit code; for its current owner."""
+        self.connection.close()  # makes it exit
         return self.reap()
 
     def reap(self) -> int | None:
-        """Wait until it is gone, kill it if it does not go, and leave no zombie."""
+        """Wait until the process has exited, kill it if it does not, and leave no zombie."""
         with self._lock:
             if not self._over:
                 self.process.join(EXIT_WITHIN)
@@ -117,22 +119,22 @@ class _Worker:
             return self._exit_code
 
     def forget(self) -> None:
-        """Let go of it in a child process, to which it does not belong."""
+        """Release the process in a forked child, to which it does not belong."""
         from multiprocessing import process
 
         self.connection.close()
-        # Or that child, when it exits, would end its parent's workers.
+        # Otherwise that child would end its parent's workers when it exits.
         process._children.discard(self.process)  # type: ignore[attr-defined]
 
 
 class Crew:
-    """The processes of one executor: at most as many as threads ask for one."""
+    """The processes of one executor: at most one for each thread that needs one."""
 
     def __init__(self, name: str, policy: str, method: str, luggage: Luggage, clock: Clock) -> None:
-        """Start none yet. `name` and `policy` are what refusals and events tell."""
+        """Start no process yet. `name` and `policy` appear in refusals and events."""
         self.name = name
         self.replaced = 0
-        """How many processes died and were, or will be, replaced."""
+        """Number of processes that died and were, or will be, replaced."""
         self._policy = policy
         self._method = method
         self._luggage = luggage
@@ -153,10 +155,10 @@ class Crew:
         self._finalizer.atexit = False
 
     def carry_out(self, item: Item) -> Any:
-        """Let a process do it, and wait; called in a thread that has nothing else to do.
+        """Run `item` in a process and wait for it; called in a worker thread.
 
-        Raises what it raised, `WorkerDied` if the process died of it, or a `Rejected` if no
-        process ever had it.
+        Raises what the item raised, `WorkerDied` if the process died, or a `Rejected` if no process
+        ever had it.
         """
         worker = self._take()
         try:
@@ -173,7 +175,7 @@ class Crew:
         except (EOFError, OSError):
             pass  # it is dead
         with self._mutex:
-            item.worker = None  # from here on nobody kills it because of this item
+            item.worker = None  # from here on it is not killed because of this item
             killed = item.given_up
         if reply is None or killed:
             raise self._lost(worker, item)
@@ -181,12 +183,12 @@ class Crew:
         return unpack(item, reply, self.name)
 
     def give_up(self, item: Item) -> bool:
-        """Kill the process that has `item`, if one has; tell whether one was ever given it."""
+        """Kill the process that has `item`, if any; return whether it was ever given to one."""
         self._mutex.do(lambda: _stop(item))
         return item.sent
 
     def stop(self, *, kill: bool = False) -> None:
-        """End all processes and start no more; idle ones go by themselves, unless `kill`."""
+        """End all processes and start no more; idle ones exit themselves, unless `kill`."""
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -200,7 +202,7 @@ class Crew:
         self._all.difference_update(busy, idle)
 
     def _take(self) -> _Worker:
-        """Return a process that is ready: an idle one, or a new one."""
+        """Return a ready process: an idle one, or a new one."""
         while True:
             with self._mutex:
                 worker = self._idle.pop() if self._idle else None
@@ -213,7 +215,7 @@ class Crew:
             exit_code = worker.end()
             if self._closed:
                 raise self._refusal("it is closed")
-            if worker.booted:  # it died at rest: that is no item's fault
+            if worker.booted:  # it died while idle, so no item is to blame
                 self.replaced += 1
                 emit(WorkerReplaced, self.name, item="", exit_code=exit_code)
             else:
@@ -247,7 +249,7 @@ class Crew:
         return worker
 
     def _failed_start(self, exit_code: int | None) -> None:
-        """Count a process that never came up; raise if there were several in a row."""
+        """Count a process that did not start; raise if there were several in a row."""
         self._failed_starts += 1
         beyond = self._failed_starts - START_TRIES
         if beyond < 0:
@@ -262,7 +264,7 @@ class Crew:
         )
 
     def _hand(self, item: Item, worker: _Worker) -> None:
-        """Let `worker` have `item`; raises if nobody wants it any more."""
+        """Assign `item` to `worker`; raise if its caller gave up or the deadline passed."""
         left = seconds_left()
         if left is not None and left <= 0:
             raise self._refusal(f"the deadline passed before {item} began", DeadlineExceeded)
@@ -281,7 +283,7 @@ class Crew:
         worker.end()
 
     def _lost(self, worker: _Worker, item: Item) -> WorkerDied:
-        """See a dead process off and start another; return what to tell the caller."""
+        """Clean up a dead process and start another; return the error for the caller."""
         self._all.discard(worker)
         exit_code = worker.end()
         if self._closed:
@@ -289,9 +291,9 @@ class Crew:
             return WorkerDied(message, item=str(item), exit_code=exit_code)
         self.replaced += 1
         try:
-            # Now, so that it is ready when it is needed; who needs it waits until it is.
+            # Start it now, so that it is ready early; its first user waits until it is.
             self._put_back(self._start())
-        except Exception:  # noqa: BLE001, S110 - who needs one will try again, and be told
+        except Exception:  # noqa: BLE001, S110 - the next call tries again, and reports the failure
             pass
         what = str(item)
         emit(WorkerReplaced, self.name, item=what, exit_code=exit_code)
@@ -309,7 +311,7 @@ class Crew:
         return kind(message, retry_after=retry_after, guard=self.name, policy=self._policy)
 
     def _after_fork(self) -> None:
-        """Begin anew in a child process: the workers are its parent's."""
+        """Start over in a forked child: the workers belong to its parent."""
         self._finalizer.detach()
         for worker in self._all:
             worker.forget()
@@ -325,7 +327,7 @@ def _stop(item: Item) -> None:
 
 
 def _how(exit_code: int | None) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if exit_code is None:
         return "its end is unknown"
     if exit_code >= 0:
@@ -340,7 +342,7 @@ def _how(exit_code: int | None) -> str:
 
 _live: Final[WeakSet[Crew]] = WeakSet()
 _exits_with: set[int] = set()
-"""The process whose exit is seen to."""
+"""IDs of processes in which the exit handler is registered."""
 
 
 def _kill_all(workers: set[_Worker]) -> None:
@@ -350,11 +352,11 @@ def _kill_all(workers: set[_Worker]) -> None:
 
 
 def _end_with_the_interpreter() -> None:
-    """See to it that nothing is left at exit, and nothing is waited for."""
+    """Register an exit handler that kills all workers instead of waiting for them."""
     if os.getpid() in _exits_with:
         return
     import atexit
-    import multiprocessing.util  # noqa: F401 - what it registers waits, so it must come first
+    import multiprocessing.util  # noqa: F401 - its own exit handler waits, so it must be registered first
 
     _exits_with.add(os.getpid())
     atexit.register(_at_exit)

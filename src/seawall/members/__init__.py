@@ -1,4 +1,4 @@
-"""Failure detection: who of a group is there, who is suspected, and who leads.
+"""Failure detection: which members of a group are alive, suspected or gone, and which one leads.
 
 Each name is loaded when it is first used.
 """
@@ -79,7 +79,7 @@ _HOMES = {
     "models.outliers": "ActionBound",
     "runtime.member_events": "MemberChanged OwnPause",
 }
-"""The public names by the module in which they are at home."""
+"""Public names by the module that defines them."""
 
-if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -1,17 +1,19 @@
-"""What to do about members that are suspected, confirmed or gone: ready-made, one line each.
+"""Ready-made actions on members that are suspected, confirmed as failed, or gone.
 
-A detector only says how members are. An action follows a group and does something about it:
-`eject_suspected` sends a host no requests, `split_limit` divides a rate limit among the live
-pods, `hand_over` lets another process lead, and `MembersPresent` is a health check.
+A detector only reports the state of the members. An action follows a group and reacts:
+`eject_suspected` stops sending requests to a host, `split_limit` divides a rate limit among the
+live pods, `hand_over` lets another process lead, and `MembersPresent` is a health check.
 
 Promises:
-- At most a share of the members is acted on at once, and never all: a detector that is wrong about
-  everybody must not take everybody out. What the bound holds back is counted, and logged once.
-- Nothing here makes anything safe: a leader that steps down or does not is as safe as its lease.
-- What was done is undone when a member is cleared, and when the action is closed. A member that was
-  forgotten is let go with the next change of the group, whatever that is.
-- The state of the group counts, not the order of its messages: an action that missed a change is
-  right again with the next one.
+- An action affects at most a share of the members at a time, and never all of them: a detector that
+  is wrong about all members must not take all of them out. Members that the bound holds back are
+  counted, and logged once.
+- Actions do not make anything safe: leadership is only as safe as its lease, whether or not the
+  leader steps down.
+- An action is undone when the member is cleared, and when the action is closed. A forgotten member
+  is released at the next change of the group, whatever that change is.
+- Actions follow the state of the group, not the order of its events: an action that missed a change
+  is correct again after the next one.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ if TYPE_CHECKING:
 __all__ = ["Action", "MembersPresent", "eject_suspected", "hand_over", "split_limit"]
 
 SHARE: Final = 1 / 3
-"""The share of a group that is acted on at most, unless another one is given."""
+"""Default for the maximum share of a group that is acted on."""
 
 UNWELL: Final = 4
-"""The health score, of 0 to 8, from which this process is the one that fails, not the others."""
+"""Health score (0 to 8) from which this process itself is considered the failing one."""
 
 _WORST_FIRST: Final = (MemberState.CONFIRMED, MemberState.LEFT, MemberState.SUSPECTED)
 _MISSED: Final = (MemberState.CONFIRMED, MemberState.SUSPECTED)
 
 
 class Watched(Protocol):
-    """A group that is watched: `Heartbeats` and `Cluster` are."""
+    """A watched group: `Heartbeats` or `Cluster`."""
 
     @property
     def name(self) -> str:
@@ -55,49 +57,49 @@ class Watched(Protocol):
 
     @property
     def members(self) -> Mapping[str, MemberView]:
-        """What is known of each member."""
+        """The known members by name."""
 
     def subscribe(self, subscriber: Callable[[MemberChanged], object], /) -> Callable[[], None]:
-        """Call `subscriber` for each change; return a function that ends that."""
+        """Call `subscriber` for each change; return a function that unsubscribes it."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return plain data; its "kind" says whether this process is a member: "cluster"."""
+        """Return plain data; its "kind" is "cluster" if this process is itself a member."""
 
 
 class Candidate(Protocol):
-    """Who leads at times: a `Leader`."""
+    """A process that leads at times: a `Leader`."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads."""
+        """Whether it leads now."""
 
     def step_down(self) -> None:
         """Let another process lead."""
 
 
 class Bound(Protocol):
-    """What limits an action."""
+    """Limit on how much an action may do."""
 
     @property
     def held_back(self) -> Sized:
-        """What would be done without the bound."""
+        """The members that would be acted on without the bound."""
 
     @property
     def text(self) -> str:
-        """The setting that limits it."""
+        """The setting that limits the action, for messages."""
 
     def snapshot(self) -> dict[str, object]:
-        """Return what is done and what is not."""
+        """Return what is done and what is held back."""
 
 
 Apply = Callable[[list[MemberView] | None], None]
 
 
 class Action:
-    """Something that is done about the members of a group, until `close()`."""
+    """A reaction to the state of a group's members that lasts until `close()`."""
 
     def __init__(self, members: Watched, kind: str, bound: Bound, apply: Apply) -> None:
-        """Call `apply(views)` now and at each change, and `apply(None)` to undo it all."""
+        """Call `apply(views)` now and at each change, and `apply(None)` to undo everything."""
         self._group = members.name
         self._members = members
         self._kind = kind
@@ -118,11 +120,11 @@ class Action:
         return f"<{self._kind} of {self._group!r}: {state}>"
 
     def snapshot(self) -> dict[str, Any]:
-        """Return whom it acts on now, and whom the bound holds back."""
+        """Return the members that it acts on now, and those that the bound holds back."""
         return {"action": self._kind, "group": self._group, **self._bound.snapshot()}
 
     def close(self) -> None:
-        """Follow the group no more, and undo what was done; again does nothing."""
+        """Stop following the group and undo the action. Idempotent."""
         self._end()
         with self._mutex:
             if not self._is_closed:
@@ -136,7 +138,7 @@ class Action:
         self.close()
 
     def _follow(self, _change: MemberChanged | None = None) -> None:
-        """Act on the group as it is now: changes of several threads may come in any order."""
+        """Act on the current state of the group; changes may arrive in any order."""
         with self._mutex:
             if self._is_closed:
                 return
@@ -168,10 +170,12 @@ def eject_suspected(
 ) -> Action:
     """Send no requests to hosts whose member is suspected, confirmed or has left.
 
-    At most the share `most` of the hosts, rounded down, and together with other ejections at most
-    the `max_ejected` of the set. They return when the member is alive again or forgotten.
-    `host(member)` returns the host of a member, as `upstreams` has it. Without it, that is the
-    member's name, address or metadata, whichever is one of the hosts.
+    At most the share `most` of the hosts, rounded down, is ejected; together with other ejections,
+    at most `max_ejected` of the upstreams. A host returns when its member is alive again or
+    forgotten.
+
+    `host(member)` returns the host of a member as `upstreams` spells it. Without it, the member's
+    name, address or metadata is used, whichever is one of the hosts.
     """
     _check_members("eject_suspected", members)
     if not isinstance(upstreams, Upstreams):
@@ -203,13 +207,14 @@ def eject_suspected(
 def split_limit(
     members: Watched, limit: RateLimit, *, expected_pods: int = 1, most: float = SHARE
 ) -> Action:
-    """Keep to this process's part of `limit`: one of as many as there are live members.
+    """Limit this process to its share of `limit`: one part for each live member.
 
     For pods that have no store to share the limit in. Members count until they are confirmed or
     have left, and this process counts as one. At most the share `most` of the known members is
-    taken for dead, and there are never fewer than `expected_pods`. So even if a partition lets
-    each side believe that it is alone, all pods together admit at most `1 / (1 - most)` times the
-    limit, as long as each of them knows of all others. Closed, nobody is taken for dead.
+    taken for dead, and there are never fewer than `expected_pods` parts. So even if a partition
+    lets each side believe that it is alone, all pods together admit at most `1 / (1 - most)` times
+    the limit, as long as each of them knows all others. After `close()`, no member is taken for
+    dead.
     """
     _check_members("split_limit", members)
     if not isinstance(limit, RateLimit):
@@ -238,10 +243,11 @@ def hand_over(
 ) -> Action:
     """Let another process lead as soon as this one seems to be cut off or too slow.
 
-    That is when it misses more than the share `missing` of at least two other members, or its own
-    health in the cluster is bad. Then it steps down, once until it is well again and at most once
-    in `every` seconds. It competes again after a moment, in case nobody else can lead. Which
-    process leads is decided by the lease alone: this only makes it sooner another's.
+    That is when more than the share `missing` of at least two other members is suspected or
+    confirmed, or when its own health score in the cluster is bad. Then it steps down: once until it
+    is well again, and at most once in `every` seconds. It competes again after a while, in case no
+    other process can lead. Only the lease decides which process leads; this action just hands it
+    over sooner.
     """
     _check_members("hand_over", members)
     if isinstance(leader, type) or not callable(getattr(leader, "step_down", None)):
@@ -263,7 +269,7 @@ def hand_over(
 
 
 class _Pace:
-    """How often a leader may step down: once in a bad time, and once in `every` seconds."""
+    """Bound on step-downs: once in each bad period, and once in `every` seconds."""
 
     def __init__(self, every: float) -> None:
         self._every = every
@@ -288,13 +294,13 @@ class _Pace:
         }
 
     def began(self, *, is_unwell: bool) -> bool:
-        """Tell whether a bad time begins now."""
+        """Record the state; return whether a bad period starts now."""
         was_unwell, self._is_unwell = self._is_unwell, is_unwell
         self.held_back = ()
         return is_unwell and not was_unwell
 
     def allows(self) -> bool:
-        """Tell whether to step down now, and count it."""
+        """Return whether to step down now, and count it."""
         now = self._clock.now()
         if now < self._next_at:
             self.held_back = ("the leader",)
@@ -308,14 +314,14 @@ class _Pace:
 class MembersPresent:
     """A health check: degraded while too many members are suspected or confirmed.
 
-    It is never unhealthy. A pod that cannot reach the others may be the one that is cut off, but
-    if all pods took themselves out of service for that, nobody would be left.
+    It is never unhealthy. A pod that cannot reach the others may be the one that is cut off, but if
+    all pods took themselves out of service for that, none would be left.
     """
 
     measurement: ClassVar[str] = "missing"
 
     def __init__(self, members: Watched, *, degraded: float = SHARE) -> None:
-        """Be degraded from this share of the members on."""
+        """Set the share of missing members from which the check is degraded."""
         _check_members("MembersPresent", members)
         self._members = members
         self._degraded = check.ratio("degraded", degraded)
@@ -324,7 +330,7 @@ class MembersPresent:
         return f"MembersPresent({self._members.name!r}, degraded={self._degraded:g})"
 
     async def __call__(self) -> Finding:
-        """Look; in the loop, for it takes no time."""
+        """Count the missing members; async, so that it runs in the loop, as it does not block."""
         views = self._members.members.values()
         known = [view for view in views if view.state is not MemberState.LEFT]
         missing = sum(view.state in _MISSED for view in known)
@@ -335,7 +341,7 @@ class MembersPresent:
 
 
 def _host(view: MemberView, hosts: list[str], host_of: Callable[[MemberView], str] | None) -> str:
-    """Return the host of a member; its name if none of `hosts` is."""
+    """Return the host of a member; its name if it matches none of `hosts`."""
     if host_of is not None:
         return host_of(view)
     texts = (view.name, view.address, view.metadata.decode("utf-8", "replace"))

@@ -1,14 +1,16 @@
-"""A cluster: processes that know of each other by gossip, and find out who of them is gone.
+"""A cluster: processes that learn about each other by gossip and detect members that have failed.
 
-The rules are in `models.detection.swim`. Here is what they need to live in a process: sockets, one
-timer, seeds that are resolved and asked, a thread for programs without an event loop, and a lock so
-that every thread may look.
+The rules are in `models.detection.swim`. This module runs them in a process: it owns the sockets,
+one timer, the resolution of seeds, a thread for programs without an event loop, and a lock so that
+every thread can read the state.
 
 Promises:
-- A member that closes is known to have left; one that dies or hangs is suspected, then confirmed.
-- While it knows nobody else, it asks its seeds again and again; their names are resolved anew each
-  time, without blocking the loop. Groups that formed apart become one through their seeds.
-- Subscribers are called in the order of changes and under no lock; one that fails harms nobody.
+- A member that closes is reported as having left; one that dies or hangs is suspected, then
+  confirmed.
+- While it knows no other member, it contacts its seeds repeatedly and resolves their names each
+  time, without blocking the loop. Groups that formed apart merge through their seeds.
+- Subscribers are called in the order of changes and under no lock; a failing subscriber does not
+  affect others.
 - A child process is not a member: its copies of the sockets are closed.
 """
 
@@ -59,31 +61,31 @@ from seawall.runtime.background import Background, run_in
 from seawall.runtime.mutex import Mutex, survives_fork
 
 ALONE: Final = 0.25
-"""Seconds after which a member that is alone asks its seeds again, at first."""
+"""First interval, in seconds, at which a member that is alone contacts its seeds again."""
 
 RESOLVING: Final = 5.0
-"""Seconds in which a seed's name must be resolved."""
+"""Timeout in seconds for resolving a seed's name."""
 
 STARTING: Final = 10.0
-"""Seconds in which the background thread must have opened its sockets."""
+"""Timeout in seconds for the background thread to open its sockets."""
 
 LEAVING: Final = 1.0
-"""Seconds that a member stays at most after it has said that it leaves."""
+"""Maximum number of seconds that a member stays after it announced that it leaves."""
 
 LONELY: Final = 10.0
-"""Seconds for which no seed answers before the log says so."""
+"""Number of seconds without an answer from any seed before a warning is logged."""
 
 WARN_AGAIN: Final = 600.0
-"""Seconds between two warnings about the same."""
+"""Minimum number of seconds between two warnings on the same subject."""
 
 MISSED_DATAGRAMS: Final = 3
-"""Answers that came by connection alone before the log says that datagrams do not get through."""
+"""Number of answers by connection only before a warning that datagrams do not get through."""
 
 MOST_SHOWN: Final = 1000
-"""Members in a snapshot."""
+"""Maximum number of members in a snapshot."""
 
 CONFIRMED_LEVEL: Final = 2.0
-"""The level of a confirmed member; a suspected one rises from 1 to it while its time runs out."""
+"""Level of a confirmed member. That of a suspected one rises from 1 to this until its timeout."""
 
 _WHY_REFUSED: Final = {
     "key": "they have another key, or are of another group: write the same name and the same keys"
@@ -93,7 +95,7 @@ _WHY_REFUSED: Final = {
     "version": "they have another format: another program sends them, or another version of"
     " Seawall",
 }
-"""What the log says about refused messages. Other reasons are no mistake of a person."""
+"""Log texts for refused messages. Other reasons are not caused by a configuration mistake."""
 
 _LEVELS: Final = {MemberState.SUSPECTED: 1.0, MemberState.CONFIRMED: CONFIRMED_LEVEL}
 _WORST_FIRST: Final = (
@@ -105,25 +107,25 @@ _WORST_FIRST: Final = (
 
 
 class Wire(Protocol):
-    """What a cluster needs of a transport."""
+    """Interface of a transport, as a cluster uses it."""
 
     address: str
     family: socket.AddressFamily
 
     def open(self) -> None:
-        """Listen, in the running loop."""
+        """Open the sockets and listen, in the running loop."""
 
     def send(self, address: str, message: Message, *, reliable: bool) -> None:
-        """Send a message; never blocks or raises."""
+        """Send a message; never block or raise."""
 
     def drain(self) -> None:
-        """Receive what has arrived."""
+        """Process messages that have already arrived."""
 
     async def close(self) -> None:
         """Close all sockets."""
 
     def abandon(self) -> None:
-        """Close them in a child process."""
+        """Close the sockets in a child process."""
 
 
 class Cluster:
@@ -148,18 +150,19 @@ class Cluster:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Describe the member; it joins the group `name` once it is started.
+        """Describe the member; it joins the group `name` when it is started.
 
-        `member` is its name, which no other member may have. By default that is the address at
+        `member` is its name, which must be unique in the group. By default that is the address at
         which others reach it, with POD_NAME in place of the host if the environment has it.
 
-        `bind` is where it listens, by UDP and TCP: an IP address and a port, 0 for one that the
-        system chooses. `advertise` is the IP address, and port if that is another one, at which the
-        others reach it. `seeds` are addresses of some members, by name or number: all addresses
-        that a name has are asked. `preset` is `lan()`, `wan()`, `local()` or `SwimSettings`.
+        `bind` is the IP address and port on which it listens, by UDP and TCP; port 0 lets the
+        system choose. `advertise` is the IP address at which others reach it, with a port if that
+        differs. `seeds` are addresses of some members, as host names or IP addresses: all addresses
+        of a name are contacted. `preset` is `lan()`, `wan()`, `local()` or `SwimSettings`.
 
-        `keyring` holds the keys that members share; without one, a cluster stays on the machine.
-        `metadata` is up to 512 bytes that all others see. `tcp_only` is for networks without UDP.
+        `keyring` holds the keys that members share; without one, a cluster is limited to this
+        machine. `metadata` is up to 512 bytes that all other members see. `tcp_only` is for
+        networks without UDP.
         """
         self.name = _text("name", name)
         self._wanted_member = None if member is None else _text("member", member)
@@ -179,7 +182,7 @@ class Cluster:
         self._metadata = check_metadata(metadata)
         self._tcp_only = check.flag("tcp_only", tcp_only)
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - spreads load, guards nothing
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - spreads load, not used for security
         self.group = Group(name)
         self._codec = Codec(keyring, group=name, clock=self._clock)
         self._traffic = Traffic()
@@ -195,7 +198,7 @@ class Cluster:
         registry.enter(self, "members", name)
 
     def _reset(self) -> None:
-        """Be no member, as before the start, after the end, and in a child process."""
+        """Reset to the state before the start; also used after the end and in a child process."""
         self._swim: Swim | None = None
         self._transport: Wire | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -229,7 +232,7 @@ class Cluster:
         await self._leave()
 
     def start(self) -> Self:
-        """Join the group, in a background thread; for programs without an event loop."""
+        """Join the group in a background thread; for programs without an event loop."""
         background = Background(lambda: None, self._leave, owner="cluster")
         with self._mutex:
             self._check_stopped()
@@ -237,13 +240,13 @@ class Cluster:
         try:
             run_in(background, self._open, STARTING)
         except BaseException:
-            background.stop()()  # or its end could fall into a later start
+            background.stop()()  # otherwise its end could interfere with a later start
             self._background = None
             raise
         return self
 
     def close(self) -> None:
-        """Leave the group, and wait until the others have been told. Once is as good as twice."""
+        """Leave the group and wait until the other members were notified. Idempotent."""
         background = self._background
         if background is not None:
             background.stop()()
@@ -268,7 +271,7 @@ class Cluster:
             )
 
     async def _open(self) -> None:
-        """Open the sockets and begin, in the running loop."""
+        """Open the sockets and start the protocol in the running loop."""
         loop = asyncio.get_running_loop()
         transport = self._make_transport(self._receive)
         try:
@@ -303,7 +306,7 @@ class Cluster:
         )
 
     async def _leave(self) -> None:
-        """Tell the others, stay for a moment so that they hear it, and close the sockets."""
+        """Announce the departure, wait briefly so that it is delivered, and close the sockets."""
         swim, transport = self._swim, self._transport
         if swim is None or transport is None:
             return
@@ -312,11 +315,12 @@ class Cluster:
                 self._joining.cancel()
             has_others = len(swim.present) > 1
             self._step(swim.leave)
-            if not has_others:  # a seed may know this member, and its answer is on the way
+            # a seed may know this member already, with its answer still in flight
+            if not has_others:
                 self._step(swim.join, self._asked)
             if has_others or self._asked:
                 wait = min(LEAVING, 2 * self.settings.gossip_interval)
-                await asyncio.sleep(wait)  # noqa: TID251 - the loop's own time, virtual or not
+                await asyncio.sleep(wait)  # noqa: TID251 - uses the loop's own time, virtual or not
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -325,7 +329,7 @@ class Cluster:
             await transport.close()
 
     def _after_fork(self) -> None:
-        """Be no member in a child process; it may start as another one."""
+        """Stop being a member in a child process; it may start as a new one."""
         transport, background = self._transport, self._background
         if transport is not None:
             transport.abandon()
@@ -340,13 +344,16 @@ class Cluster:
     # In the loop
 
     def _step(self, act: Callable[..., list[Directive]], *args: Any, **options: Any) -> None:
-        """Let the model act now, and do what it says."""
+        """Run one step of the model at the current time and carry out its directives."""
         with self._mutex:
             directives = act(*args, now=self._clock.now(), **options)
         self._follow(directives)
 
     def _follow(self, directives: list[Directive]) -> None:
-        """Send and publish, and set the timer. Sending comes first: subscribers may take long."""
+        """Send, set the timer, then publish.
+
+        Sending comes first because subscribers may be slow.
+        """
         transport, swim = self._transport, self._swim
         if transport is None or swim is None:
             return
@@ -375,12 +382,12 @@ class Cluster:
             level=_LEVELS.get(change.after) or _LEVELS.get(before, 0.0),
             duration=change.duration,
             by="" if change.by == own else change.by,
-            # Who confirms a member on another's word does not know for how long it was silent.
+            # A member confirmed on another member's word: the length of its silence is not known.
             silence=change.duration if was_suspected else None,
         )
 
     def _set_timer(self, swim: Swim) -> None:
-        """Wake at the model's next instant; a timer that is earlier is as good."""
+        """Schedule a wake-up at the model's next instant, unless a timer fires before that."""
         timer, loop = self._timer, self._loop
         if loop is None:
             return
@@ -392,7 +399,10 @@ class Cluster:
         self._timer = loop.call_at(at, self._wake, context=Context())
 
     def _wake(self) -> None:
-        """Do what is due. What has arrived counts first: an answer may be among it."""
+        """Process arrived messages, then run what is due.
+
+        An arrived answer may prevent a suspicion.
+        """
         swim, transport = self._swim, self._transport
         if swim is None or transport is None:
             return
@@ -410,7 +420,7 @@ class Cluster:
         if swim is None:
             return
         if message.source == swim.own.name:
-            # From itself, if one of its seeds is its own address under another name.
+            # Happens if one of its seeds is its own address under another name.
             self._check_namesake(message, swim.own)
             return
         try:
@@ -419,7 +429,7 @@ class Cluster:
             logging.getLogger("seawall").exception("cluster %r failed at a message", self.name)
 
     def _check_namesake(self, message: Message, own: Member) -> None:
-        """Log once that another process has this member's name, and let it know too."""
+        """Log once that another process has this member's name, and notify that process."""
         others = [
             update.address
             for update in message.updates
@@ -456,7 +466,7 @@ class Cluster:
             self._warn(reason, f"messages such as from {address} are refused: {why}")
 
     def _warn(self, about: str, text: str) -> None:
-        """Log a warning, but not the same one again and again."""
+        """Log a warning, at most once in `WARN_AGAIN` seconds for each subject."""
         now = self._clock.now()
         if now - self._warned_at.get(about, -inf) >= WARN_AGAIN:
             self._warned_at[about] = now
@@ -465,7 +475,7 @@ class Cluster:
     # Joining
 
     async def _join(self) -> None:
-        """Ask the seeds while this member is alone; later, now and then, one that is not known."""
+        """Contact all seeds while this member is alone; later, periodically one unknown seed."""
         pause = ALONE
         longest = self.settings.exchange_interval
         alone_since = self._clock.now()
@@ -488,7 +498,7 @@ class Cluster:
                 self._step(swim.join, strange)
             wait = pause * (0.5 + self._rng.random() / 2) if is_alone else longest
             pause = min(pause * 2, longest) if is_alone else ALONE
-            await asyncio.sleep(wait)  # noqa: TID251 - the loop's own time, virtual or not
+            await asyncio.sleep(wait)  # noqa: TID251 - uses the loop's own time, virtual or not
 
     def _warn_lonely(self, seeds: list[str], own: Member) -> None:
         self._warn(
@@ -499,7 +509,7 @@ class Cluster:
         )
 
     async def _resolved(self) -> list[str]:
-        """Return the addresses that the seeds have now."""
+        """Return the current addresses of the seeds."""
         found = await asyncio.gather(*(self._resolve(host, port) for host, port in self._seeds))
         return list(dict.fromkeys(address for addresses in found for address in addresses))
 
@@ -512,7 +522,7 @@ class Cluster:
             async with asyncio.timeout(RESOLVING):
                 loop = asyncio.get_running_loop()
                 found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # a timeout is one too
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             if host not in self._unresolved:
                 self._unresolved.add(host)
                 logging.getLogger("seawall").warning(
@@ -525,23 +535,23 @@ class Cluster:
         self._unresolved.discard(host)
         return [join_address(str(place[4][0]), port) for place in found]
 
-    # For everybody
+    # Public view, for any thread
 
     @property
     def member(self) -> str:
-        """The name of this process in the group; empty while that depends on the port to come."""
+        """The name of this process in the group; empty while it depends on an unknown port."""
         swim = self._swim
         return (self._wanted_member or "") if swim is None else swim.own.name
 
     @property
     def address(self) -> str:
-        """Where the others reach this member; empty while it does not run."""
+        """The address at which others reach this member; empty while it does not run."""
         swim = self._swim
         return "" if swim is None else swim.own.address
 
     @property
     def members(self) -> dict[str, MemberView]:
-        """All members that are known, this one among them, also those that are gone."""
+        """All known members, including this one and those that are gone."""
         with self._mutex:
             swim = self._swim
             if swim is None:
@@ -551,7 +561,7 @@ class Cluster:
             return {one.name: _view(one, swim.own.name, now) for one in everybody}
 
     def get(self, name: str) -> MemberView | None:
-        """Return what is known of one member; None if there is none of that name."""
+        """Return what is known about one member; None if there is none of that name."""
         with self._mutex:
             swim = self._swim
             if swim is None:
@@ -561,19 +571,19 @@ class Cluster:
 
     @property
     def alive(self) -> list[str]:
-        """The names of the members that are there, this one among them; suspected ones are too."""
+        """Names of the present members, including this one and suspected ones."""
         with self._mutex:
             return [] if self._swim is None else sorted(one.name for one in self._swim.present)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber(change)` for each `MemberChanged`; return a function that ends that.
+        """Call `subscriber(change)` for each `MemberChanged`; return a function to unsubscribe.
 
         It runs in the thread of the cluster, so it must be quick.
         """
         return self.group.subscribe(subscriber)
 
     def set_metadata(self, metadata: bytes) -> None:
-        """Tell the group something else about this member; from any thread."""
+        """Replace the metadata that the group sees of this member; from any thread."""
         self._metadata = check_metadata(metadata)
         with self._mutex:
             swim, loop = self._swim, self._loop
@@ -583,17 +593,17 @@ class Cluster:
             self._follow_soon(loop, directives)
 
     def _follow_soon(self, loop: asyncio.AbstractEventLoop, directives: list[Directive]) -> None:
-        """Follow directives in the loop; from any thread."""
+        """Schedule directives to be carried out in the loop; from any thread."""
         try:
             loop.call_soon_threadsafe(self._follow, directives, context=Context())
         except RuntimeError:
-            pass  # the loop has ended, and the member with it
+            pass  # the loop has ended, and the membership with it
 
     @contextmanager
     def pause_suspicion(self) -> Iterator[None]:
-        """Accuse and confirm nobody inside the block, which does heavy work; from any thread.
+        """Suspect and confirm no member inside the block, which does heavy work; from any thread.
 
-        Answers of the others may wait meanwhile until this process comes to read them.
+        Meanwhile, answers from other members may wait unread in this process.
         """
         with self._mutex:
             self._pauses += 1
@@ -607,10 +617,10 @@ class Cluster:
                 swim, loop = self._swim, self._loop
                 if swim is not None and loop is not None and not self._pauses:
                     swim.resume_suspicion(self._clock.now())
-                    self._follow_soon(loop, [])  # it may have to wake earlier
+                    self._follow_soon(loop, [])  # the next wake-up may have become earlier
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see, as plain data; at most 1000 members, the worst first."""
+        """Return the state as plain data; at most 1000 members, the worst first."""
         views = sorted(
             self.members.values(), key=lambda one: (_WORST_FIRST.index(one.state), one.name)
         )
@@ -640,7 +650,7 @@ class Cluster:
 
 
 _of_parent: list[object] = []
-"""Tasks and timers of a parent process."""
+"""Tasks and timers of the parent process, kept so that the child does not finalize them."""
 
 
 def _view(member: Member, own: str, now: float) -> MemberView:
@@ -678,7 +688,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _numeric_address(name: str, value: object) -> str:
-    """Return an address whose host is an IP address, or raise."""
+    """Return `value` if its host is an IP address; otherwise raise."""
     text = _text(name, value)
     host, _port = split_address(text)
     if host == "localhost":

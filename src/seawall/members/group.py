@@ -1,12 +1,12 @@
-"""A group: what is known of its members, who wants to hear of changes, and the counts for metrics.
+"""A group: its members, the subscribers to changes, and the counts for metrics.
 
-`Heartbeats` and `Cluster` find out how members are; both keep it in a `Group`, so that subscribers,
-metrics and pages do not care which of them it was.
+`Heartbeats` and `Cluster` detect the state of members; both keep it in a `Group`, so that
+subscribers, metrics and pages need not know which of them it was.
 
 Promises:
 - Each suspicion ends exactly once: cleared, confirmed, or the member has left.
-- A subscriber is called for each change, in their order, and never while the group's lock is held;
-  one that fails is logged and disturbs nobody.
+- A subscriber is called for each change, in order, and never while the group's lock is held. A
+  failing subscriber is logged and does not affect others.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ Subscriber = Callable[[MemberChanged], object]
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What is known of one member at one instant."""
+    """State of one member at one instant."""
 
     name: str
     state: MemberState
     since: float
-    """When it went into this state, by the clock of the group."""
+    """Time at which it entered this state, by the clock of the group."""
     address: str = ""
     level: float = 0.0
-    """How strongly it is suspected; it counts as suspected from `threshold`."""
+    """Level of suspicion; the member is suspected from `threshold` on."""
     threshold: float = 1.0
     round_trip: float | None = None
-    """Seconds that its last answer took, if it was asked."""
+    """Round-trip time of its last answer in seconds, if it was probed."""
     metadata: bytes = b""
     reason: str = ""
     by: str = ""
-    """The member on whose word it is in this state; empty for this process itself."""
+    """The member that reported this state; empty for this process itself."""
 
     @property
     def is_present(self) -> bool:
-        """Whether it counts as a member: a suspected one does."""
+        """Whether it counts as a member; a suspected one does."""
         return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
 
 
@@ -57,7 +57,7 @@ class Group:
     """The members of one group as this process sees them."""
 
     def __init__(self, name: str) -> None:
-        """Begin without members."""
+        """Start without members."""
         self.name = name
         self._subscribers: tuple[Subscriber, ...] = ()
         self._mutex = Mutex()
@@ -74,20 +74,20 @@ class Group:
 
     @property
     def false_suspect_rate(self) -> float | None:
-        """The share of ended suspicions that were wrong; None before the first has ended."""
+        """Share of ended suspicions that were wrong; None before the first has ended."""
         ended = self.cleared + self.confirmed
         return self.cleared / ended if ended else None
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber(change)` for each `MemberChanged`; return a function that ends that.
+        """Call `subscriber(change)` for each `MemberChanged`; return a function to unsubscribe.
 
-        It is called in the thread that detects, so it must be quick.
+        It is called in the thread that detects the change, so it must be quick.
         """
         if not callable(subscriber) or kind_of(subscriber) != "sync":
             raise TypeError(
                 f"subscribe({subscriber!r}): pass a plain function that takes one MemberChanged"
             )
-        entry: Subscriber = lambda change: subscriber(change)  # noqa: E731, PLW0108 - equal ones end apart
+        entry: Subscriber = lambda change: subscriber(change)  # noqa: E731, PLW0108 - lets equal subscribers end separately
         with self._mutex:
             self._subscribers = (*self._subscribers, entry)
 
@@ -109,10 +109,10 @@ class Group:
         by: str = "",
         silence: float | None = None,
     ) -> None:
-        """Count a change and hand it to subscribers and events.
+        """Count a change and pass it to subscribers and events.
 
-        `silence` is for how long a confirmed member had not been heard; if that is not known, the
-        detection time is not counted.
+        `silence` is the number of seconds for which a confirmed member had not been heard. Without
+        it, no detection time is recorded.
         """
         if after is MemberState.SUSPECTED:
             self.suspicions += 1
@@ -138,8 +138,9 @@ class Group:
             try:
                 subscriber(change)
             except (Exception, CancelledError, SystemExit) as error:
-                # A cancellation is that of a task whose result was asked for. `sys.exit()` ends the
-                # program in its main thread; in any other it would only end the watch.
+                # A CancelledError comes from a task whose result the subscriber asked for.
+                # `sys.exit()` ends the program only in its main thread; in any other thread it
+                # would only end detection.
                 if isinstance(error, SystemExit) and current_thread() is main_thread():
                     raise
                 logging.getLogger("seawall").exception(
@@ -148,7 +149,7 @@ class Group:
         events.emit(MemberChanged, change.guard, **_without_guard(change))
 
     def note_own_pause(self, seconds: float) -> None:
-        """Count a pause of this process itself."""
+        """Count a pause of this process."""
         self.own_pauses += 1
         self.paused_seconds += seconds
         events.emit(OwnPause, self.name, seconds=seconds)
@@ -168,7 +169,7 @@ class Group:
         }
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: the thread that held the lock has not come along."""
+        """Replace the lock in a child process: the thread that held it does not exist there."""
         self._mutex = Mutex()
 
 

@@ -1,17 +1,17 @@
-"""Heartbeats: named peers, watched by the signs of life that they give.
+"""Heartbeats: failure detection for named peers.
 
-A peer sends heartbeats by itself, is asked by a probe, or writes to a store that all pods share.
-Each has a detector of its own, so a fast and a slow peer are both judged by what is usual for them.
+A peer sends heartbeats, is asked by a probe, or writes to a store that all pods share. Each peer
+has its own detector, so fast and slow peers are each judged by what is usual for them.
 `models.detection.peer` has the rules, without clock, lock or loop; `Heartbeats` runs them.
 
 Promises:
 - A peer goes from suspected to alive, confirmed or left exactly once, and never to the state that
   it is in.
-- A peer is suspected for its own silence only: not while this process was paused or for as long
-  afterwards, a probed one not before it was asked, and one in a shared store only for as long as
-  the store answers.
-- At most one probe of a peer runs at a time, and at most `AT_ONCE` of all; one that hangs costs its
-  own peer, no other.
+- A peer is suspected only for its own silence: not while this process was paused or for as long
+  afterwards, a probed peer not before it was probed, and a peer in a shared store only while the
+  store answers.
+- At most one probe of a peer runs at a time, and at most `AT_ONCE` in total. A hanging probe
+  affects only its own peer.
 - At most `max_peers` are kept.
 """
 
@@ -53,19 +53,20 @@ if TYPE_CHECKING:
     from seawall.executors import IoPool
 
 AT_ONCE: Final = 256
-"""Maximum number of probes under way."""
+"""Maximum number of concurrent probes."""
 
 THREADS: Final = 32
 """Maximum number of threads for probes that are plain functions."""
 
 JITTER: Final = 0.2
-"""Pauses between probes differ by this share, or those of all pods would arrive together."""
+"""Random variation of the probe interval, as a share; keeps pods from probing at the same instant.
+"""
 
 EXCUSED: Final = 3
-"""An evaluation that comes later than by this number of steps is put off."""
+"""Evaluations later than this number of steps are postponed."""
 
 GOODBYE: Final = 1.0
-"""Maximum number of seconds to tell the store that this process ends."""
+"""Timeout in seconds for reporting the end of this process to the store."""
 
 LONGEST_STEP: Final = 1.0
 """Maximum number of seconds between two evaluations."""
@@ -83,7 +84,7 @@ _WORST_FIRST: Final = {CONFIRMED: 0, SUSPECTED: 1, UNKNOWN: 2, ALIVE: 3, LEFT: 4
 
 
 class _Watched(Peer):
-    """A peer, and how it is heard."""
+    """A peer and how it is observed."""
 
     __slots__ = ("address", "is_shared", "probe", "round_trip", "stamp")
 
@@ -93,12 +94,12 @@ class _Watched(Peer):
         self.probe: ProbeRunner | None = None
         self.round_trip: float | None = None
         self.is_shared = False
-        """Whether it is heard by the store alone."""
+        """Whether it is observed through the store only."""
         self.stamp = -1.0
-        """Of its last heartbeat in the store."""
+        """Stamp of its last heartbeat in the store."""
 
     def view(self, now: float) -> MemberView:
-        """Return what is known of it."""
+        """Return its current state."""
         detector = self.detector
         return MemberView(
             self.name,
@@ -113,7 +114,7 @@ class _Watched(Peer):
 
 
 class Heartbeats:
-    """Watches named peers and tells who is alive, suspected, confirmed as failed, or has left."""
+    """Failure detector for named peers: alive, suspected, confirmed as failed, or left."""
 
     def __init__(
         self,
@@ -130,17 +131,18 @@ class Heartbeats:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Watch peers whose heartbeats come, or whose probes run, about `every` seconds.
+        """Watch peers whose heartbeats arrive, or whose probes run, about every `every` seconds.
 
-        Each peer has a `detector` of its own, `phi_accrual` fitted to `every` unless given, which
+        Each peer has its own `detector`, by default `phi_accrual` fitted to `every`, which
         tolerates one lost heartbeat. A suspicion that lasts for `confirm_after` seconds is
-        confirmed. A probe that takes longer than `timeout` (`every`, unless given) has failed.
+        confirmed. A probe that takes longer than `timeout` (default `every`) has failed.
+
         If two evaluations are more than `pause_after` seconds apart, this process itself was
-        paused, and for as long again nobody is suspected or confirmed.
+        paused, and for the same time again no peer is suspected or confirmed.
 
         With a `shared` store, such as a `RedisStore`, this process writes a heartbeat under the
-        name `own` (made up, unless given) every `every` seconds, and watches all others that do so
-        in a group of this `name`.
+        name `own` (random by default) every `every` seconds, and watches all other processes that
+        do so in a group of this `name`.
         """
         self.name = _text("name", name)
         self.every = check.seconds("every", every)
@@ -161,12 +163,12 @@ class Heartbeats:
         """The name of this process in the shared store; empty without one."""
         self._share = None if shared is None else shared.heartbeats(self.name)
         self._looked_at = 0.0
-        """When the store was asked the last time that it answered."""
+        """Start time of the last query that the store answered."""
         self._has_missed = False
-        """Whether the store has not answered since then."""
+        """Whether a later query of the store failed."""
         self._shared_calm_until = -inf
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter needs no secrecy
         self.group = Group(self.name)
         self._mutex = Mutex()
         self._peers: dict[str, _Watched] = {}
@@ -194,11 +196,11 @@ class Heartbeats:
         detector: DetectorSettings | None = None,
         address: str = "",
     ) -> None:
-        """Watch `peer`: by the heartbeats that arrive, or by calling `probe` every now and then.
+        """Watch `peer`, by the heartbeats that arrive or by calling `probe` periodically.
 
-        `probe` is `http_probe(url)`, `tcp_probe(host, port)`, `grpc_probe(target)`, or a function
-        of yours without arguments, plain or async: the peer is alive unless it raises, returns
-        False or takes too long. Watched already, a peer keeps its state and takes on the new
+        `probe` is `http_probe(url)`, `tcp_probe(host, port)`, `grpc_probe(target)`, or your own
+        function without arguments, plain or async: the peer is alive unless it raises, returns
+        False or takes too long. A peer that is already watched keeps its state and takes on the new
         settings. One that had left is expected again.
         """
         name = _peer_name("peer", peer)
@@ -223,7 +225,10 @@ class Heartbeats:
         self._publish()
 
     def _make_room(self, now: float) -> None:
-        """Forget the peer that has been gone for longest, if there are too many; under the lock."""
+        """Evict the peer that has been gone longest if the limit is reached.
+
+        Call under the lock.
+        """
         if len(self._peers) < self.max_peers:
             return
         gone = [peer for peer in self._peers.values() if peer.state in (LEFT, CONFIRMED)]
@@ -237,7 +242,10 @@ class Heartbeats:
         self._post(longest.leave("forgotten", now))
 
     def forget(self, peer: str) -> bool:
-        """Watch `peer` no more; to subscribers it has left. False if it was not watched."""
+        """Stop watching `peer`; subscribers see that it left.
+
+        Return False if it was not watched.
+        """
         with self._mutex:
             known = self._peers.pop(peer, None)
             if known is not None:
@@ -246,9 +254,9 @@ class Heartbeats:
         return known is not None
 
     def leave(self, peer: str, reason: str = "left") -> bool:
-        """Note that `peer` has said goodbye; False if it was not watched, or had left.
+        """Record that `peer` has left; return False if it was not watched or had already left.
 
-        Heartbeats of it that are still on their way do not count. `watch` expects it again.
+        Its heartbeats that arrive later are ignored. `watch` expects it again.
         """
         text = _text("reason", reason)
         with self._mutex:
@@ -259,9 +267,11 @@ class Heartbeats:
         return change is not None
 
     def heartbeat(self, peer: str) -> bool:
-        """Note a sign of life of `peer`; from any thread. False if it is not watched, or has left.
+        """Record a heartbeat of `peer`; from any thread.
 
-        Names that are not watched are ignored and counted: a heartbeat may come from anybody.
+        Return False if it is not watched or has left.
+
+        Unknown names are ignored and counted: a heartbeat may come from any sender.
         """
         with self._mutex:
             known = self._peers.get(peer)
@@ -280,7 +290,7 @@ class Heartbeats:
     # What is known
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber(change)` for each `MemberChanged`; return a function that ends that.
+        """Call `subscriber(change)` for each `MemberChanged`; return a function to unsubscribe.
 
         It is called in the thread that noticed the change, so it must be quick.
         """
@@ -288,7 +298,7 @@ class Heartbeats:
 
     @property
     def members(self) -> dict[str, MemberView]:
-        """The watched peers by name, as they are now."""
+        """The watched peers by name, with their current state."""
         with self._mutex:
             now = self._clock.now()
             return {
@@ -296,7 +306,7 @@ class Heartbeats:
             }
 
     def get(self, peer: str) -> MemberView | None:
-        """Return what is known of `peer`, None if it is not watched."""
+        """Return what is known about `peer`; None if it is not watched."""
         with self._mutex:
             known = self._peers.get(peer)
             if known is None:
@@ -305,13 +315,13 @@ class Heartbeats:
 
     @property
     def alive(self) -> list[str]:
-        """The names of the peers that are present: alive, or suspected and not confirmed."""
+        """Names of the present peers: alive, or suspected but not confirmed."""
         with self._mutex:
             present = (ALIVE, SUSPECTED)
             return [name for name, peer in self._peers.items() if peer.state in present]
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see: the peers, worst first, and the counts."""
+        """Return the peers, worst first, and the counts, as plain data."""
         views = sorted(
             self.members.values(), key=lambda view: (_WORST_FIRST[view.state], -view.level)
         )
@@ -332,7 +342,7 @@ class Heartbeats:
     # Changes are published in order, one thread at a time, and never under the lock
 
     def _post(self, change: Change | None) -> None:
-        """Queue `change` for publication; under the lock."""
+        """Queue `change` for publication. Call under the lock."""
         if change is not None:
             fields = change._asdict()
             self._outbox.append(lambda: self.group.publish(**fields))
@@ -341,7 +351,7 @@ class Heartbeats:
         while self._outbox:
             with self._mutex:
                 if self._is_publishing:
-                    return  # whoever publishes goes on until nothing is left
+                    return  # the thread that is publishing continues until the outbox is empty
                 self._is_publishing = True
             try:
                 while self._outbox:
@@ -352,7 +362,10 @@ class Heartbeats:
     # Judging
 
     def evaluate(self) -> None:
-        """Look at all peers now. The background does so by itself, four times in `every`."""
+        """Evaluate all peers now.
+
+        The background thread does so four times in each interval `every`.
+        """
         with self._mutex:
             now = self._clock.now()
             before, self._evaluated_at = self._evaluated_at, now
@@ -367,23 +380,23 @@ class Heartbeats:
         self._publish()
 
     def _judged_at(self, peer: _Watched, now: float) -> float:
-        """Return up to when the silence of `peer` is known.
+        """Return the time up to which the silence of `peer` is known.
 
-        In the store it may have been heard since this process looked there.
+        A peer in the store may have written since this process last read it.
         """
         return self._looked_at if peer.is_shared else now
 
     # Sharing
 
     async def _share_forever(self) -> None:
-        """Write heartbeats to the store, and read those of others."""
+        """Write heartbeats to the store and read those of other processes, until cancelled."""
         clock = self._clock
         while True:
             due = clock.now() + self._jittered()
             try:
                 await self._look()
             except StoreUnavailable:
-                self._has_missed = True  # the store's own events tell of it
+                self._has_missed = True  # reported by the store's own events
             except (Exception, asyncio.CancelledError):
                 if _is_cancelled():
                     raise
@@ -400,16 +413,17 @@ class Heartbeats:
             self._sent += 1
             self._looked_at = asked_at
             if self._has_missed:
-                # The others could not write either: give them time to notice that it is back.
+                # The other processes could not write either: give them time to notice that the
+                # store is back.
                 self._shared_calm_until = asked_at + max(self.pause_after, 5 * self.every)
                 self._has_missed = False
             self._take_in(sighting, asked_at)
         self._publish()
 
     def _take_in(self, sighting: Sighting, now: float) -> None:
-        """Hear the members that have written since the last look; under the lock.
+        """Process the heartbeats written since the last read. Call under the lock.
 
-        When they wrote is not used: the clock of the store may be set.
+        Their time stamps are not interpreted, because the store's clock may be changed.
         """
         seen = set(sighting.left)
         for beat in sighting.beats:
@@ -429,7 +443,7 @@ class Heartbeats:
                 self._post(peer.leave("forgotten", now))
 
     def _shared_peer(self, beat: Beat, now: float) -> _Watched | None:
-        """Return the peer that wrote `beat`; None if it is this process, or was gone long ago."""
+        """Return the peer that wrote `beat`; None for this process or a peer long gone."""
         if beat.member == self.own:
             return None
         peer = self._peers.get(beat.member)
@@ -451,7 +465,7 @@ class Heartbeats:
             try:
                 await self._share.leave(self.own, min(self.timeout, GOODBYE))
             except StoreUnavailable:
-                pass  # the others will find out
+                pass  # the other processes will detect it
 
     def _jittered(self) -> float:
         return self.every * (1 - JITTER + 2 * JITTER * self._rng.random())
@@ -459,9 +473,9 @@ class Heartbeats:
     # Running
 
     def start(self) -> Self:
-        """Begin to judge and to probe, in a background thread; does nothing if it has begun.
+        """Start evaluating and probing in a background thread; do nothing if already started.
 
-        On a virtual clock nothing happens by itself: call `evaluate()`, or use `async with` in a
+        A virtual clock has no background thread: call `evaluate()`, or use `async with` in a
         virtual loop.
         """
         with self._mutex:
@@ -475,7 +489,7 @@ class Heartbeats:
         return self
 
     def close(self) -> None:
-        """Judge and probe no more, and end the background thread. What is known stays."""
+        """Stop evaluating and probing, and end the background thread. The known states are kept."""
         background, self._background = self._background, None
         if background is not None:
             background.stop()()
@@ -502,7 +516,7 @@ class Heartbeats:
             raise RuntimeError(f"{self!r} runs in an event loop already: `async with` it once")
 
     def _begin(self) -> None:
-        """Give each peer its full patience: nobody has listened or asked until now."""
+        """Restart the timeout of each peer: nothing was received or probed until now."""
         with self._mutex:
             now = self._clock.now()
             self._evaluated_at = None
@@ -519,7 +533,7 @@ class Heartbeats:
             await self._say_goodbye()
 
     async def _run(self) -> None:
-        """Evaluate again and again, and keep one task for each peer that is probed."""
+        """Evaluate periodically, and keep one task for each probed peer."""
         tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]] = {}
         room = asyncio.Semaphore(AT_ONCE)
         sharing = asyncio.get_running_loop().create_task(self._share_forever())
@@ -529,12 +543,13 @@ class Heartbeats:
                 try:
                     self.evaluate()
                     self._match(tasks, room)
-                except (Exception, asyncio.CancelledError):  # nothing is awaited: a listener's own
+                # nothing is awaited here: raised by a subscriber
+                except (Exception, asyncio.CancelledError):
                     logging.getLogger("seawall").exception("evaluating %r failed", self.name)
                 due = clock.now() + self._step
                 await sleep_async(self._step)
-                # A loop that was held up has not read yet what came in. Judge nobody for as long
-                # again, but not twice in a row: one that is always late must judge as well.
+                # A delayed loop has not yet read what arrived. Judge no peer for the length of the
+                # delay, but not twice in a row: a loop that is always late must still judge.
                 now = clock.now()
                 is_excused = now - due > EXCUSED * self._step and not is_excused
                 if is_excused:
@@ -548,7 +563,7 @@ class Heartbeats:
     def _match(
         self, tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]], room: asyncio.Semaphore
     ) -> None:
-        """Begin the tasks of new probes, and end those of peers that are not probed any more."""
+        """Start tasks for new probes, and cancel those of peers that are no longer probed."""
         with self._mutex:
             wanted = {
                 peer.name: (peer, peer.probe)
@@ -568,7 +583,7 @@ class Heartbeats:
         self, peer: _Watched, runner: ProbeRunner, room: asyncio.Semaphore
     ) -> None:
         clock = self._clock
-        pause = self.every * self._rng.random()  # or all would be asked in the same moment
+        pause = self.every * self._rng.random()  # spreads the first probes over one interval
         while True:
             await sleep_async(pause)
             due = clock.now() + self._jittered()
@@ -577,7 +592,7 @@ class Heartbeats:
             pause = max(0.0, due - clock.now())
 
     async def _probe(self, peer: _Watched, runner: ProbeRunner) -> None:
-        """Ask once, and note how it went."""
+        """Run one probe and record its result."""
         began: float | None = None
 
         def begun() -> None:
@@ -597,10 +612,10 @@ class Heartbeats:
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
-            failure = described(error)  # whatever it is, the peer has not answered
+            failure = described(error)  # any exception means that the peer has not answered
         with self._mutex:
             if self._peers.get(peer.name) is not peer or peer.probe is not runner:
-                return  # forgotten meanwhile, or asked otherwise
+                return  # forgotten or given another probe in the meantime
             if failure or began is None:
                 peer.failure = failure
             elif peer.state is not LEFT:
@@ -611,7 +626,7 @@ class Heartbeats:
         self._publish()
 
     def _pool(self) -> IoPool:
-        """Return the threads for probes that are plain functions."""
+        """Return the thread pool for probes that are plain functions."""
         if self._threads is None:
             from seawall.executors import IoPool
 
@@ -621,7 +636,7 @@ class Heartbeats:
         return self._threads
 
     def _after_fork(self) -> None:
-        """Be at rest in a child process, until it calls `start()`: no thread has come along."""
+        """Reset in a child process, which has no background thread until it calls `start()`."""
         self._mutex = Mutex()
         self._is_publishing = False
         self._outbox.clear()
@@ -633,7 +648,7 @@ class Heartbeats:
 
 
 def _is_cancelled() -> bool:
-    """Tell whether this task is to end; something else that was cancelled is only a failure."""
+    """Return whether this task is being cancelled; any other CancelledError is only a failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,9 +1,10 @@
-"""Keys that the members of a cluster share: they sign every message, and encrypt it if asked to.
+"""Shared keys of a cluster: they sign every message, and optionally encrypt it.
 
 Promises:
-- A message is taken only from those that have a key of the ring, and only within the same group.
-- Keys are replaced without a moment at which two members do not understand each other.
-- No key is ever shown: not by `repr`, not in an error.
+- A message is accepted only from senders that have a key of the ring, and only within the same
+  group.
+- Keys can be replaced without any two members failing to understand each other in between.
+- No key is ever shown, neither by `repr` nor in an error.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from typing import Final, Protocol
 from seawall import _checks as check
 
 SHORTEST_KEY: Final = 16
-"""Bytes that a key has at least."""
+"""Minimum length of a key in bytes."""
 
 MOST_KEYS: Final = 8
-"""Keys in one ring. A message that nobody signed is checked against each of them."""
+"""Maximum number of keys in a ring. An unsigned message is checked against each of them."""
 
 TAG: Final = 16
-"""Bytes by which a signature, or the encryption, makes a message longer."""
+"""Number of bytes that a signature or the encryption adds to a message."""
 
 MISSING: Final = "Keyring(encrypt=True) needs cryptography: pip install 'seawall[cryptography]'"
 
 
 class Keyring:
-    """The keys of a cluster: the first one signs, and a message signed with any of them is taken.
+    """The keys of a cluster: the first one signs, and any of them verifies a message.
 
     A key is a secret of at least 16 bytes from a random source, such as `secrets.token_hex()`, and
     comes from where the program keeps its secrets: `Keyring(os.environ["CLUSTER_KEY"])`.
 
-    To replace a key without downtime, do each step on every member before the next one begins, by
-    a rolling restart with other arguments, or with these methods while the program runs:
+    To replace a key without downtime, complete each step on every member before the next one, by a
+    rolling restart with other arguments, or with these methods while the program runs:
 
-    1. `add(new)`: `Keyring(old, new)`. Everybody understands the new key.
-    2. `use(new)`: `Keyring(new, old)`. Everybody signs with it.
-    3. `remove(old)`: `Keyring(new)`. The old key is worth nothing any more.
+        1. `add(new)`: `Keyring(old, new)`. All members understand the new key.
+        2. `use(new)`: `Keyring(new, old)`. All members sign with it.
+        3. `remove(old)`: `Keyring(new)`. The old key is no longer accepted.
 
-    `encrypt=True` encrypts with AES-GCM what this member sends, and needs the extra
-    `seawall[cryptography]`. Signed and encrypted messages are understood either way, so members
-    can be switched one after another, once all of them have the extra.
+    `encrypt=True` encrypts outgoing messages with AES-GCM and needs the extra
+    `seawall[cryptography]`. Signed and encrypted messages are understood either way, so members can
+    be switched one after another, once all of them have the extra.
     """
 
     __slots__ = ("_by_group", "_keys", "encrypts")
@@ -67,7 +68,7 @@ class Keyring:
         return f"<Keyring of {len(self._keys)}{how}>"
 
     def add(self, key: bytes | str) -> None:
-        """Accept messages signed with `key` too: step 1. A key that is known changes nothing."""
+        """Also accept messages signed with `key`: step 1. A known key changes nothing."""
         key = _checked(key)
         if key in self._keys:
             return
@@ -92,7 +93,7 @@ class Keyring:
         self._replace(tuple(other for other in self._keys if other != key))
 
     def for_group(self, group: str) -> tuple[GroupKey, ...]:
-        """Return the keys as that group uses them, the one that signs first."""
+        """Return the keys derived for `group`, the signing key first."""
         by_group = self._by_group
         keys = by_group.get(group)
         if keys is None:
@@ -100,7 +101,7 @@ class Keyring:
         return keys
 
     def _replace(self, keys: tuple[bytes, ...]) -> None:
-        """Change the keys while another thread may use them."""
+        """Replace the keys; safe while another thread uses them."""
         self._keys = keys
         self._by_group: dict[str, tuple[GroupKey, ...]] = {}
 
@@ -112,7 +113,7 @@ class Keyring:
 
 
 class _Cipher(Protocol):
-    """What is used of AES-GCM."""
+    """Interface of AES-GCM, as used here."""
 
     def __init__(self, key: bytes) -> None: ...
 
@@ -122,10 +123,10 @@ class _Cipher(Protocol):
 
 
 class GroupKey:
-    """One key as one group uses it: messages of other groups with the same key are strange to it.
+    """One key derived for one group; it rejects messages of other groups with the same secret.
 
-    The keys that sign and encrypt are derived from the secret and the name of the group. Without a
-    secret the name alone serves: that keeps groups apart, and proves nothing.
+    The signing and encryption keys are derived from the secret and the name of the group. Without a
+    secret, only the name is used: that keeps groups apart, but proves nothing.
     """
 
     __slots__ = ("_cipher", "_signing_key")
@@ -144,19 +145,19 @@ class GroupKey:
         return blake2b(data, key=self._signing_key, digest_size=TAG).digest()
 
     def verifies(self, data: bytes | memoryview, signature: bytes) -> bool:
-        """Tell whether `signature` was made of `data` with this key."""
+        """Return whether `signature` was made from `data` with this key."""
         return compare_digest(self.sign(data), signature)
 
     @property
     def cipher(self) -> _Cipher:
-        """What encrypts and decrypts; without the extra it raises ImportError."""
+        """The AES-GCM cipher; raises ImportError without the extra."""
         if self._cipher is None:
             raise ImportError(MISSING)
         return self._cipher
 
 
 def check_exposure(host: str, keyring: Keyring | None) -> None:
-    """Raise ValueError if a member without a key would listen where other machines reach it."""
+    """Raise ValueError if a member without a key would listen where other machines can reach it."""
     if keyring is None and not _is_loopback(host):
         raise ValueError(
             f"a cluster on {host!r} is reached by other machines, and without a key it would"
@@ -171,7 +172,7 @@ def _is_loopback(host: str) -> bool:
     try:
         address = ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
-        return False  # a name may lead anywhere, and to somewhere else tomorrow
+        return False  # a name can resolve to any address, and to another one later
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 
@@ -190,7 +191,7 @@ def _checked(key: bytes | str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _aes_gcm() -> type[_Cipher] | None:
-    """Return the class that encrypts; None if the extra is not installed."""
+    """Return the AES-GCM class; None if the extra is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:

@@ -1,15 +1,16 @@
-"""A leader: work that runs in one process at a time, only while its lease is surely held.
+"""Leader election: work that runs in one process at a time, only while its lease is surely held.
 
 Promises:
-- Work begins when the lease is held, and is stopped a margin before the lease can be another's, by
-  this machine's monotonic clock. Wall clocks are not asked.
-- The lease is released when the work has ended, and not before; then another may lead at once.
-- A term that is over stays over, also if a late renewal succeeds. Each term has a higher fencing
+- Work starts when the lease is held, and is stopped a margin before another process can take the
+  lease, by this machine's monotonic clock. Wall clocks are not used.
+- The lease is released after the work has ended, not before; then another process can lead
+  immediately.
+- A term that is over stays over, even if a late renewal succeeds. Each term has a higher fencing
   token than all terms before, of any process.
 
 No library can stop a process that is paused between its look at the clock and its effect, or work
-that ignores its cancellation (that is logged as an error). So effects need the token, checked where
-they are kept, such as by `seawall.durable.Fence`.
+that ignores its cancellation (which is logged as an error). So effects need the token, checked
+where they are stored, for example by `seawall.durable.Fence`.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from seawall.runtime.runners import sleep_async
 T = TypeVar("T")
 
 SLICE: Final = 2.5
-"""Seconds after which a thread that waits to lead looks whether the leader was closed."""
+"""Interval in seconds at which a thread waiting to lead checks whether the leader was closed."""
 
 ENDED: Final = "its work has ended"
 
 
 class StopEvent(threading.Event):
-    """An event that a signal handler may set while its own thread begins to wait for it.
+    """An event that a signal handler may set while its own thread is entering `wait`.
 
-    A plain event would block the handler for ever, by the lock that the thread below it holds.
+    With a plain event, the handler would deadlock on the lock that the interrupted thread holds.
     """
 
     def __init__(self) -> None:
-        """Begin unset."""
+        """Start unset."""
         super().__init__()
         self._mutex = Mutex()
         self._changed = threading.Condition(self._mutex)  # type: ignore[arg-type]
 
     def set(self) -> None:
-        """Wake all that wait, as soon as this thread is not inside of `wait`."""
+        """Wake all waiters, as soon as this thread is not inside `wait`."""
         self._mutex.do(self._set)
 
     def _set(self) -> None:
@@ -59,18 +60,18 @@ class StopEvent(threading.Event):
         self._changed.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for `timeout` seconds at most; tell whether it is."""
+        """Wait until it is set, for at most `timeout` seconds; return whether it is set."""
         with self._changed:
             return self._changed.wait_for(self.is_set, timeout)
 
 
 class Term:
-    """One time of leading: what its work may ask."""
+    """One period of leadership, as its work sees it."""
 
     def __init__(self, lease: Lease, margin: float) -> None:
-        """Begin with the lease as it is held now."""
+        """Start with the lease as it is held now."""
         self.token = lease.token
-        """The fencing token: higher than those of all terms before."""
+        """Fencing token; higher than those of all earlier terms."""
         self.stop: threading.Event = StopEvent()
         """Set when the term is over; for work in threads that waits for something else."""
         self.reason = ""
@@ -86,7 +87,7 @@ class Term:
 
     @property
     def left(self) -> float:
-        """Seconds for which the term lasts, even if no renewal succeeds. Once 0, it stays 0."""
+        """Seconds for which the term lasts if no further renewal succeeds. Once 0, it stays 0."""
         if not self._lasting:
             return 0.0
         left = self._lease.left - self._margin if self._lease.token == self.token else 0.0
@@ -96,14 +97,14 @@ class Term:
         return left
 
     def check(self) -> None:
-        """Raise `LeaseLost` if the term is over; call it before each effect."""
+        """Raise `LeaseLost` if the term is over; call this before each effect."""
         if not self.left:
             raise LeaseLost(f"the term of leader {self._lease.name!r} is over: {self.reason}")
 
     def _end(self, reason: str) -> bool:
-        """End the term; False if it is over already. From any thread."""
+        """End the term; return False if it was already over. From any thread."""
         try:
-            self._lasting.pop()  # atomic: of two threads, one ends it
+            self._lasting.pop()  # atomic: only one of two threads succeeds
         except IndexError:
             return False
         self.reason = reason
@@ -113,20 +114,20 @@ class Term:
         return True
 
     def _on_end(self, wake: Callable[[], object]) -> None:
-        """Call `wake` when the term is over; at once if it is."""
+        """Call `wake` when the term is over; immediately if it already is."""
         self._wakers.append(wake)
         if not self._lasting:
             wake()
 
 
 class Leader:
-    """Leads while it holds a lease: `leader.run(work)`, `await leader.arun(work)`."""
+    """Runs work while it holds a lease: `leader.run(work)`, `await leader.arun(work)`."""
 
     def __init__(self, lease: Lease, *, margin: float | None = None) -> None:
-        """Compete for `lease`, which is this leader's alone.
+        """Compete for `lease`, which no other leader may use.
 
-        A term is over `margin` seconds before the lease can be another's: a fifth of its `ttl`,
-        unless given. In that time the work has to stop.
+        A term ends `margin` seconds before another process can take the lease: a fifth of its `ttl`
+        by default. The work has to stop within the margin.
         """
         if not isinstance(lease, Lease):
             raise TypeError(f"Leader({lease!r}): pass a Lease, such as Lease(store, 'reports')")
@@ -148,20 +149,20 @@ class Leader:
 
     @property
     def term(self) -> Term | None:
-        """The term of this process, if it leads."""
+        """The current term of this process, if it leads."""
         term = self._term
         return term if term is not None and term.left else None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process leads, for sure."""
+        """Whether this process surely leads."""
         return self.term is not None
 
     def lead(self, timeout: float | None = None) -> Leading:
-        """Return a block that runs while this process leads: `with`, or `async with`.
+        """Return a context manager whose block runs while this process leads; sync or async.
 
-        It waits for its turn, for `timeout` seconds at most (then `TimedOut`). In a task, the block
-        is cancelled when the term is over. At its end that raises `LeaseLost`.
+        It waits for the lease for at most `timeout` seconds (then `TimedOut`). In a task, the block
+        is cancelled when the term is over. A block that ends after its term raises `LeaseLost`.
         """
         if timeout is not None:
             timeout = check.seconds("timeout", timeout, zero=True, infinite=True)
@@ -170,8 +171,8 @@ class Leader:
     def run(self, work: Callable[[Term], T]) -> T | None:
         """Run `work(term)` in this thread while this process leads, and again in each term.
 
-        Return what it returns while it leads; None if the leader was closed. When `term.stop` is
-        set, the work has `margin` seconds to return.
+        Return its result if it finished while leading; None if the leader was closed. When
+        `term.stop` is set, the work has `margin` seconds to return.
         """
         if kind_of(check.function("work", work)) != "sync":
             raise TypeError(f"work={work!r}: pass a plain function, or write `await leader.arun`")
@@ -184,7 +185,7 @@ class Leader:
         return None
 
     async def arun(self, work: Callable[[Term], Awaitable[T]]) -> T | None:
-        """Do the same with an async function, which is cancelled when the term is over."""
+        """Async twin of `run`: the task is cancelled when the term is over."""
         if kind_of(check.function("work", work)) != "async":
             raise TypeError(f"work={work!r}: pass an async function, or write `leader.run`")
         while not self._closed.is_set():
@@ -196,19 +197,19 @@ class Leader:
         return None
 
     def step_down(self) -> None:
-        """End this term so that another process leads; compete again after half of the `ttl`.
+        """End this term so that another process can lead; compete again after half of the `ttl`.
 
         The lease is released when the work has ended. From any thread.
         """
         term, before = self._term, self._resume_at
         if term is None:
             return
-        self._rest()  # first: another thread competes again as soon as the term is over
+        self._rest()  # before the end: another thread competes again as soon as the term is over
         if not term._end("it stepped down"):
             self._resume_at = before
 
     def close(self) -> None:
-        """End this term, and lead no more; `run` and `arun` return. From any thread."""
+        """End this term and never lead again; `run` and `arun` return. From any thread."""
         self._closed.set()
         term = self._term
         if term is not None:
@@ -219,17 +220,17 @@ class Leader:
     # Inside
 
     def _rest(self) -> None:
-        """Let others go first for a while."""
+        """Do not compete for half of the `ttl`."""
         self._resume_at = self.lease.clock.now() + self.lease.ttl / 2
 
     def _note(self, error: LeaseLost) -> None:
-        """Log why a term has ended; work that says so itself must not begin again at once."""
+        """Log why a term ended; work that raised LeaseLost itself must not restart immediately."""
         logging.getLogger("seawall").info("leader %r: %s", self.lease.name, error)
         if self._term is not None and self._term.reason == ENDED:
             self._rest()
 
     def _begin(self) -> Term | None:
-        """Begin a term with the lease that was just taken; None if too little is left of it."""
+        """Start a term with the lease just acquired; return None if too little of it is left."""
         term = Term(self.lease, self.margin)
         self._term = term
         if self._closed.is_set():
@@ -238,7 +239,7 @@ class Leader:
 
 
 class Leading:
-    """One term, as a block."""
+    """Context manager of one term."""
 
     def __init__(self, leader: Leader, timeout: float | None) -> None:
         """Wait for the lease when the block is entered."""
@@ -249,9 +250,9 @@ class Leading:
     # Before and after
 
     def _look_for(self, began: float) -> tuple[float, float | None]:
-        """Return how long to rest first and how much time is left.
+        """Return how long to rest before competing, and how much of the timeout is left.
 
-        Raise if the leader was closed, or if the time is over before the rest is.
+        Raise if the leader was closed, or if the timeout ends before the rest does.
         """
         if self._leader._closed.is_set():
             raise LeaseLost(f"the leader {self._lease.name!r} was closed")
@@ -264,18 +265,18 @@ class Leading:
         return (rest if left is None else min(rest, left)), left
 
     def _begin(self, term: Term) -> None:
-        """Look at the lease as soon as it is lost, not only when its time is over."""
+        """Start the term; check it as soon as the lease is lost, not only when its time is over."""
         self._term, self._has_ended = term, False
         name = self._lease.name
 
         def look(event: LeaseChanged) -> None:
             if event.guard == name and not event.held:
-                term.left  # noqa: B018 - a look ends a term that is over
+                term.left  # noqa: B018 - reading `left` ends a term that is over
 
         self._unsubscribe = subscribe(look, LeaseChanged)
 
     def _end(self) -> bool:
-        """Take note that the block has ended; tell whether its term was over by then."""
+        """Record that the block has ended; return whether its term was already over."""
         self._has_ended = True
         self._unsubscribe()
         was_over = not self._term.left
@@ -322,14 +323,14 @@ class Leading:
         name = f"seawall-leader {lease.name}"
         try:
             threading.Thread(target=self._watch, args=(term,), name=name, daemon=True).start()
-        except BaseException:  # the process has too many threads: another one must lead
+        except BaseException:  # the process has too many threads: another process must lead
             self._end()
             lease.release()
             raise
         return term
 
     def _watch(self, term: Term) -> None:
-        """End the term in time, and say so if its work does not end."""
+        """End the term in time, and log an error if its work outlasts the lease."""
         while left := term.left:
             term.stop.wait(left)
         while not self._done.wait(self._lease.left):
@@ -356,12 +357,12 @@ class Leading:
         return term
 
     async def _acquire(self) -> Term:
-        """Wait for a term; end that when the leader is closed."""
+        """Wait for a term; stop waiting when the leader is closed."""
         leader, lease, loop = self._leader, self._lease, asyncio.get_running_loop()
         began = lease.clock.now()
 
         def stop_waiting() -> None:
-            with suppress(RuntimeError):  # it waits no more
+            with suppress(RuntimeError):  # it no longer waits
                 waiting.reschedule(loop.time())
 
         def wake() -> None:
@@ -388,9 +389,9 @@ class Leading:
             leader._at_close.remove(wake)
 
     def _look(self) -> None:
-        """Cut the block off when its term is over; say so if it does not end."""
+        """Cancel the block when its term is over; log an error if it outlasts the lease."""
         self._timer.cancel()
-        if self._has_ended:  # between the end of the term and this look
+        if self._has_ended:  # the block ended between the end of the term and this call
             return
         if left := self._term.left:
             self._timer = self._loop.call_later(left, self._look)
@@ -422,6 +423,6 @@ class Leading:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Call `callback` in `loop`, if that runs still."""
+    """Schedule `callback` in `loop`, if the loop is still running."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

@@ -1,8 +1,8 @@
-"""Probes: ask one peer whether it is there, over HTTP, TCP, gRPC, or by a function of the user's.
+"""Probes: check whether a peer responds, over HTTP, TCP or gRPC, or by a user's function.
 
-A probe is any callable without arguments, plain or async. It has failed if it raises, returns False
-or takes too long. The ready-made ones make a connection for each question, so that none hides
-behind an old one, and work in any event loop and after a fork.
+A probe is any callable without arguments, plain or async. It fails if it raises, returns False or
+takes too long. The ready-made probes open a new connection each time, so that a stale connection
+cannot hide a failure; they work in any event loop and after a fork.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 PORTS: Final = {"http": 80, "https": 443}
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
-"""The method of the standard health service of gRPC."""
+"""Check method of the standard gRPC health service."""
 
 SERVING: Final = 1
-"""The status of a service that works, in that service's answer."""
+"""Status of a working service in the health service's response."""
 
 CONNECTING: Final = 5000
-"""Milliseconds for making a connection, which gRPC goes on with after its channel was closed.
+"""Timeout in milliseconds for connecting; gRPC keeps connecting after its channel was closed.
 
-With the library's own 20 s, a peer that hangs would have twenty sockets open.
+With gRPC's default of 20 s, a hanging peer would have twenty sockets open.
 """
 
 STATUSES: Final = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
 class ProbeFailed(Exception):
-    """The peer answered, but not as one that is well."""
+    """The peer answered, but did not report itself healthy."""
 
 
 class HttpProbe:
@@ -70,7 +70,7 @@ class HttpProbe:
         return f"http_probe({self._shown!r})"
 
     async def __call__(self) -> None:
-        """Ask; raise if there is no answer, or not a good one."""
+        """Send the request; raise if there is no answer or no good one."""
         if self._is_secure and self._ssl is None:
             from ssl import create_default_context
 
@@ -82,9 +82,9 @@ class HttpProbe:
 
 
 def http_probe(url: str, *, ssl: SSLContext | None = None) -> HttpProbe:
-    """Return a probe that GETs `url` and expects a status from 200 to 399; follows no redirect.
+    """Return a probe that GETs `url` and expects a status from 200 to 399, without redirects.
 
-    `ssl` is for https servers whose certificates the system does not know.
+    `ssl` is for https servers whose certificates the system does not trust.
     """
     return HttpProbe(url, ssl)
 
@@ -100,15 +100,15 @@ class TcpProbe:
         return f"tcp_probe({self._host!r}, {self._port})"
 
     async def __call__(self) -> None:
-        """Connect; raise if that is not possible."""
+        """Connect; raise if that fails."""
         _, writer = await asyncio.open_connection(self._host, self._port)
         writer.transport.abort()
 
 
 def tcp_probe(host: str, port: int) -> TcpProbe:
-    """Return a probe that connects to a port, and hangs up.
+    """Return a probe that connects to a port and closes the connection.
 
-    It shows that a machine is there and accepts connections, not that the program behind answers.
+    It shows that a machine is up and accepts connections, not that the program behind it answers.
     """
     return TcpProbe(host, port)
 
@@ -123,14 +123,14 @@ class GrpcProbe:
             raise ImportError("grpc_probe needs grpcio: pip install 'seawall[grpc]'") from error
         self._grpc = grpc
         self._target = _text("target", target, "10.0.0.1:50051")
-        if not isinstance(service, str) or len(service.encode()) > 127:  # noqa: PLR2004 - one byte of length
+        if not isinstance(service, str) or len(service.encode()) > 127:  # noqa: PLR2004 - the length is encoded in one byte
             raise TypeError(f"service={service!r:.200}: write the name of a service, or nothing")
         if credentials is not None and not hasattr(credentials, "_credentials"):
             raise TypeError(
                 f"credentials={credentials!r}: pass what grpc.ssl_channel_credentials() returns"
             )
         name = service.encode()
-        # The message HealthCheckRequest, whose only field is the first: text.
+        # The message HealthCheckRequest, whose only field is the first, a string.
         self._request = bytes([0x0A, len(name)]) + name if name else b""
         self._credentials = credentials
 
@@ -138,7 +138,7 @@ class GrpcProbe:
         return f"grpc_probe({self._target!r})"
 
     async def __call__(self) -> None:
-        """Ask the health service; raise if the peer does not serve."""
+        """Query the health service; raise if the peer does not serve."""
         grpc = self._grpc
         loop = asyncio.get_running_loop()
         options = [
@@ -151,7 +151,8 @@ class GrpcProbe:
         else:
             channel = grpc.secure_channel(self._target, self._credentials, options)
         try:
-            # A blocking channel serves every loop; those of grpc.aio share one loop's poller.
+            # A blocking channel works with every loop; channels of grpc.aio share one loop's
+            # poller.
             method: Any = channel.unary_unary(CHECK)
             call = method.future(self._request)
             answered = loop.create_future()
@@ -170,25 +171,25 @@ class GrpcProbe:
 
 
 def grpc_probe(target: str, *, service: str = "", credentials: Any = None) -> GrpcProbe:
-    """Return a probe that asks the standard health service of a gRPC server.
+    """Return a probe that queries the standard health service of a gRPC server.
 
-    It expects SERVING for `service`, or for the server as a whole. `credentials` are those of
+    It expects SERVING for `service`, or for the server as a whole. `credentials` come from
     `grpc.ssl_channel_credentials()`, for a server with TLS. Needs the extra `grpc`.
     """
     return GrpcProbe(target, service, credentials)
 
 
 def _status(reply: bytes) -> int:
-    """Return the status in a HealthCheckResponse: its first field, 0 if that is left out."""
+    """Return the status in a HealthCheckResponse: its first field, 0 if omitted."""
     if not reply:
         return 0
-    if len(reply) < 2 or reply[0] != 0x08:  # noqa: PLR2004 - the first field, a number
+    if len(reply) < 2 or reply[0] != 0x08:  # noqa: PLR2004 - the first field, a varint
         raise ProbeFailed("the answer makes no sense")
     return reply[1]
 
 
 def _ring(loop: asyncio.AbstractEventLoop, bell: asyncio.Future[None]) -> None:
-    """Wake whoever waits for `bell` in `loop`; from any thread."""
+    """Wake the waiter of `bell` in `loop`; from any thread."""
 
     def ring() -> None:
         if not bell.done():
@@ -197,14 +198,14 @@ def _ring(loop: asyncio.AbstractEventLoop, bell: asyncio.Future[None]) -> None:
     try:
         loop.call_soon_threadsafe(ring)
     except RuntimeError:
-        pass  # the loop is closed: nobody waits any more
+        pass  # the loop is closed: there is no waiter left
 
 
 class ProbeRunner:
-    """Calls one peer's probe: in the loop if it is async, else in a thread."""
+    """Calls one peer's probe: in the loop if it is async, otherwise in a thread."""
 
     def __init__(self, function: Callable[[], Any], threads: Callable[[], IoPool]) -> None:
-        """Call `function`; `threads()` returns where a plain one may run."""
+        """Call `function`; `threads()` returns the pool for plain functions."""
         if isinstance(function, type) or not callable(function):
             raise TypeError(
                 f"probe={function!r}: pass http_probe(url), tcp_probe(host, port),"
@@ -219,9 +220,9 @@ class ProbeRunner:
         self._is_running = False
 
     async def __call__(self, begun: Callable[[], None]) -> Any:
-        """Ask once, and return or raise what the probe does; call `begun()` when it is called.
+        """Run the probe and return or raise what it does; call `begun()` when it starts.
 
-        A plain function that did not return the last time is not called again beside itself.
+        A plain function that is still running from the last probe is not called a second time.
         """
         if self._is_async:
             begun()
@@ -233,7 +234,7 @@ class ProbeRunner:
         return await result if hasattr(result, "__await__") else result
 
     def _call(self, begun: Callable[[], None]) -> tuple[Any]:
-        """Call it in a thread. The result may be awaitable, for the loop: so it is in a tuple."""
+        """Call the function in a thread; the tuple keeps an awaitable result for the loop."""
         self._is_running = True
         try:
             begun()

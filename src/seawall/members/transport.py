@@ -1,14 +1,18 @@
-"""Datagrams and connections between the members of a cluster: bounded, and never waited for.
+"""Datagrams and connections between the members of a cluster: bounded and non-blocking.
 
 Promises:
-- `send` neither blocks nor raises. What cannot be sent is dropped and counted: gossip repeats.
-- `drain` receives what has arrived already, so that nobody is judged by time before that.
-- At most `MOST_CONNECTIONS` connections are accepted at once, and as many made. Where one more is
-  wanted, the one that was idle for longest gives way; one that sent nothing valid gives way first.
-- A message that arrives by a connection has `SLOWEST` seconds to do so. All that have arrived in
-  part take at most `MOST_BUFFERED` bytes together.
-- Addresses that other members tell are numeric, or are not used: nobody makes this one ask the DNS.
-- In a child process all sockets are closed, and those of the parent are not disturbed.
+- `send` neither blocks nor raises. Messages that cannot be sent are dropped and counted: gossip
+  repeats them.
+- `drain` receives what has already arrived, so that no member is timed out before its answer is
+  read.
+- At most `MOST_CONNECTIONS` connections are accepted at a time, and as many are opened. Beyond
+  that, the connection that was idle longest is closed, and one that sent nothing valid is closed
+  first.
+- A message on a connection must arrive within `SLOWEST` seconds. All partly received messages
+  together take at most `MOST_BUFFERED` bytes.
+- Addresses given by other members must be numeric, or are not used: no member can cause DNS
+  lookups.
+- In a child process all sockets are closed, without disturbing those of the parent.
 """
 
 from __future__ import annotations
@@ -31,35 +35,35 @@ from seawall.models.detection.messages import Message
 DEFAULT_PORT: Final = 7946
 
 MOST_CONNECTIONS: Final = 128
-"""Connections accepted at once, and as many made."""
+"""Maximum number of accepted connections, and of opened ones."""
 
 MOST_BUFFERED: Final = 64 * 2**20
-"""Bytes of messages that have arrived in part, over all connections."""
+"""Maximum number of bytes of partly received messages, over all connections."""
 
 MOST_QUEUED: Final = 64
-"""Messages that wait to be sent by one connection."""
+"""Maximum number of messages queued on one connection."""
 
 SLOWEST: Final = 10.0
-"""Seconds in which a connection is made, and in which a message is sent or arrives by it."""
+"""Timeout in seconds for connecting, for sending a message and for receiving one."""
 
 KEPT_SHORTLY: Final = 5.0
 KEPT: Final = 60.0
-"""Seconds for which a connection is kept by which nothing arrives, beside datagrams and without."""
+"""Idle timeouts of a connection in seconds: with datagrams, and with `tcp_only`."""
 
 MOST_DATAGRAMS: Final = 64
-"""Datagrams that are received in one turn of the event loop."""
+"""Maximum number of datagrams received in one turn of the event loop."""
 
 MOST_DRAINED: Final = 4096
-"""Datagrams that are received before time is judged."""
+"""Maximum number of datagrams received before timeouts are evaluated."""
 
 RECEIVE_BUFFER: Final = 2**20
-"""Bytes of datagrams that the system is asked to keep until they are received."""
+"""Size in bytes that is requested for the system's receive buffer of datagrams."""
 
 _LARGEST_DATAGRAM: Final = 65_536
 _CHUNK: Final = 65_536
 _MOST_PORT: Final = 65_535
 _NO_HOST: Final = frozenset("/@?# ")
-"""Characters of a URL, or of a list of addresses: neither is an address."""
+"""Characters of a URL or of a list of addresses, neither of which is an address."""
 _PREFIX: Final = 4
 _TRIES: Final = 20
 _ACCEPT_AGAIN: Final = 0.2
@@ -68,14 +72,17 @@ Receive = Callable[[Message, str, bool], None]
 """Takes a message, the address for replies, and whether it came by a connection."""
 
 NoteRefused = Callable[[str, str], None]
-"""Takes the reason for which a message was refused, and the address that it came from."""
+"""Takes the reason for a refusal and the address of the sender."""
 
 _of_parent: list[object] = []
-"""What belongs to a parent process. Ending it here would disturb the parent, so it is kept."""
+"""Objects of the parent process.
+
+Finalizing them here would disturb the parent, so they are kept.
+"""
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of `text`: "host:port", "[IPv6]:port", or the host alone."""
+    """Return host and port of `text`: "host:port", "[IPv6]:port", or only the host."""
     host, colon, port = text.rpartition(":")
     is_plain = text.count(":") == 1 or (host.startswith("[") and host.endswith("]"))
     if not colon or not is_plain:
@@ -88,12 +95,12 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return the text of an address."""
+    """Return `host` and `port` as one address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_numeric(host: str) -> bool:
-    """Tell whether `host` is an IP address."""
+    """Return whether `host` is an IP address."""
     try:
         ip_address(host)
     except ValueError:
@@ -103,7 +110,7 @@ def is_numeric(host: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _endpoint(address: str, family: int) -> tuple[str, int] | None:
-    """Return where to send; None if a socket of this family does not reach it."""
+    """Return host and port to send to; None if a socket of this family cannot reach them."""
     try:
         host, port = split_address(address)
         version = ip_address(host).version
@@ -115,21 +122,23 @@ def _endpoint(address: str, family: int) -> tuple[str, int] | None:
 
 @dataclass(slots=True)
 class Traffic:
-    """What was sent and received, for metrics."""
+    """Counts of sent and received messages, for metrics."""
 
     sent: int = 0
     received: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """What was not sent, by reason: address, network, queue, connection."""
+    """Messages that were not sent, by reason: address, network, queue, connection."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Connections and parts of messages that were refused, by reason: connections, size, slow,
-    buffer. Whole messages are counted by the codec."""
+    """Refused connections and partial messages, by reason: connections, size, slow, buffer.
+
+    The codec counts whole messages.
+    """
 
 
 class Transport:
-    """The sockets of one member. All of it runs in one event loop."""
+    """The sockets of one member. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -142,7 +151,7 @@ class Transport:
         traffic: Traffic,
         tcp_only: bool = False,
     ) -> None:
-        """Listen on `bind` once it is opened, and be reached by others at `advertise`."""
+        """Listen on `bind` once opened; other members reach this one at `advertise`."""
         self._host, self._port = split_address(bind)
         self._advertise = advertise
         self._codec = codec
@@ -152,10 +161,10 @@ class Transport:
         self.traffic = traffic
         self.family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self.address = ""
-        """Where others reach this member, once it is opened."""
+        """Address at which others reach this member, once opened."""
         self.kept = KEPT if tcp_only else KEPT_SHORTLY
         self.buffered = 0
-        """Bytes that have arrived of messages that are not whole."""
+        """Number of bytes of partly received messages."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         self._datagrams: socket.socket | None = None
@@ -166,7 +175,7 @@ class Transport:
     # Opening and closing
 
     def open(self) -> None:
-        """Listen, in the running loop."""
+        """Open the sockets and listen, in the running loop."""
         self._loop = asyncio.get_running_loop()
         listener = self._listener = self._listen()
         self.address = self._advertised(listener.getsockname()[1])
@@ -175,7 +184,7 @@ class Transport:
         self._loop.add_reader(listener, self._accept)
 
     def _listen(self) -> socket.socket:
-        """Take one port for connections and for datagrams; return the socket for connections."""
+        """Bind one port for connections and datagrams; return the listener for connections."""
         tries = _TRIES
         while True:
             tries -= 1
@@ -187,7 +196,7 @@ class Transport:
                     self._datagrams = self._socket(socket.SOCK_DGRAM, port)
             except OSError:
                 listener.close()
-                if self._port or not tries:  # the system may have chosen one that UDP has not free
+                if self._port or not tries:  # the port chosen by the system may be taken for UDP
                     raise
             else:
                 return listener
@@ -214,7 +223,7 @@ class Transport:
         return made
 
     def _advertised(self, port: int) -> str:
-        """Return where others reach this member."""
+        """Return the address at which others reach this member."""
         if self._advertise is not None:
             host, own_port = split_address(self._advertise)
             has_port = self._advertise not in {host, f"[{host}]"}
@@ -225,7 +234,7 @@ class Transport:
         return join_address(host, port)
 
     async def close(self) -> None:
-        """Close everything; what waits to be sent is dropped."""
+        """Close everything; queued messages are dropped."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -240,7 +249,7 @@ class Transport:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Close the sockets in a child process, without touching the loop of its parent."""
+        """Close the sockets in a child process, without touching the parent's loop."""
         connections = self._everybody()
         for made in (self._listener, self._datagrams, *(one.socket for one in connections)):
             if made is not None:
@@ -250,13 +259,13 @@ class Transport:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._accepted) + len(self._made)
 
     # Sending
 
     def send(self, address: str, message: Message, *, reliable: bool) -> None:
-        """Send `message` to a member, or as a reply to where a message came from."""
+        """Send `message` to a member, or as a reply to the sender of a message."""
         if self._loop is None:
             return
         connection = self._accepted.get(address)
@@ -278,7 +287,7 @@ class Transport:
     ) -> None:
         try:
             datagrams.sendto(data, endpoint)
-        except OSError:  # the buffer is full, or there is no way there
+        except OSError:  # the buffer is full, or there is no route
             self.traffic.dropped["network"] += 1
         else:
             self.note_sent(len(data))
@@ -297,19 +306,20 @@ class Transport:
     def _read_some(self, most: int = MOST_DATAGRAMS) -> None:
         for _ in range(most):
             if self._loop is None or self._datagrams is None:
-                return  # closed, perhaps by what a message led to
+                return  # closed, perhaps while handling a message
             try:
                 data, source = self._datagrams.recvfrom(_LARGEST_DATAGRAM)
-            except OSError:  # nothing more has arrived, or what was sent did not reach its host
+            # nothing more has arrived, or an earlier datagram did not reach its host
+            except OSError:
                 return
             self.take(data, join_address(source[0], source[1]), reliable=False)
 
     def take(self, data: bytes, address: str, *, reliable: bool) -> bool:
-        """Take in the bytes of a message; False if it was refused."""
+        """Decode and deliver a message; return False if it was refused."""
         self.traffic.bytes_received += len(data)
         try:
             message = self._codec.decode(data)
-        except MessageRefused as refusal:  # the codec has counted it
+        except MessageRefused as refusal:  # counted by the codec
             self._note_refused(refusal.reason, address.partition(" ")[0])
             return False
         self.traffic.received += 1
@@ -319,15 +329,15 @@ class Transport:
     # Connections
 
     def _accept(self) -> None:
-        """Accept a connection that waits for it."""
+        """Accept a pending connection."""
         loop, listener = self._loop, self._listener
         if loop is None or listener is None:
             return
         try:
             accepted, source = listener.accept()
         except BlockingIOError:
-            return  # it was given up meanwhile
-        except OSError:  # out of file descriptors: the loop would call again and again
+            return  # the peer gave up in the meantime
+        except OSError:  # out of file descriptors: the loop would call this again immediately
             self.traffic.refused["connections"] += 1
             loop.remove_reader(listener)
             loop.call_later(_ACCEPT_AGAIN, self._accept_again, listener)
@@ -356,7 +366,7 @@ class Transport:
         return connection
 
     def _make_room(self, connections: dict[str, _Connection]) -> None:
-        """Close the connection that is worth the least, if there are as many as there may be."""
+        """Close the least valuable connection if the limit is reached."""
         if len(connections) >= MOST_CONNECTIONS:
             least = min(connections.values(), key=lambda one: (one.is_proven, one.used_at))
             self.traffic.refused["connections"] += 1
@@ -374,21 +384,22 @@ class Transport:
         connection.task = loop.create_task(connection.run())
 
         def ended(_task: object) -> None:
-            connection.socket.close()  # also if it was cancelled before it began
+            connection.socket.close()  # also closes it if the task was cancelled before it started
             if connections.get(connection.label) is connection:
                 del connections[connection.label]
 
         connection.task.add_done_callback(ended)
 
     def hold(self, connection: _Connection, size: int) -> None:
-        """Account for bytes of a message that is not whole yet; raise if there is no room.
+        """Account for bytes of a partly received message; raise if there is no room.
 
-        Where they are too many, the largest part gives way, and that of a stranger first.
+        If there are too many, the largest partial message is dropped, those of unproven senders
+        first.
         """
         connection.held += size
         self.buffered += size
         while self.buffered > MOST_BUFFERED:
-            # One that had to make room is no longer among them, and may still read a last piece.
+            # An evicted connection is no longer in the tables, but may still read a last chunk.
             holders = [one for one in (connection, *self._everybody()) if one.held]
             largest = max(holders, key=lambda one: (not one.is_proven, one.held))
             if largest is connection:
@@ -399,7 +410,7 @@ class Transport:
                 largest.task.cancel()
 
     def release(self, connection: _Connection) -> None:
-        """Forget the bytes that a connection held."""
+        """Release the bytes that a connection held."""
         self.buffered -= connection.held
         connection.held = 0
 
@@ -408,11 +419,11 @@ class Transport:
 
 
 class _RefusedError(Exception):
-    """A peer does not keep to the bounds."""
+    """A peer exceeded the bounds."""
 
 
 class _Connection:
-    """One connection: messages with a length before each, in both directions."""
+    """One connection: length-prefixed messages in both directions."""
 
     def __init__(
         self,
@@ -422,14 +433,14 @@ class _Connection:
         label: str,
         endpoint: tuple[str, int] | None = None,
     ) -> None:
-        """Serve an accepted connection, or make one to `endpoint`."""
+        """Serve an accepted connection, or connect to `endpoint`."""
         self.socket = opened
         self.label = label
-        """Where replies go: the member's address, or a name for an accepted connection."""
+        """Address for replies: the member's address, or a label of an accepted connection."""
         self.is_proven = False
-        """Whether a valid message has arrived by it."""
+        """Whether a valid message has arrived on it."""
         self.held = 0
-        """Bytes that have arrived of a message that is not whole yet."""
+        """Number of bytes of a partly received message."""
         self.used_at = loop.time()
         self.task: asyncio.Task[None] | None = None
         self._transport = transport
@@ -440,7 +451,7 @@ class _Connection:
         self._filled = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
-        """Send `frame` after those before it; it is dropped if the peer takes them too slowly."""
+        """Queue `frame` for sending; drop it if the peer reads too slowly."""
         if len(self._queue) >= MOST_QUEUED or (
             self._queue and self._queued + len(frame) > MOST_BYTES
         ):
@@ -451,7 +462,7 @@ class _Connection:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send and receive until it is idle, fails, or is cancelled."""
+        """Send and receive until the connection is idle, fails, or is cancelled."""
         traffic = self._transport.traffic
         writer: asyncio.Task[None] | None = None
         try:
@@ -464,7 +475,7 @@ class _Connection:
         except _RefusedError as refused:
             traffic.refused[str(refused)] += 1
         except (OSError, TimeoutError):
-            pass  # what it could not send is counted below
+            pass  # unsent messages are counted below
         finally:
             if writer is not None:
                 writer.cancel()
@@ -472,7 +483,7 @@ class _Connection:
             traffic.dropped["connection"] += len(self._queue)
 
     def _set_options(self) -> None:
-        """Send at once, and fail soon if the peer's machine is gone; where the system can."""
+        """Disable Nagle's algorithm and limit unacknowledged time, where the system supports it."""
         with suppress(OSError):
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             unacknowledged = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -480,7 +491,7 @@ class _Connection:
                 self.socket.setsockopt(socket.IPPROTO_TCP, unacknowledged, round(SLOWEST * 1000))
 
     async def _write(self) -> None:
-        """Send what is queued; a failure ends the connection, and the reader sees that."""
+        """Send queued frames; on failure shut the connection down, which ends the reader too."""
         try:
             while True:
                 await self._filled.wait()
@@ -503,7 +514,7 @@ class _Connection:
                 async with asyncio.timeout(self._transport.kept):
                     begun = await self._loop.sock_recv(self.socket, _PREFIX)
             except TimeoutError:
-                return  # idle, or the peer is gone without a word: the next message connects anew
+                return  # idle, or the peer vanished: the next message opens a new connection
             if not begun:
                 return
             try:
@@ -517,7 +528,7 @@ class _Connection:
             self.used_at = self._loop.time()
 
     async def _message(self, begun: bytes) -> bytes:
-        """Return the bytes of a message whose prefix has begun to arrive."""
+        """Return a message whose prefix has started to arrive."""
         try:
             prefix = begun + await self._bytes(_PREFIX - len(begun))
             size = int.from_bytes(prefix, "big")
@@ -528,7 +539,7 @@ class _Connection:
             self._transport.release(self)
 
     async def _bytes(self, size: int) -> bytes:
-        """Return the next `size` bytes; raise ConnectionError at the end."""
+        """Return the next `size` bytes; raise ConnectionError if the connection ends before."""
         parts = bytearray()
         while len(parts) < size:
             part = await self._loop.sock_recv(self.socket, min(size - len(parts), _CHUNK))
@@ -540,7 +551,7 @@ class _Connection:
 
 
 def _outward_address(family: int) -> str:
-    """Return the address of this machine from which it reaches others. Nothing is sent."""
+    """Return the address from which this machine reaches others, without sending anything."""
     elsewhere: Any = ("2001:db8::1", 9) if family == socket.AF_INET6 else ("192.0.2.1", 9)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,16 +1,16 @@
-"""Messages of a cluster as bytes: bounded, signed with the group's key, and never taken twice.
+"""Wire format of a cluster's messages: bounded, signed with the group's key, protected from replay.
 
     format (1)  session (8)  counter (4)  body  signature (16)
 
 The body has a time stamp, the fields of the message, and its updates. It is encrypted if the
-keyring says so. Everything that arrives is untrusted until its signature was checked, and bounded
-afterwards too.
+keyring says so. All received data is untrusted until its signature was checked, and still bounded
+afterwards.
 
 Promises:
-- What is refused changes nothing, and is counted by its reason.
-- A message is taken at most once. Every sender numbers its messages within a session of its own; a
-  session that is not known yet is taken up only with a time stamp from the last `SKEW` seconds.
-- A member takes in nothing from another group, even of one with the same keys.
+- A refused message changes nothing, and is counted by its reason.
+- A message is accepted at most once. Every sender numbers its messages within its own session; an
+  unknown session is accepted only with a time stamp from the last `SKEW` seconds.
+- A member accepts nothing from another group, even from one with the same keys.
 - Memory for senders is bounded by `MOST_SESSIONS`.
 """
 
@@ -33,37 +33,43 @@ from seawall.models.detection.gossip import (
 from seawall.models.detection.messages import Message, MessageKind
 
 MOST_BYTES: Final = 20 * 2**20
-"""Bytes of one message. The whole view of 10 000 members fits, however long their names are."""
+"""Maximum size of a message in bytes.
+
+The full view of 10 000 members fits, however long their names.
+"""
 
 MOST_UPDATES: Final = 20_000
-"""Updates in one message: two for each member of the largest group."""
+"""Maximum number of updates in a message: two for each member of the largest group."""
 
 SKEW: Final = 60.0
-"""Seconds by which the clock of a sender that is new here may differ, delays included."""
+"""Maximum clock difference in seconds of a new sender, including delays."""
 
 REORDERED: Final = 1024
-"""How many messages of one sender may overtake another one of it."""
+"""Number of later messages of one sender that may overtake a message."""
 
 MOST_SESSIONS: Final = 4096
-"""Senders that are kept apart at once."""
+"""Maximum number of senders tracked at a time."""
 
 INCARNATIONS: Final = 1000
-"""Incarnations for each second since 1970. Nobody gets there by refuting, so a higher one is forged
-or damaged. A member that has to refute it waits until the clock has passed it, not for ever."""
+"""Incarnations per second since 1970.
+
+Refuting never gets this far, so a higher one is forged or damaged. A member that has to refute it
+waits until the clock has passed it, not for ever.
+"""
 
 REASONS: Final = (
     "size",  # too short or too long for a message
     "version",  # another format, or no message at all
     "key",  # not signed with a key of this ring for this group, or changed on the way
-    "encryption",  # encrypted, and this process cannot decrypt
-    "stale",  # from a sender that is new here, and of another time
-    "replay",  # seen before, or so late that it may have been
-    "sessions",  # there are too many senders to keep apart
-    "unknown",  # of a kind that a later version may have
+    "encryption",  # encrypted, but this process cannot decrypt
+    "stale",  # from a new sender whose time stamp is too far off
+    "replay",  # seen before, or too late to be sure that it was not
+    "sessions",  # too many senders to track
+    "unknown",  # a kind of message that a later version may introduce
     "malformed",  # fields that no member writes
-    "incarnation",  # one update was left out, the rest of its message was taken
+    "incarnation",  # one update was omitted, the rest of its message was accepted
 )
-"""Why something was refused."""
+"""Reasons for refusals."""
 
 _SIGNED: Final = 1
 _ENCRYPTED: Final = 2
@@ -85,19 +91,19 @@ _SEEN: Final = (1 << REORDERED) - 1
 
 
 class MessageRefused(Exception):
-    """What arrived is not taken as a message."""
+    """The received bytes are not accepted as a message."""
 
     def __init__(self, reason: str) -> None:
-        """Say why, as one of `REASONS`."""
+        """Store the reason, one of `REASONS`."""
         super().__init__(reason)
         self.reason = reason
 
 
 class Codec:
-    """Writes and reads the messages of one member of one group. One caller at a time."""
+    """Encoder and decoder of one member of one group. Not safe for concurrent calls."""
 
     def __init__(self, keyring: Keyring | None, *, group: str, clock: Clock | None = None) -> None:
-        """Write and read for the group of that name."""
+        """Encode and decode for the group of that name."""
         self._keyring = keyring
         self._group = group
         self._clock = clock or current_clock()
@@ -107,14 +113,14 @@ class Codec:
         self._session = b""
         self._counter = 0
         self.refused = dict.fromkeys(REASONS, 0)
-        """How often something was refused, by reason."""
+        """Number of refusals by reason."""
 
     def encode(self, message: Message) -> bytes:
-        """Return `message` as bytes, for one datagram or one frame of a connection."""
+        """Encode `message` for one datagram or one frame of a connection."""
         self._counter += 1
         if self._process != os.getpid() or self._counter >= 2**32:
-            # A forked child must not go on with its parent's numbers: two different messages with
-            # the same number would betray the key of the encryption.
+            # A forked child must not continue its parent's numbers: two different messages with the
+            # same number would reveal the encryption key.
             self._process, self._session, self._counter = os.getpid(), os.urandom(8), 1
         encrypts = self._keyring is not None and self._keyring.encrypts
         head = _HEAD.pack(_ENCRYPTED if encrypts else _SIGNED, self._session, self._counter)
@@ -125,7 +131,7 @@ class Codec:
         return head + body + key.sign(head + body)
 
     def decode(self, data: bytes) -> Message:
-        """Return the message that `data` is, or raise MessageRefused."""
+        """Decode `data`, or raise MessageRefused."""
         try:
             return self._decoded(data)
         except MessageRefused as refusal:
@@ -160,7 +166,7 @@ class Codec:
         return Message(_KINDS[kind], source, tuple(taken), number, target, address)
 
     def _opened(self, data: bytes) -> bytes | memoryview:
-        """Return the body of an authentic message."""
+        """Return the body of the message if it is authentic."""
         if data[0] == _SIGNED:
             signed, signature = memoryview(data)[:-TAG], data[-TAG:]
             for key in self._group_keys():
@@ -177,11 +183,11 @@ class Codec:
         raise MessageRefused("key")
 
     def _time_of_day(self) -> float:
-        """Return the seconds since 1970."""
+        """Return the number of seconds since 1970."""
         return self._clock.now() - epoch_of(self._clock)
 
     def _group_keys(self) -> tuple[GroupKey, ...]:
-        """Return the keys, the one that signs first; they may have changed since the last call."""
+        """Return the current keys, the signing key first; they may change between calls."""
         return self._keyring.for_group(self._group) if self._keyring else (self._keyless,)
 
 
@@ -191,13 +197,13 @@ class _Session:
     def __init__(self, counter: int, stamp: float) -> None:
         self.highest = counter
         self.seen = 1
-        """A bit for each of the last numbers; the lowest one is for `highest`."""
+        """One bit for each recent number; the lowest one is for `highest`."""
         self.stamp = stamp
-        """The latest time stamp. Once that is stale, so are all messages of this session."""
+        """Latest time stamp. Once that is stale, so are all messages of this session."""
 
 
 class _Senders:
-    """The sessions that were heard, so that no message is taken twice."""
+    """The known sessions, so that no message is accepted twice."""
 
     __slots__ = ("_sessions",)
 
@@ -205,9 +211,9 @@ class _Senders:
         self._sessions: dict[bytes, _Session] = {}
 
     def admit(self, name: bytes, counter: int, stamp: float, now: float) -> None:
-        """Remember an authentic message, or raise if it is not new.
+        """Record an authentic message, or raise if it is not new.
 
-        The time stamp counts only for a session that is not known. So a clock that is set while a
+        The time stamp matters only for an unknown session, so a clock that is changed while a
         member runs does not cut it off from the others.
         """
         session = self._sessions.get(name)
@@ -229,7 +235,7 @@ class _Senders:
         session.stamp = max(session.stamp, stamp)
 
     def _make_room(self, now: float) -> bool:
-        """Forget the sessions whose messages would be stale; tell whether there were any."""
+        """Forget the sessions whose messages would be stale; return whether there were any."""
         kept = {name: one for name, one in self._sessions.items() if now - one.stamp <= SKEW}
         room = len(kept) < len(self._sessions)
         self._sessions = kept
@@ -237,7 +243,7 @@ class _Senders:
 
 
 class _Reader:
-    """Reads fields one after the other, each within its bounds."""
+    """Reads consecutive fields, each within its bounds."""
 
     __slots__ = ("_at", "_data")
 
@@ -261,7 +267,7 @@ class _Reader:
             text = self._take(length).decode()
         except UnicodeDecodeError:
             raise MessageRefused("malformed") from None
-        if not text.isprintable():  # names end up in logs, on pages and in terminals
+        if not text.isprintable():  # names appear in logs, on pages and in terminals
             raise MessageRefused("malformed")
         return text
 
@@ -296,7 +302,7 @@ class _Reader:
 
 
 def _decrypted(key: GroupKey, nonce: bytes, sealed: bytes, head: bytes) -> bytes | None:
-    """Return what was encrypted with `key`; None if it was not."""
+    """Decrypt with `key`; return None if another key encrypted the data."""
     try:
         cipher = key.cipher
     except ImportError:

@@ -1,10 +1,12 @@
-"""A pool of resources that are costly to make: connections, sessions, clients.
+"""A pool of resources that are costly to create: connections, sessions, clients.
 
-Promises: connecting, borrowed, idle and closing resources are never more than `max_size`; a
-resource whose borrower was cancelled, timed out or failed is closed and never lent again; whatever
-is cancelled when, nothing leaks; a resource of one event loop is never handed to another; who
-waits is served in order; a resource that is not given back is reported with the line that
-borrowed it.
+Promises:
+- Connecting, borrowed, idle and closing resources together never exceed `max_size`.
+- A resource whose borrower was cancelled, timed out or failed is closed and never lent again.
+- Nothing leaks, whatever is cancelled at whatever moment.
+- A resource of one event loop is never handed to another.
+- Waiters are served in order.
+- A resource that is not returned is reported with the line that borrowed it.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BORROWERS_LISTED: Final = 20
-"""How many borrowers a snapshot tells of, the longest first."""
+"""Maximum number of borrowers in a snapshot, the longest first."""
 
 
 class Pool(Generic[T]):
-    """Lend out at most `max_size` resources, made by `connect` as they are needed."""
+    """Lends at most `max_size` resources, created by `connect` as they are needed."""
 
     @overload
     def __init__(
@@ -117,13 +119,13 @@ class Pool(Generic[T]):
         """Connect nothing yet; `fill()`, or `with pool:`, connects `min_size`.
 
         `connect`, `close`, `validate` and `degraded` may be async: then borrow with `async with`.
-        Without `close`, the resource's own `aclose` or `close` is called. After an error named in
-        `reusable` a resource is kept, after any other it is closed.
+        Without `close`, the resource's own `aclose` or `close` is called. After an error listed in
+        `reusable` a resource is kept, after any other error it is closed.
 
-        When all are in use, "wait" lets up to `max_waiting` borrowers (`max_size` of them, unless
-        given) wait for `checkout_timeout` seconds; "fail" refuses; "degrade" lends what
-        `degraded()` makes, for one use. A borrower has `read_timeout` seconds for its block. One
-        that takes longer than `leak_after` is reported.
+        When all are in use, "wait" lets up to `max_waiting` borrowers (default `max_size`) wait for
+        `checkout_timeout` seconds; "fail" refuses; "degrade" lends what `degraded()` creates, for
+        one use. A borrower has `read_timeout` seconds for its block. One that takes longer than
+        `leak_after` is reported.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Pool(name={name!r}): write a name, such as 'database'")
@@ -170,59 +172,59 @@ class Pool(Generic[T]):
 
     @property
     def settings(self) -> PoolSettings:
-        """The numbers that it goes by; `update(...)` changes them."""
+        """The current settings; `update(...)` changes them."""
         return self._lending.settings
 
     @property
     def in_use(self) -> int:
-        """How many slots are taken now: by borrowed resources, and by those in between.
+        """The number of slots taken now, by borrowed resources and those in transition.
 
-        Those that are being connected, validated or closed count here, as they do towards
-        `max_size`; `snapshot()["in_flight"]` counts the borrowed ones alone.
+        Resources that are being connected, validated or closed count here, as they do towards
+        `max_size`; `snapshot()["in_flight"]` counts only the borrowed ones.
         """
         return self.slots.in_use
 
     @property
     def waiting(self) -> int:
-        """How many borrowers wait for a free resource now."""
+        """The number of borrowers waiting for a free resource."""
         return self.slots.waiting
 
     def borrow(self) -> Borrowed[T]:
-        """Return a lease: `with pool.borrow() as resource:`, or `async with`."""
+        """Return a context manager: `with pool.borrow() as resource:`, or `async with`."""
         frame = _getframe(1)
         return Borrowed(self._lending, (frame.f_code, frame.f_lasti))
 
-    # --- Beginning and end ---
+    # --- Opening and closing ---
 
     def fill(self) -> None:
         """Connect until there are `min_size` resources."""
         drive_sync(self._lending.fill(None), self.clock)
 
     async def afill(self) -> None:
-        """Connect until there are `min_size` resources."""
+        """Async twin of `fill`."""
         from asyncio import get_running_loop
 
         await drive_async(self._lending.fill(get_running_loop()), self.clock)
 
     def reap(self) -> int:
-        """Close what is idle or alive for too long, or lost; return how many.
+        """Close resources that are idle or alive for too long, or lost; return how many.
 
-        Borrowers do this in passing, so it is only needed where nobody borrows.
+        Borrowers do this in passing, so it is only needed for a pool that is not being used.
         """
         now = self.clock.now()
         self._upkeep.note(now)
         return self._stock.forget_closed_loops() + self._upkeep.reap(now)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Lend no more, wait for what is borrowed, and close all.
+        """Stop lending, wait until everything is returned, and close all resources.
 
-        After `timeout` seconds what is still borrowed is closed under its borrower's hands, and
-        False returned.
+        After `timeout` seconds, resources that are still borrowed are closed while in use, and the
+        result is False.
         """
         return drive_sync(self._shut(timeout, waits_here=True), self.clock)
 
     async def aclose(self, timeout: float = 10.0) -> bool:  # noqa: ASYNC109 - as in `close`
-        """Lend no more, wait for what is borrowed, and close all, as `close` does."""
+        """Async twin of `close`."""
         return await drive_async(self._shut(timeout, waits_here=False), self.clock)
 
     def _shut(self, timeout: float, *, waits_here: bool) -> Generator[Request, Any, bool]:
@@ -271,13 +273,13 @@ class Pool(Generic[T]):
     async def __aexit__(self, *_exc: object) -> None:
         await self.aclose()
 
-    # --- Settings and figures ---
+    # --- Settings and statistics ---
 
     def update(self, **changes: Any) -> None:
-        """Change numbers at run time, by the names of the constructor's arguments.
+        """Change settings at run time, by the names of the constructor's arguments.
 
-        What is borrowed stays borrowed. Shorter limits of idle time and life hold for what exists
-        too, counted from now. Bad values raise and change nothing.
+        Borrowed resources stay borrowed. Shorter `idle_timeout` and `max_lifetime` also apply to
+        existing resources, counted from now. Invalid values raise and change nothing.
         """
         known = list(vars(self.settings))
         for name in changes or ("",):
@@ -296,13 +298,13 @@ class Pool(Generic[T]):
         emit(SettingsChanged, self.name, policy="pool", changes=changes)
 
     def advice(self) -> Advice:
-        """Return the size that the traffic lately needs, by Little's law: a number and words."""
+        """Return the pool size that recent traffic needs, by Little's law, with an explanation."""
         now = self.clock.now()
         self._upkeep.fold(now)
         return advise(self._upkeep.uses, now, self.settings.max_size)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is, what was counted, and who borrows since when."""
+        """Return the resources, the counts, and the current borrowers with their times."""
         now = self.clock.now()
         upkeep, stock = self._upkeep, self._stock
         upkeep.note(now)
@@ -345,7 +347,7 @@ class Pool(Generic[T]):
         if self._rng is None:
             from random import Random
 
-            self._rng = Random()  # noqa: S311 - the spread of lifetimes is no secret
+            self._rng = Random()  # noqa: S311 - the spread of lifetimes needs no secrecy
         return self._rng.random()
 
 

@@ -1,4 +1,4 @@
-"""A resource of a pool for the time of one block."""
+"""A borrowed resource of a pool, as the context manager of one block."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _USED: Final = "this borrow() was used already: write pool.borrow() for each blo
 
 
 class _Limit:
-    """The deadline of a plain block.
+    """Deadline of a sync block.
 
-    A generator that is left in the middle of its block leaves the deadline with its consumer, and
-    may end after others have begun: so it takes away what is its own only.
+    A generator that is suspended inside its block leaves the deadline in its consumer's context,
+    and may end after other blocks have started, so `end` removes only its own scope.
     """
 
     __slots__ = ("_scope", "late_at")
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        """Let what runs here from now on have `seconds`."""
+        """Set a deadline of `seconds` from now in the current context."""
         self.late_at = clock.now() + seconds
         self._scope = nearer_scope(self.late_at, clock, deadline_scope())
         deadline_var.set(self._scope)
 
     def end(self) -> None:
-        """Have no effect any more, wherever this is called."""
+        """Cancel the deadline, in whatever context this is called."""
         end_scope(self._scope)
         if deadline_var.get() is self._scope:
             deadline_var.set(deadline_scope())
 
 
 class Borrowed(Generic[T]):
-    """A resource for the time of one block: `with pool.borrow() as resource:`, or `async with`."""
+    """A resource lent for one block: `with pool.borrow() as resource:`, or `async with`."""
 
     __slots__ = (
         "_cancelling",
@@ -57,14 +57,14 @@ class Borrowed(Generic[T]):
     )
 
     def __init__(self, lending: Lending, place: tuple[CodeType, int]) -> None:
-        """Remember where in the program it is."""
+        """Remember the code location of the caller."""
         self._lending = lending
         self.place = place
         self.resource: Resource | None = None
         self.has_slot = False
         self._limit: Any = None
         self._spoiled: bool | None = None
-        """None before use."""
+        """Whether to close the resource after the block; None before use."""
 
     def __repr__(self) -> str:
         state = "free" if self.resource is None else "borrowed"
@@ -114,7 +114,7 @@ class Borrowed(Generic[T]):
         self._spoiled = False
         try:
             task = _find_task()
-        except RuntimeError:  # without a loop, from Python 3.12 on
+        except RuntimeError:  # raised without a loop, from Python 3.12 on
             task = None
         if task is None:
             raise RuntimeError("borrow inside a task, such as asyncio.run() makes")
@@ -139,12 +139,12 @@ class Borrowed(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Nothing is awaited here: no cancellation can come in between, and a coroutine that the
-        # garbage collector closes gives back what it has, too.
+        # Nothing is awaited here: no cancellation can intervene, and a coroutine that the garbage
+        # collector closes also returns its resource.
         resource = self.resource
         if resource is None:
             return
-        # A block that swallowed its cancellation leaves the resource no better.
+        # A block that swallowed its cancellation may have left the resource in a bad state.
         spoiled = self._spoiled or self._task.cancelling() > self._cancelling
         late = self._limit is not None and self._limit.disarm(error)
         error_of_block = DISCARDED if spoiled and error is None else error
@@ -153,7 +153,7 @@ class Borrowed(Generic[T]):
             raise self._lending.overdue() from error
 
     def __del__(self) -> None:
-        # A signal may have come before anything was set.
+        # A signal may have interrupted `__init__` before any attribute was set.
         if getattr(self, "resource", None) is not None or getattr(self, "has_slot", False):
             if isinstance(self._limit, _Limit):
                 self._limit.end()
@@ -161,7 +161,7 @@ class Borrowed(Generic[T]):
 
 
 def _first_find() -> Task[Any] | None:
-    global _find_task  # noqa: PLW0603 - asyncio is imported when it is first needed
+    global _find_task  # noqa: PLW0603 - imports asyncio on first use
     from seawall._expiry import current_task
 
     _find_task = current_task
@@ -169,4 +169,4 @@ def _first_find() -> Task[Any] | None:
 
 
 _find_task: Callable[[], Task[Any] | None] = _first_find
-"""The current task."""
+"""Returns the current task."""

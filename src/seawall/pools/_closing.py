@@ -1,4 +1,4 @@
-"""How a resource is closed: on the side, in its own loop, once, and within a bounded time."""
+"""Closing of a resource: in the background, in its own loop, once, and within a bounded time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Closing:
     """A resource that is being closed, and the slot that it still takes.
 
     A plain `close` is called in place. An async one runs in a task of the resource's own loop. It
-    is cancelled after `close_timeout` seconds, and after as many again no longer waited for; nor is
-    one whose loop does not run.
+    is cancelled after `close_timeout` seconds; after the same time again, or if its loop does not
+    run, it is no longer waited for.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Closing:
     )
 
     def __init__(self, stock: Stock, resource: Resource, *, slot: bool, owned: bool) -> None:
-        """Take over a slot, if there is one; with `owned`, keep it for who will claim it."""
+        """Take over a slot, if there is one; with `owned`, keep it until its owner claims it."""
         self.resource = resource
         self.loop = resource.loop
         self.done = False
@@ -52,22 +52,22 @@ class Closing:
         self._task: Task[None] | None = None
         self._timer: TimerHandle | None = None
         self._starts = iter((True,))
-        """Taken by who starts it: once, however often it is begun."""
+        """One token: the caller that takes it starts the closing, so it starts only once."""
         self._over = False
-        """Whether `finish` is due: it is called again where a signal cut it short."""
+        """Whether `finish` is due; it is called again if a signal interrupted it."""
 
     def begin(self) -> None:
-        """Close in place, or have it done in the loop that the resource belongs to."""
+        """Close in place, or schedule it in the loop that the resource belongs to."""
         if self.loop is None or self.loop is running_loop():
             self._start()
             return
         try:
             self.loop.call_soon_threadsafe(self._start)
         except RuntimeError:
-            self.finish()  # that loop is closed, and everything in it over
+            self.finish()  # that loop is closed, so nothing can run in it
 
     def look(self) -> None:
-        """Go on where a signal came; wait no more for a loop that is closed, or stands still."""
+        """Resume after a signal's interruption; give up on a loop that is closed or not running."""
         if self._over:
             self.finish()
         elif self.loop is None:
@@ -88,7 +88,7 @@ class Closing:
                 break
             if not mine:
                 return
-            # The deadline of the borrower is no concern of a closing.
+            # The borrower's deadline must not apply to the closing.
             context = copy_context()
             context.run(deadline_var.set, None)
             result = context.run(self._stock.close, self.resource)
@@ -101,7 +101,7 @@ class Closing:
                 self._task = task = loop.create_task(_wait_for(result), context=context)
                 self._timer = loop.call_later(self._stock.close_timeout, self._expire, loop, task)
                 task.add_done_callback(self._ended)
-        except Exception as error:  # noqa: BLE001 - nobody who borrows is to blame
+        except Exception as error:  # noqa: BLE001 - must not fail an unrelated borrower
             self._failed(error)
         finally:
             if mine and self._task is None:
@@ -131,7 +131,7 @@ class Closing:
         logging.getLogger("seawall").warning(message, self._stock.name, described(error))
 
     def finish(self) -> None:
-        """Be over; safe at any moment, and more than once."""
+        """Finish the closing; safe at any moment, and idempotent."""
         self._stock.mutex.do(self._finish)
 
     def _finish(self) -> None:
@@ -148,24 +148,24 @@ class Closing:
     def _slot_back(self) -> None:
         slots, slot = self._stock.slots, _SLOT
         free = slots.free
-        # Nothing is called in these two lines: no signal is let in between.
+        # These two lines make no call, so no signal handler can run between them.
         self._owned = self.has_slot = False
         free += slot
         if slots.attention:
             slots.attend()
 
     def adopt(self) -> None:
-        """Take over a slot that its owner wants back. Under the lock."""
+        """Take over a slot that its owner will claim. Call under the lock."""
         self.has_slot = self._owned = True
 
     def wakes(self, wake: Callable[[], bool]) -> bool:
-        """Call `wake()` at the end, once; tell whether it is over already, and will not."""
+        """Call `wake()` once at the end; return True if it is already over and will not call."""
         with self._stock.mutex:
             self._wake = wake
             return self.done
 
     def disown(self) -> None:
-        """Want the slot no more: it comes free when the closing is over."""
+        """Give up the claim to the slot: it becomes free when the closing is over."""
         self._stock.mutex.do(self._disown)
 
     def _disown(self) -> None:
@@ -179,25 +179,25 @@ _SLOT = (None,)
 
 
 class Emptied:
-    """Waits until nothing of a stock is left, or until `until`; claims whether it came to that."""
+    """Waits until a stock is empty, or until `until`; claims whether it is empty."""
 
     def __init__(self, stock: Stock, until: float) -> None:
-        """Wait until then at most."""
+        """Set the time limit."""
         self.until: float | None = until
         self._stock = stock
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Be woken when nothing is left."""
+        """Register to be woken when nothing is left."""
         self._wake = wake
         self._stock.when_empty(wake)
 
     def claim(self) -> bool:
-        """Tell whether nothing is left."""
+        """Return whether nothing is left."""
         self.abandon()
         return self._stock.empty
 
     def abandon(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         with self._stock.mutex:
             if self._wake in self._stock._emptied:
                 self._stock._emptied.remove(self._wake)
@@ -208,7 +208,7 @@ async def _wait_for(result: Any) -> None:
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """Return the loop that runs in this thread, if one does."""
+    """Return the loop that runs in this thread, if any."""
     from asyncio import _get_running_loop
 
     return _get_running_loop()

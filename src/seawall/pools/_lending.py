@@ -1,8 +1,8 @@
-"""Who gets a resource of a pool, and what becomes of it when it comes back.
+"""Lending: which borrower gets a resource, and what happens to it when it is returned.
 
 The rules are steps that never block (see `seawall.pools._steps`), so they are the same for threads
-and tasks. A borrower holds a slot from the moment it may have a resource until that is back or
-closed.
+and tasks. A borrower holds a slot from the moment it may have a resource until the resource is
+returned or closed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 DISCARDED: Final = Exception("discarded by its borrower")
-"""The error of a block that ended well, and knows that its resource did not."""
+"""Error of a block that succeeded but whose resource must be closed."""
 
 LATE: Final = Exception("took longer than read_timeout")
-"""The error of a block that nobody could stop, and that ended after its time."""
+"""Error of a sync block, which cannot be interrupted, that ended after its time limit."""
 
 
 _NEVER: Final[Any] = object()
@@ -41,20 +41,20 @@ _TO_FILL: Final = "`await pool.afill()`, or `async with pool:`"
 
 
 class Borrower(Protocol):
-    """Who borrows, and what it holds: if it goes without giving that back, it is found.
+    """A borrower and what it holds; if it is collected without returning that, the pool notices.
 
-    What is taken is noted here before a signal is let in, and what is given back is noted just
-    before.
+    What it takes is recorded here before a signal handler can run; what it returns is recorded just
+    before the return.
     """
 
     place: tuple[CodeType, int]
-    """The place in the program, as its code and the instruction in it."""
+    """The location in the program, as code object and instruction."""
     resource: Resource | None
     has_slot: bool
 
 
 class Lending(Refusals):
-    """The rules of one pool."""
+    """The lending rules of one pool."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Lending(Refusals):
         reusable: tuple[type[Exception], ...],
         chance: Callable[[], float],
     ) -> None:
-        """Lend what `connect` makes."""
+        """Lend resources created by `connect`."""
         super().__init__(upkeep, clock)
         self._slots = upkeep.slots
         self._free = upkeep.slots.free
         self._slot_takes = iter(self._free.pop, _NEVER)
-        """Takes a free slot in a `for`, which lets no signal in after it; see `Stack`."""
+        """Takes a free slot in a `for`, after which no signal handler can run; see `Stack`."""
         self._used = upkeep.used
         self._stock = upkeep.stock
         self._connect = connect
@@ -83,17 +83,17 @@ class Lending(Refusals):
         self._now = clock.now
         self.follow(upkeep.settings)
         self.as_it_is = validate is None
-        """Whether an idle resource may be lent without a look at it."""
+        """Whether an idle resource may be lent without validation."""
 
     def follow(self, settings: PoolSettings) -> None:
-        """Go by these settings from now on."""
+        """Apply these settings from now on."""
         self.settings = self.upkeep.settings = settings
         self._idle_seconds = inf if settings.idle_timeout is None else settings.idle_timeout
         self.keeping = False
-        """Whether what comes back in order is kept without a look at whether there are too many."""
+        """Whether an intact returned resource is kept without checking for a surplus."""
 
     def shorten(self, now: float) -> None:
-        """Let what exists already end within the limits of idle time and life, counted from now."""
+        """Limit the remaining idle time and life of existing resources, counted from now."""
         for resource in list(self._stock.live):
             dies_at = min(resource.dies_at, now + self._lifetime())
             resource.dies_at = dies_at
@@ -106,7 +106,7 @@ class Lending(Refusals):
     # --- Lending ---
 
     def lend_idle(self, borrower: Borrower, loop: AbstractEventLoop | None) -> Resource | None:
-        """Lend an idle resource, if there is one that needs no look; else None."""
+        """Lend an idle resource that needs no validation; return None if there is none."""
         if not self.as_it_is:
             return None
         if deadline_passed():
@@ -135,7 +135,7 @@ class Lending(Refusals):
         return resource
 
     def _give_up_slot(self, borrower: Borrower) -> None:
-        """Give a borrower's slot back, to the next waiter."""
+        """Return a borrower's slot, to the next waiter."""
         borrower.has_slot = False
         self._free.append(None)
         if self._slots.attention:
@@ -144,7 +144,7 @@ class Lending(Refusals):
     def checkout(
         self, borrower: Borrower, loop: AbstractEventLoop | None
     ) -> Generator[Request, Any, Resource]:
-        """Lend a resource: wait for a slot, find an idle one that is fit, or connect."""
+        """Lend a resource: wait for a slot, then find a usable idle resource or connect."""
         began = self._now()
         self.check_open()
         self.time_left(None)
@@ -159,7 +159,7 @@ class Lending(Refusals):
         return resource
 
     def _take_slot(self, borrower: Borrower) -> bool:
-        """Take a free slot for `borrower`, if there is one."""
+        """Take a free slot for `borrower`; return whether there was one."""
         try:
             for _ in self._slot_takes:
                 borrower.has_slot = True
@@ -171,9 +171,9 @@ class Lending(Refusals):
     def _exhausted(
         self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
     ) -> Generator[Request, Any, Resource | None]:
-        """Get a slot though none is free, and return None; or return a substitute."""
+        """Wait for a slot and return None, or return a substitute resource."""
         if self._stock.lost or self._stock.closing or began >= self.upkeep.due:
-            self.upkeep.look(began)  # what is lost, or left by a closed loop, may be the reason
+            self.upkeep.look(began)  # lost resources, or those of a closed loop, may be the cause
         if self._take_slot(borrower):
             return None
         policy = self.settings.when_exhausted
@@ -198,7 +198,7 @@ class Lending(Refusals):
     def _fit(
         self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
     ) -> Generator[Request, Any, Resource]:
-        """Return a resource that is fit for use, with a slot in hand; give that back if not."""
+        """Return a usable resource for a borrower with a slot; on failure give the slot back."""
         visit = _Visit(borrower)
         try:
             while True:
@@ -222,7 +222,7 @@ class Lending(Refusals):
             raise
 
     def _drop(self, borrower: Borrower) -> None:
-        """Take from a borrower that gets nothing what it has so far."""
+        """Take back what a failing borrower has obtained so far."""
         resource = borrower.resource
         if resource is None:
             if borrower.has_slot:
@@ -241,7 +241,7 @@ class Lending(Refusals):
     def _find(
         self, loop: AbstractEventLoop | None, visit: _Visit
     ) -> Generator[Request, Any, tuple[Resource, str | None] | None]:
-        """Return an idle resource or a new one, and what is wrong with it; None without either."""
+        """Return an idle or new resource and what is wrong with it; None if there is neither."""
         trouble = None
         borrower = visit.borrower
         if visit.doubt is None:
@@ -263,7 +263,7 @@ class Lending(Refusals):
     def _remove(
         self, resource: Resource, cause: str, loop: AbstractEventLoop | None, visit: _Visit
     ) -> Closing | None:
-        """Close a resource; return the closing if there is nothing to go on with before its end."""
+        """Close a resource; return the closing if the borrower has to wait for its end."""
         if cause == "leaked":
             self.upkeep.report(resource)
         stock = self._stock
@@ -284,7 +284,7 @@ class Lending(Refusals):
         instead: str | None = None,
         borrower: Borrower | None = None,
     ) -> Generator[Request, Any, None]:
-        """Connect `resource`, or forget it, and so does its borrower."""
+        """Connect `resource`; on failure remove it from the stock and the borrower."""
         work = Work(self.name, what, None, make)
         work.instead = instead or work.instead
         try:
@@ -317,19 +317,19 @@ class Lending(Refusals):
             resource.dies_at = self._now() + self._lifetime()
 
     def _trouble(self, resource: Resource, visit: _Visit) -> Generator[Request, Any, str | None]:
-        """Say why an idle resource cannot be lent; None if it can. See to it if that breaks off."""
+        """Return why an idle resource cannot be lent, or None. Clean up if interrupted."""
         now = self._now()
         if now >= resource.dies_at:
             return "lifetime"
         spare = len(self._stock.live) - self.settings.min_size
         if now >= resource.idle_until and spare > 0:
             if spare > 1:
-                visit.doubt = "idle"  # those below lie there for longer still
+                visit.doubt = "idle"  # those below have been idle even longer
             return "idle"
         if self._validate is None:
             return None
-        # All that are asked in one visit share the time: a server that answers no more would
-        # else take that time from each of them.
+        # All validations of one checkout share the time limit: otherwise a server that stopped
+        # answering would cost the full limit for each resource.
         limit = self.settings.connect_timeout
         try:
             seconds = self.time_left(None if limit is None else limit - visit.asked)
@@ -339,7 +339,7 @@ class Lending(Refusals):
         work = Work(self.name, "validate", seconds, self._validate, resource.value)
         try:
             valid = yield work
-        except Exception:  # noqa: BLE001 - whatever it is, the resource is not to be trusted
+        except Exception:  # noqa: BLE001 - after any error the resource cannot be trusted
             self.note_timeout(work)
             valid = False
         except BaseException:
@@ -351,7 +351,7 @@ class Lending(Refusals):
         return None if valid else "invalid"
 
     def fill(self, loop: AbstractEventLoop | None) -> Generator[Request, Any, None]:
-        """Connect until there are `min_size`."""
+        """Connect until there are `min_size` resources."""
         while self._stock.size < self.settings.min_size and self._slots.take():
             try:
                 self.check_open()
@@ -365,12 +365,12 @@ class Lending(Refusals):
                 raise
             self.take_back(resource, None)
 
-    # --- Taking back ---
+    # --- Returning ---
 
     def take_back(
         self, resource: Resource, error: BaseException | None, borrower: Borrower | None = None
     ) -> None:
-        """Keep a resource for the next borrower, or close it; its slot comes free."""
+        """Keep a resource for the next borrower, or close it; its slot becomes free."""
         now = self._now()
         if resource.since is not None:
             self._used.append(now - resource.since)
@@ -382,10 +382,10 @@ class Lending(Refusals):
             self.upkeep.look(now)
 
     def lay_down(self, resource: Resource, now: float, borrower: Borrower | None = None) -> None:
-        """Let a resource lie idle, and give its slot back."""
+        """Put a resource on its idle stack and give its slot back."""
         until = now + self._idle_seconds
         dies_at = resource.dies_at
-        resource.idle_until = until if until < dies_at else dies_at  # noqa: FURB136 - no call here
+        resource.idle_until = until if until < dies_at else dies_at  # noqa: FURB136 - avoids a function call
         resource.since = None
         if borrower is not None:
             borrower.resource = None
@@ -395,11 +395,11 @@ class Lending(Refusals):
         self._free.append(None)
         if self._slots.attention:
             self._slots.attend()
-        if self.closed:  # it may have been closed just before this one was laid down
+        if self.closed:  # the pool may have been closed just before the resource became idle
             self.close_idle()
 
     def close_idle(self) -> None:
-        """Close what lies idle in a pool that is closed."""
+        """Close the idle resources of a closed pool."""
         while (idle := self._stock.spare()) is not None:
             self._stock.retire(idle, "closed", slot=self._slots.take())
 
@@ -433,14 +433,14 @@ class Lending(Refusals):
             borrower.resource, borrower.has_slot = None, False
 
     def _harmless(self, error: BaseException) -> bool:
-        """Tell whether a resource is as good as before after `error`. A timeout never is."""
+        """Return whether a resource is still usable after `error`. After a timeout it never is."""
         return not _holds_timeout(error) and matches(error, self._reusable)
 
     def lose(self, borrower: Borrower) -> None:
-        """Learn that the borrower is gone; called by the garbage collector, so little is done."""
+        """Handle the loss of a borrower; the garbage collector calls this, so it does little."""
         resource = borrower.resource
         if resource is not None and not resource.alive:
-            return  # it is being closed, and the slot comes back then
+            return  # it is being closed, which returns the slot
         if resource is not None and resource.connected:
             self._stock.lost.append(resource)
         elif resource is not None:
@@ -450,16 +450,16 @@ class Lending(Refusals):
 
 
 class _Visit:
-    """One borrower with a slot, while it looks for a resource that is fit."""
+    """State of one borrower with a slot while it looks for a usable resource."""
 
     __slots__ = ("asked", "borrower", "doubt")
 
     def __init__(self, borrower: Borrower) -> None:
         self.borrower = borrower
         self.asked = 0.0
-        """The seconds that it took to validate so far."""
+        """Seconds spent on validation so far."""
         self.doubt: str | None = None
-        """Why it looks at no more idle ones, as the cause for which they would be closed."""
+        """Why it skips further idle resources, as the cause for which they would be closed."""
 
 
 def _holds_timeout(error: BaseException) -> bool:

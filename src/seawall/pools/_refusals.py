@@ -1,4 +1,4 @@
-"""Whom a pool refuses, and what it tells of those, and of who took too long."""
+"""Refusals and timeouts of a pool: their errors, counts and events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seawall.runtime.slots import Refusal
 
 
 class Refusals:
-    """What is refused in one pool, and why."""
+    """The refusals of one pool."""
 
     def __init__(self, upkeep: Upkeep, clock: Clock) -> None:
         """Count in `upkeep`."""
@@ -26,7 +26,7 @@ class Refusals:
         self.closed = False
 
     def turned_away(self, why: Refusal) -> NoReturn:
-        """Refuse a borrower that waited, or found no place to."""
+        """Refuse a borrower whose wait ended, or that found the queue full."""
         self.check_open()
         if why == "deadline":
             self.refuse(DeadlineExceeded(f"pool {self.name!r}: the deadline passed while waiting"))
@@ -35,7 +35,7 @@ class Refusals:
         self.refuse(self.full(f"waited {self.settings.checkout_timeout:g} s"))
 
     def full(self, why: str) -> PoolExhausted:
-        """Return the error of who gets none: who has one for longest, and when to ask again."""
+        """Return the error for an exhausted pool: its longest borrower, and when to retry."""
         now = self.clock.now()
         longest = ""
         borrowed = self.upkeep.stock.borrowed()
@@ -53,7 +53,7 @@ class Refusals:
             self.refuse(PoolExhausted(f"pool {self.name!r} is closed"))
 
     def time_left(self, limit: float | None) -> float | None:
-        """Return the nearer of `limit` and the deadline; refuse if that has passed."""
+        """Return the smaller of `limit` and the time to the deadline; refuse if that has passed."""
         left = seconds_left()
         if left is None:
             return limit
@@ -62,7 +62,7 @@ class Refusals:
         return left if limit is None else min(left, limit)
 
     def refuse(self, error: Rejected) -> NoReturn:
-        """Count a refusal, tell of it, and raise it."""
+        """Count a refusal, emit its event, and raise it."""
         self.upkeep.counts["rejected"] += 1
         emit(CallRejected, self.name, policy="pool", reason=error.reason, enforced=True)
         error.guard = self.name
@@ -70,7 +70,7 @@ class Refusals:
         try:
             raise error
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # break the reference cycle between the exception and this frame
 
     def overdue(self) -> TimedOut:
         """Count a borrower that took too long, and return its error."""

@@ -1,13 +1,15 @@
-"""The resources of a pool: which there are, which lie idle, and how one is closed.
+"""The resources of a pool: which exist, which are idle, and how one is closed.
 
-Promises: resources that are connecting, borrowed, idle or being closed are never more than there
-are slots (after a pool was made smaller, than there were); a resource of one event loop is never
-handed to another; each is closed once, on the side, within a bounded time; a child process forgets
-those of its parent.
+Promises:
+- Connecting, borrowed, idle and closing resources never outnumber the slots (after a pool was made
+  smaller, the former number of slots).
+- A resource of one event loop is never handed to another.
+- Each is closed once, in the background, within a bounded time.
+- A child process forgets the resources of its parent.
 
-Whoever connects, uses or closes a resource holds a slot for it. Who gives a resource back lays it
-down first and gives the slot back second; who has a slot takes an idle resource if there is one.
-So the slots bound the resources, and a resource changes hands without a lock.
+A slot is held while a resource is connected, used or closed. A returning borrower first puts the
+resource on its stack and then gives the slot back; a borrower with a slot takes an idle resource if
+there is one. So the slots bound the resources, and a resource changes hands without a lock.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Stack(deque["Resource"]):
-    """Idle resources, and a way to take the top one that lets no signal in after it.
+    """Idle resources, with a way to pop the top one that no signal handler can interrupt.
 
-    CPython lets signal handlers in after a call of a C function, and not where a `for` takes the
-    next of an iterator. `for resource in stack.takes:` takes the one used last, and raises
+    CPython runs signal handlers after a call of a C function, but not where a `for` takes the next
+    item of an iterator. `for resource in stack.takes:` takes the one used last, and raises
     `IndexError` if there is none.
     """
 
@@ -42,14 +44,14 @@ class Stack(deque["Resource"]):
 
 
 _NEVER: Final[Any] = object()
-"""Nothing in a stack is equal to it."""
+"""A sentinel that equals nothing in a stack."""
 
 _inherited: Final[list[Resource]] = []
-"""What a parent process left: dropped, it might say goodbye on a connection that is not ours."""
+"""Resources of the parent process, kept because finalizing them could close its connections."""
 
 
 class Resource:
-    """One resource of a pool, and what is known of it."""
+    """One resource of a pool and its state."""
 
     __slots__ = (
         "alive",
@@ -66,24 +68,27 @@ class Resource:
     )
 
     def __init__(self, stack: Stack, *, pooled: bool = True) -> None:
-        """Be connected soon; lie in `stack` when idle. Without `pooled`, be used once."""
+        """Create an unconnected resource; when idle it is on `stack`.
+
+        Without `pooled`, it is used once.
+        """
         self.value: Any = None
         self.stack: Stack = stack
         self.pooled = pooled
         self.alive = True
-        """Whether nobody has begun to close it."""
+        """Whether its closing has not started."""
         self.connected = False
         """Whether there is something to close."""
         self.loop: AbstractEventLoop | None = None
-        """The loop that it belongs to; None if it was made by a plain function."""
+        """The loop that it belongs to; None if a plain function created it."""
         self.dies_at = -inf
         self.idle_until = -inf
         self.since: float | None = None
-        """Since when it is borrowed; None if it is not."""
+        """Time at which it was borrowed; None if it is not."""
         self.borrower: tuple[CodeType, int] | None = None
-        """The place that borrowed it last: code, and the instruction in it."""
+        """Location of its last borrower: code object and instruction."""
         self.reported: float | None = None
-        """The borrow that was reported as a leak, by its beginning."""
+        """Start time of the borrow that was reported as a leak."""
 
     @property
     def place(self) -> str:
@@ -109,46 +114,49 @@ class Stock:
         close_timeout: float,
         now: Callable[[], float],
     ) -> None:
-        """Have none yet. `close` takes a resource; without it, its own method is called."""
+        """Start empty.
+
+        `close` takes a resource; without it, the resource's own method is called.
+        """
         self.name = name
         self.slots = slots
         self.close_timeout = close_timeout
         self.now = now
         self._close = close
         self.causes: Counter[str] = Counter()
-        """Why resources were closed, and how many."""
+        """Number of closed resources by cause."""
         self.close_failed = 0
         self._begin()
         survives_fork(self)
 
     def _begin(self) -> None:
-        # What the collector may do inside a section is to begin or end the closing of a resource,
-        # and that commutes with everything here.
+        # Inside a critical section, the garbage collector can only start or end the closing of a
+        # resource, which commutes with everything here.
         self.live: set[Resource] = set()
-        """Connecting, borrowed and idle ones."""
+        """Connecting, borrowed and idle resources."""
         self.substitutes: set[Resource] = set()
-        """Borrowed ones that do not belong to the pool."""
+        """Borrowed resources that do not belong to the pool."""
         self.closing: dict[Resource, Closing] = {}
         self.lost: deque[Resource] = deque()
-        """Those whose borrower is gone without giving them back."""
+        """Resources whose borrower was collected without returning them."""
         self.anywhere = Stack()
         self.stacks: dict[Any, Stack] = {None: self.anywhere}
-        """Idle ones by the loop that they belong to, the one used last on top."""
+        """Idle resources by the loop that they belong to, the one used last on top."""
         self._emptied: list[Callable[[], bool]] = []
 
     @property
     def mutex(self) -> Mutex:
-        """That of the slots: with two, a collector that comes inside one may want the other."""
+        """The lock of the slots; with two, the garbage collector could cause a deadlock."""
         return self.slots.mutex
 
     @property
     def size(self) -> int:
-        """How many count towards the pool's size."""
+        """Number of resources that count towards the pool's size."""
         return len(self.live) + sum(resource.pooled for resource in list(self.closing))
 
     @property
     def idle(self) -> int:
-        """How many lie unused."""
+        """Number of idle resources."""
         return sum(len(stack) for stack in list(self.stacks.values()))
 
     @property
@@ -157,16 +165,16 @@ class Stock:
         return not (self.live or self.substitutes or self.closing)
 
     def borrowed(self) -> list[tuple[float, Resource]]:
-        """Return those that are borrowed now, each with the instant since when, in any order."""
+        """Return the borrowed resources, each with its start time, in any order."""
         known = [*list(self.live), *list(self.substitutes)]
         return [(since, r) for r in known if (since := r.since) is not None]
 
     def has_idle(self, loop: AbstractEventLoop | None) -> bool:
-        """Tell whether an idle one lies here that may be used in `loop`."""
+        """Return whether there is an idle resource that may be used in `loop`."""
         return bool(self.stacks.get(loop) or self.anywhere)
 
     def pop(self, loop: AbstractEventLoop | None) -> Resource | None:
-        """Take the idle one that was used last and may be used in `loop`, if there is one."""
+        """Pop the most recently used idle resource that may be used in `loop`, if any."""
         for stack in (self.stacks.get(loop), self.anywhere):
             if stack:
                 try:
@@ -176,7 +184,7 @@ class Stock:
         return None
 
     def lend(self, loop: AbstractEventLoop | None, borrower: Any) -> None:
-        """Give `borrower` the idle one that was used last and may be used in `loop`, if any is."""
+        """Give `borrower` the most recently used idle resource that `loop` can use, if any."""
         for stack in (self.stacks.get(loop), self.anywhere):
             if stack:
                 try:
@@ -187,10 +195,10 @@ class Stock:
                     pass
 
     def reserve(self, most: int, borrower: Any = None) -> Resource | None:
-        """Return a new one to be connected; None if there are `most` and one of them has to go.
+        """Return a new unconnected resource; None if there are `most` and one can be closed.
 
-        `borrower` has it before it counts. Where none can go, the caller's slot alone says that
-        there is room.
+        `borrower` gets it before it counts. If none can be closed, the caller's slot alone
+        guarantees that there is room.
         """
         if self.size >= most:
             self.forget_closed_loops()
@@ -204,38 +212,38 @@ class Stock:
             return resource
 
     def substitute(self) -> Resource:
-        """Return one to be used once, beyond the pool's size."""
+        """Return a resource for one use, beyond the pool's size."""
         resource = Resource(self.anywhere, pooled=False)
         self.substitutes.add(resource)
         return resource
 
     def belongs_to(self, resource: Resource, loop: AbstractEventLoop) -> None:
-        """Learn that only `loop` can use `resource`."""
+        """Record that only `loop` can use `resource`."""
         if loop not in self.stacks:
             self.forget_closed_loops()
         resource.loop = loop
         resource.stack = self.stacks.setdefault(loop, Stack())
 
     def take_lost(self) -> Resource | None:
-        """Take one whose borrower is gone, if there is one."""
+        """Take a resource whose borrower is gone, if there is one."""
         try:
             return self.lost.popleft()
         except IndexError:
             return None
 
     def take_lost_substitute(self) -> Resource | None:
-        """Take one that does not belong to the pool, and whose borrower is gone."""
+        """Take a lost resource that does not belong to the pool, if there is one."""
         for lost in list(self.lost):
             if not lost.pooled:
                 try:
                     self.lost.remove(lost)
-                except ValueError:  # somebody was faster
+                except ValueError:  # another thread was faster
                     continue
                 return lost
         return None
 
     def evict(self, loop: AbstractEventLoop | None) -> tuple[Resource, str] | None:
-        """Take out one that is of no use in `loop`, to be closed, and say why."""
+        """Take out a resource that is useless in `loop`, to be closed; return it and the cause."""
         lost = self.take_lost()
         if lost is not None:
             return lost, "leaked"
@@ -251,7 +259,7 @@ class Stock:
         return [c for r, c in list(self.closing.items()) if r.pooled and not c.has_slot]
 
     def adopt(self) -> Closing | None:
-        """Give the caller's slot to a closing that has none, as there are after a resize."""
+        """Give the caller's slot to a closing that has none, as happens after a resize."""
         with self.mutex:
             for closing in self._without_slot():
                 closing.adopt()
@@ -259,14 +267,14 @@ class Stock:
         return None
 
     def expired(self, now: float) -> Iterator[tuple[Resource, str]]:
-        """Yield those that have been idle, or alive, for too long; each is still where it was."""
+        """Yield resources that have been idle or alive for too long, without taking them out."""
         for stack in list(self.stacks.values()):
             for resource in list(stack):
                 if now >= resource.idle_until:
                     yield resource, "lifetime" if now >= resource.dies_at else "idle"
 
     def take_out(self, resource: Resource) -> bool:
-        """Take an idle one from where it lies; False if somebody was faster."""
+        """Remove an idle resource from its stack; return False if another thread was faster."""
         try:
             resource.stack.remove(resource)
         except ValueError:
@@ -274,7 +282,7 @@ class Stock:
         return True
 
     def spare(self) -> Resource | None:
-        """Take out the idle one that lies longest, if there is one."""
+        """Take out the resource that has been idle longest, if there is one."""
         bottoms = [(stack[0].idle_until, stack) for stack in list(self.stacks.values()) if stack]
         for _, stack in sorted(bottoms, key=lambda pair: pair[0]):
             try:
@@ -284,14 +292,14 @@ class Stock:
         return None
 
     def forget(self, resource: Resource) -> None:
-        """Know of a resource no more: it is closed, or never was."""
+        """Remove a resource that is closed or was never connected."""
         resource.alive = False
         self.live.discard(resource)
         self.substitutes.discard(resource)
         self._look_whether_empty()
 
     def forget_closed_loops(self) -> int:
-        """Forget what belongs to loops in which nothing can be done any more; return how many."""
+        """Forget resources of closed loops, where nothing can run any more; return how many."""
         for closing in list(self.closing.values()):
             closing.look()
         forgotten = 0
@@ -305,7 +313,7 @@ class Stock:
         return forgotten
 
     def needs_running_loop(self) -> bool:
-        """Tell whether something can only be closed in the loop that runs in this thread."""
+        """Return whether something can only be closed in the loop that runs in this thread."""
         loops = {resource.loop for resource in (*list(self.live), *list(self.substitutes))}
         loops |= {closing.loop for closing in list(self.closing.values())}
         loops.discard(None)
@@ -316,15 +324,15 @@ class Stock:
     ) -> Closing | None:
         """Close a resource; return the closing if it takes time.
 
-        With `slot`, the caller's slot goes with it and comes free at the end. With `owned`, the
-        caller wants it back: it has it still, or waits for the closing that is returned.
+        With `slot`, the caller's slot goes with it and becomes free at the end. With `owned`, the
+        caller wants it back: it still has it, or waits for the returned closing.
         """
         with self.mutex:
             first = resource.alive
             if first:
                 closing = Closing(self, resource, slot=slot, owned=owned)
                 self.causes[cause] += 1
-                # Nothing is called in these two lines: no signal is let in between.
+                # These two lines make no call, so no signal handler can run between them.
                 resource.alive = False
                 self.closing[resource] = closing
                 self.live.discard(resource)
@@ -337,7 +345,7 @@ class Stock:
         return None if closing.done else closing
 
     def close(self, resource: Resource) -> Any:
-        """Call what closes a resource; returns an awaitable if that is async."""
+        """Call the function that closes a resource; return an awaitable if that is async."""
         if self._close is not None:
             return self._close(resource.value)
         names = ("aclose", "close") if resource.loop is not None else ("close",)
@@ -362,14 +370,14 @@ class Stock:
             self._emptied.pop()()
 
     def closed(self, closing: Closing) -> None:
-        """Learn that a closing is over."""
-        self.live.discard(closing.resource)  # where a signal came as it was taken out
+        """Remove a resource whose closing is over."""
+        self.live.discard(closing.resource)  # still there if a signal interrupted its removal
         self.substitutes.discard(closing.resource)
         self.closing.pop(closing.resource, None)
         self._look_whether_empty()
 
     def _after_fork(self) -> None:
-        """Forget all in a child process, and close nothing: the parent goes on using it."""
+        """Forget all resources in a child process without closing them: the parent uses them."""
         known = [*self.live, *self.substitutes, *self.closing, *self.lost]
         for resource in known:
             resource.alive = False

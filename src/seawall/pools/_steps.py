@@ -1,7 +1,7 @@
-"""Steps that are written once, and carried out by blocking or by awaiting.
+"""Drivers of steps that are written once and run by blocking or by awaiting.
 
-A generator yields what takes time: a `Waiter` to wait for, or `Work` of the user's to be done. It
-is sent the result, or thrown the error; so is a cancellation.
+A generator yields what takes time: a `Waiter` to wait for, or `Work`, a user's function to run. It
+is sent the result, or the error (also a cancellation) is thrown into it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTHING: Final = object()
 
 
 class Work:
-    """Something of the user's to be called, and awaited if it is async, in so many seconds."""
+    """A user's function to be called, and awaited if it is async, within a time limit."""
 
     __slots__ = (
         "args",
@@ -41,7 +41,7 @@ class Work:
         function: Callable[..., Any],
         *args: Any,
     ) -> None:
-        """Do `function(*args)`, which is the `what` of the pool of that name."""
+        """Run `function(*args)`, called `what` in messages of the pool of that name."""
         self.pool = pool
         self.what = what
         self.seconds = seconds
@@ -49,14 +49,15 @@ class Work:
         self.args = args
         self.awaited = False
         self.expired = False
-        """Whether it was stopped because its time was over."""
+        """Whether it was stopped at its time limit."""
         self.instead = "`async with`"
-        """What to write where it turns out to be async, and nobody can await it."""
+        """What to write instead if the function turns out to be async where it cannot be awaited.
+        """
         self.left: Any = NOTHING
-        """A result that came at the last moment: its task was cancelled, and it is nobody's."""
+        """A result that arrived as its task was cancelled, and that has no owner."""
 
     def here(self, clock: Clock) -> Any:
-        """Do it in this thread."""
+        """Run it in this thread."""
         result = self._call(clock)
         if hasattr(result, "__await__"):
             drop(result)
@@ -64,14 +65,14 @@ class Work:
         return result
 
     def _call(self, clock: Clock) -> Any:
-        """Call it; if it is plain, nobody can stop it, but its time is the deadline there."""
+        """Call it; a plain function cannot be stopped, but gets its time limit as deadline."""
         if self.seconds is None:
             return self.function(*self.args)
         with deadline(self.seconds, clock=clock):
             return self.function(*self.args)
 
     async def in_task(self, clock: Clock) -> Any:
-        """Do it in this task, and cancel it when its time is over."""
+        """Run it in this task, and cancel it at its time limit."""
         from seawall._expiry import Expiry, running_task
 
         result = self._call(clock)
@@ -98,7 +99,7 @@ R = TypeVar("R")
 
 
 def drive_sync(steps: Generator[Request, Any, R], clock: Clock) -> R:
-    """Carry out in this thread what `steps` ask for, and return their result."""
+    """Run `steps` in this thread, and return their result."""
     try:
         request = next(steps)
         while True:
@@ -117,7 +118,7 @@ def drive_sync(steps: Generator[Request, Any, R], clock: Clock) -> R:
 
 
 async def drive_async(steps: Generator[Request, Any, R], clock: Clock) -> R:
-    """Carry out in this task what `steps` ask for, and return their result."""
+    """Run `steps` in this task, and return their result."""
     try:
         request = next(steps)
         while True:
@@ -136,7 +137,7 @@ async def drive_async(steps: Generator[Request, Any, R], clock: Clock) -> R:
 
 
 def _result_of(awaitable: Any) -> Any:
-    """Return what a future has in it; NOTHING if it has none, or is a coroutine."""
+    """Return the result of a future; NOTHING if it has none, or for a coroutine."""
     from asyncio import isfuture
 
     if isfuture(awaitable) and awaitable.done() and not awaitable.cancelled():
@@ -145,6 +146,6 @@ def _result_of(awaitable: Any) -> Any:
 
 
 def drop(result: Any) -> None:
-    """Throw away a coroutine that nobody can run, so that it does not complain."""
+    """Close a coroutine that cannot be run, to avoid the warning that it was never awaited."""
     if hasattr(result, "close"):
         result.close()

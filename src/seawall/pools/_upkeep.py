@@ -1,4 +1,4 @@
-"""What a pool counts, and what it looks after in passing: idle, lost and leaked resources."""
+"""Statistics of a pool, and the periodic upkeep of idle, lost and leaked resources."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from seawall.runtime.recent import Recent
 from seawall.runtime.slots import AnonymousSlots
 
 LOOK_EVERY: Final = 0.25
-"""Seconds between two looks."""
+"""Seconds between two rounds of upkeep."""
 
 
 class Upkeep:
-    """Counts and samples of one pool, and a look at its resources now and then."""
+    """Counts and samples of one pool, and the periodic check of its resources."""
 
     def __init__(
         self, name: str, clock: Clock, settings: PoolSettings, slots: AnonymousSlots, stock: Stock
     ) -> None:
-        """Begin to count now."""
+        """Start counting now."""
         self.name = name
         self.settings = settings
         self.slots = slots
@@ -33,28 +33,28 @@ class Upkeep:
         self._now = clock.now
         now = clock.now()
         self.due = now + LOOK_EVERY
-        """When the next look is due."""
+        """When the next upkeep is due."""
         self.counts: Counter[str] = Counter()
         self.uses = Usage(now)
         self.waits = Usage(now)
         self.used: list[float] = []
-        """How long resources were borrowed, not yet counted in `uses`."""
+        """Durations of borrows that are not yet counted in `uses`."""
         self.waited: list[float] = []
         self.median = Recent(self._median)
-        """How long a resource is borrowed, by the median of late; None if nobody knows."""
+        """Recent median duration of a borrow; None if unknown."""
         self._refusals_seen = 0
         self._folding = Lock()
         survives_fork(self)
 
     def look(self, now: float) -> None:
-        """Do in passing what is to be done now and then: count, report, and close."""
+        """Do the periodic upkeep: count, report leaks, and close."""
         self.due = now + LOOK_EVERY
         self.note(now)
         self.stock.forget_closed_loops()
         self.reap(now, in_passing=True)
 
     def note(self, now: float) -> None:
-        """Count what was used, and report what leaked."""
+        """Count the recorded uses, and report leaks."""
         self.fold(now)
         leak_after = self.settings.leak_after
         if leak_after is not None:
@@ -63,9 +63,10 @@ class Upkeep:
                     self.report(resource)
 
     def reap(self, now: float, *, in_passing: bool = False) -> int:
-        """Close what is too old, lost or too many; return how many.
+        """Close resources that are too old, lost or surplus; return how many.
 
-        In passing, one that is closed in place is enough: the next who comes by closes the next.
+        With `in_passing`, stop after one that was closed in place: the next caller closes the next
+        one.
         """
         reaped = 0
         for resource, cause, slot in self._too_many(now):
@@ -77,7 +78,7 @@ class Upkeep:
         return reaped
 
     def _too_many(self, now: float) -> Iterator[tuple[Resource, str, bool]]:
-        """Take out one after another what is to be closed, why, and whether with a slot."""
+        """Take out the resources to close, each with its cause and whether it has a slot."""
         stock, slots, settings = self.stock, self.slots, self.settings
         for resource, cause in stock.expired(now):
             if cause == "idle" and len(stock.live) <= settings.min_size:
@@ -120,7 +121,7 @@ class Upkeep:
         return self.uses.latency.quantile(0.5, now)
 
     def fold(self, now: float) -> None:
-        """Move the samples so far into the statistics, unless somebody is at it already."""
+        """Move the recorded samples into the statistics, unless another thread is doing so."""
         if self._folding.acquire(blocking=False):
             try:
                 refused = self.counts["rejected"] - self._refusals_seen
@@ -131,12 +132,12 @@ class Upkeep:
                 self._folding.release()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process."""
+        """Replace the lock in a child process."""
         self._folding = Lock()
 
 
 def _taken(samples: list[float]) -> list[float]:
-    """Empty a list that other threads append to at the same time."""
+    """Empty a list that other threads append to at the same time; return its items."""
     taken = samples[:]
     del samples[: len(taken)]
     return taken

@@ -1,7 +1,7 @@
-"""Who waits for a slot of a pool: for one that comes back, or for one of a resource being closed.
+"""Waiters for a slot of a pool: one that is returned, or that of a resource being closed.
 
-A resource is closed in its own event loop. That may end, or stand still, before it gets to it, and
-nobody is told: so who waits looks after that now and then.
+A resource is closed in its own event loop. That loop may end or stop before it closes the resource,
+without any notification, so waiters check for that periodically.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from seawall.runtime.slots import WAITING, SlotWaiter
 
 
 class PoolWaiter(SlotWaiter):
-    """Waits for a slot that comes back, and keeps its place in the queue while it looks around."""
+    """Waits for a returned slot, and keeps its place in the queue during periodic checks."""
 
     __slots__ = ("_end", "_published")
 
     def __init__(self, *waiting: Any) -> None:
-        """Wait as a `SlotWaiter` does, and wake up soon to look around."""
+        """Wait as a `SlotWaiter` does, and wake up periodically."""
         super().__init__(*waiting)
         self._end = inf if self.until is None else self.until
         self.until = min(self._end, self.since + LOOK_EVERY)
         self._published = False
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Join the queue; or be woken by another waker from now on."""
+        """Join the queue; on later calls, only replace the waker."""
         if not self._published:
             self._published = True
             super().publish(wake)
@@ -40,14 +40,14 @@ class PoolWaiter(SlotWaiter):
                 wake()
 
     def claim(self) -> Any:
-        """Return the ticket, say why there is none, or raise `Wait` to go on waiting."""
+        """Return the ticket or the refusal, or raise `Wait` to go on waiting."""
         with self._slots.mutex:
             if self.state == WAITING:
                 self._go_on()
         return super().claim()
 
     def _go_on(self) -> None:
-        """Raise `Wait` unless the time is over: by its clock, or by how long it was waited for."""
+        """Raise `Wait` unless the time is over, by the clock or by the time waited for."""
         now = max(self.until or 0.0, self.clock.now())
         if now < self._end:
             self.until = min(self._end, now + LOOK_EVERY)
@@ -55,22 +55,22 @@ class PoolWaiter(SlotWaiter):
 
 
 class ClosingWaiter(PoolWaiter):
-    """Waits until a closing is over, to go on with its slot."""
+    """Waits for the end of a closing, to take over its slot."""
 
     __slots__ = ("_closing",)
 
     def __init__(self, closing: Closing, *waiting: Any) -> None:
-        """Wait for `closing`; the rest is as for any waiter."""
+        """Wait for `closing`; the other arguments are those of any waiter."""
         super().__init__(*waiting)
         self._closing = closing
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Be woken when the closing is over."""
+        """Register to be woken when the closing is over."""
         if self._closing.wakes(wake):
             wake()
 
     def claim(self) -> Any:
-        """Have the slot, or leave it to the closing and say why, or raise `Wait`."""
+        """Take the slot, or leave it to the closing and refuse, or raise `Wait`."""
         if self._closing.done:
             return None
         self._go_on()
@@ -83,16 +83,16 @@ class ClosingWaiter(PoolWaiter):
 
 
 def waited(waiter: PoolWaiter, upkeep: Upkeep) -> Generator[PoolWaiter, Any, None]:
-    """Wait for a slot, as steps, and look now and then after what ended loops have left."""
+    """Wait for a slot, as steps, and periodically clean up after loops that have ended."""
     while True:
         try:
             yield waiter
         except Wait:
             try:
                 now = waiter.clock.now()
-                if now >= upkeep.due:  # else somebody else has just looked
+                if now >= upkeep.due:  # otherwise another borrower has just done the upkeep
                     upkeep.look(now)
-                    upkeep.slots.attend()  # a signal may have come as a slot was given back
+                    upkeep.slots.attend()  # a signal may have interrupted the return of a slot
             except BaseException:
                 waiter.abandon()
                 raise
