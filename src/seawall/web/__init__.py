@@ -1,4 +1,4 @@
-"""The server's edge: what a request passes before any work is done, and what it is told.
+"""The server's edge: the checks that a request passes before any work is done, and the responses.
 
 `Edge` is a plain ASGI class around any app, and has parts: `Inbound`, `RequestLimits`, `Turns`,
 `Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a FastAPI or Starlette

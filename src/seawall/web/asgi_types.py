@@ -1,4 +1,4 @@
-"""The types of ASGI: an app, what it is called with, and what it sends."""
+"""The ASGI types: apps, their arguments and messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ready-made health checks: databases, Redis, upstreams, queues, the event loop, disks, guards.
 
-Each is an object to give to `health.add(name, ...)`. A check that blocks is run in a thread by the
-health's rules; what it leads to decides: a database's async connections are awaited in the loop.
+Pass each of them to `health.add(name, ...)`. `Health` runs a blocking check in a thread. A check
+whose client is async returns a coroutine, which is awaited in the loop.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = [
 ]
 
 SOCKET_TIMEOUT: Final = 30.0
-"""Seconds after which the thread of an HTTP check ends by itself, if nobody waits any more."""
+"""Seconds after which the thread of an HTTP check ends, even if no caller waits any more."""
 
 BROKEN: Final = frozenset({"open", "half_open", "isolated"})
-"""States of a breaker in which not every call is made."""
+"""States of a breaker in which it refuses at least some calls."""
 
 LOOP_SAMPLE: Final = 0.02
-"""Seconds that the event loop is asked to come back after."""
+"""Seconds of the sleep that measures the lag of the event loop."""
 
 
 class DatabaseRead:
-    """Asks a database for one row."""
+    """Check that reads one row from a database."""
 
     component_type: ClassVar[str] = "datastore"
 
     def __init__(self, connect: Connect, *, statement: str = "SELECT 1") -> None:
-        """Run `statement` on what `connect()` gives, and give that back.
+        """Run `statement` on a connection from `connect()`, and return or close the connection.
 
         `connect` opens or borrows a connection: `lambda: sqlite3.connect(path)`, the `connection`
         of a psycopg pool, the `acquire` of an asyncpg pool, the `connect` of an SQLAlchemy engine.
@@ -56,12 +56,12 @@ class DatabaseRead:
         return f"DatabaseRead({_name(self._connect)}, statement={self._statement!r})"
 
     def __call__(self) -> Any:
-        """Read, or return the coroutine that does."""
+        """Read, or return a coroutine that reads."""
         return reading(self._connect, self._statement)
 
 
 class DatabaseWrite:
-    """Writes to a database, and takes it back."""
+    """Check that writes to a database and rolls back."""
 
     component_type: ClassVar[str] = "datastore"
 
@@ -72,16 +72,17 @@ class DatabaseWrite:
         table: str = "seawall_health",
         statement: str | None = None,
     ) -> None:
-        """Insert a row into `table` and roll back; if that fails, make the table and try again.
+        """Insert a row into `table` and roll back; if that fails, create the table and try again.
 
-        `statement` is run instead, if given, and rolled back too. `connect` is as for a read.
+        If `statement` is given, it is run instead, and rolled back too. `connect` is as for
+        `DatabaseRead`.
         """
         self._connect = check.function("connect", connect)
         if not isinstance(table, str) or not table.isascii() or not table.isidentifier():
             raise ValueError(f"table={table!r}: write a plain name, such as 'seawall_health'")
         own = statement is None
         self._create = f"CREATE TABLE IF NOT EXISTS {table} (probe INTEGER)" if own else None
-        # The second one is for connections that commit by themselves: the table stays empty.
+        # The second statement is for connections in autocommit mode: the table stays empty.
         self._statements = (
             [f"INSERT INTO {table} (probe) VALUES (1)", f"DELETE FROM {table} WHERE probe = 1"]  # noqa: S608 - a plain name
             if own
@@ -92,19 +93,19 @@ class DatabaseWrite:
         return f"DatabaseWrite({_name(self._connect)}, statement={self._statements[0]!r})"
 
     def __call__(self) -> Any:
-        """Write, or return the coroutine that does."""
+        """Write, or return a coroutine that writes."""
         return writing(self._connect, self._create, self._statements)
 
 
 class RedisPing:
-    """Asks a Redis or Valkey server for a sign of life."""
+    """Check that pings a Redis or Valkey server."""
 
     component_type: ClassVar[str] = "datastore"
 
     def __init__(self, target: Any) -> None:
-        """Ask by `target`: a `RedisStore`, or a client of redis-py, blocking or not.
+        """Ping with `target`: a `RedisStore`, or a client of redis-py, blocking or async.
 
-        A store is asked for a write, as its policies do; a client is pinged.
+        With a store the check writes, as the store's policies do; with a client it pings.
         """
         self._store = hasattr(target, "acall") and hasattr(target, "pod")
         if not self._store and not callable(getattr(target, "ping", None)):
@@ -115,7 +116,7 @@ class RedisPing:
         return f"RedisPing({type(self._target).__name__})"
 
     def __call__(self) -> Any:
-        """Ask, or return the coroutine that does."""
+        """Ping, or return a coroutine that pings."""
         return self._ask_store() if self._store else self._target.ping()
 
     async def _ask_store(self) -> bool:
@@ -124,7 +125,7 @@ class RedisPing:
 
 
 class HttpUpstream:
-    """Asks an HTTP service whether it is there."""
+    """Check that sends a request to an HTTP service."""
 
     measurement: ClassVar[str] = "status"
 
@@ -136,9 +137,9 @@ class HttpUpstream:
         method: Literal["GET", "HEAD"] = "GET",
         statuses: Collection[int] = range(200, 400),
     ) -> None:
-        """Expect one of `statuses` from `url`, asked by `client` (httpx, requests or their like).
+        """Expect one of `statuses` from `url`, using `client` (httpx, requests or similar).
 
-        Without a client the standard library asks, in a thread, and follows no redirect.
+        Without a client, use the standard library, in a thread, and follow no redirect.
         """
         parts = urlsplit(_text("url", url))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -158,7 +159,7 @@ class HttpUpstream:
         return f"HttpUpstream('{where}{port}{self._parts.path}')"
 
     def __call__(self) -> Any:
-        """Ask, or return the coroutine that does."""
+        """Send the request, or return a coroutine that sends it."""
         if self._client is None:
             return self._verdict(self._ask_directly())
         response = self._client.request(self._method, self._url)
@@ -188,16 +189,17 @@ class HttpUpstream:
 
 
 class QueueAge:
-    """Looks how long the oldest job of a queue has waited."""
+    """Check of how long the oldest job of a queue has waited."""
 
     measurement: ClassVar[str] = "age"
 
     def __init__(
         self, queue: Any, *, degraded: float = 60.0, unhealthy: float | None = None
     ) -> None:
-        """Look at `queue`, a `PriorityQueue`, `LocalQueue` or anything whose snapshot has "oldest".
+        """Check `queue`, a `PriorityQueue`, `LocalQueue` or any object whose snapshot has "oldest".
 
-        From `degraded` seconds on it is degraded, from `unhealthy` on unhealthy (never, if None).
+        The queue is degraded from `degraded` seconds on, and unhealthy from `unhealthy` on (never,
+        if None).
         """
         if not callable(getattr(queue, "asnapshot", getattr(queue, "snapshot", None))):
             raise TypeError(f"QueueAge({queue!r}): pass a queue that has a snapshot()")
@@ -211,7 +213,7 @@ class QueueAge:
         return f"QueueAge({self._queue!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
 
     def __call__(self) -> Any:
-        """Look, or return the coroutine that does."""
+        """Read the snapshot, or return a coroutine that reads it."""
         if hasattr(self._queue, "asnapshot"):
             return self._ask()
         return self._verdict(self._queue.snapshot())
@@ -229,15 +231,15 @@ class QueueAge:
 
 
 class EventLoop:
-    """Looks how late the event loop comes round."""
+    """Check of the lag of the event loop."""
 
     component_type: ClassVar[str] = "system"
     measurement: ClassVar[str] = "lag"
 
     def __init__(self, *, degraded: float = 0.1, unhealthy: float | None = 1.0) -> None:
-        """Be degraded where it is late by `degraded` seconds, unhealthy by `unhealthy` (or None).
+        """Report degraded from a lag of `degraded` seconds, unhealthy from `unhealthy` (or None).
 
-        What counts is the worst of the signal `loop_lag()` and of a look taken now.
+        The lag is the maximum of the signal `loop_lag()` and of a measurement taken now.
         """
         self._degraded = check.seconds("degraded", degraded)
         self._unhealthy = (
@@ -249,7 +251,7 @@ class EventLoop:
         return f"EventLoop(degraded={self._degraded}, unhealthy={self._unhealthy})"
 
     async def __call__(self) -> Finding:
-        """Look."""
+        """Measure the lag."""
         from asyncio import get_running_loop
 
         loop = get_running_loop()
@@ -263,7 +265,7 @@ class EventLoop:
 
 
 class Disk:
-    """Looks how much of a disk is free, and whether it can be written to."""
+    """Check of the free space of a disk, and whether it can be written to."""
 
     component_type: ClassVar[str] = "system"
     measurement: ClassVar[str] = "free"
@@ -276,9 +278,9 @@ class Disk:
         unhealthy: float = 0.02,
         write: bool = True,
     ) -> None:
-        """Be degraded below this share of free space on the disk of the folder `path`.
+        """Report degraded below this ratio of free space on the disk of the folder `path`.
 
-        Below the share `unhealthy` it is unhealthy; and, with `write`, if no small file can be
+        Report unhealthy below the ratio `unhealthy`, or, with `write`, if a small file cannot be
         written there.
         """
         self._path = _text("path", path)
@@ -292,7 +294,7 @@ class Disk:
         return f"Disk({self._path!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
 
     def __call__(self) -> Finding:
-        """Look; blocks."""
+        """Measure the free space; blocks."""
         from shutil import disk_usage
         from tempfile import TemporaryFile
 
@@ -308,12 +310,12 @@ class Disk:
 
 
 class GuardState:
-    """Looks whether a guard's breaker keeps calls from being made: degraded, for others work."""
+    """Check of a guard's breaker: degraded if it refuses calls, as other functions still work."""
 
     measurement: ClassVar[str] = "state"
 
     def __init__(self, guard: Guard) -> None:
-        """Look at `guard`."""
+        """Check `guard`."""
         if not isinstance(guard, Guard):
             raise TypeError(f"GuardState({guard!r}): pass a Guard")
         self._guard = guard
@@ -322,7 +324,7 @@ class GuardState:
         return f"GuardState({self._guard.name!r})"
 
     async def __call__(self) -> Finding:
-        """Look; in the loop, for it takes no time."""
+        """Read the state; async, to run in the loop, as it takes no time."""
         for seen in self._guard.snapshot()["policies"]:
             if seen["policy"] == "breaker" and seen["state"] in BROKEN:
                 return Degraded(f"the circuit is {str(seen['state']).replace('_', '-')}")

@@ -2,13 +2,14 @@
 
     edge = protect(app)
 
-puts the edge around the app: deadlines, overload, limits, health and draining, every refusal as
-problem+json, and all of it in the app's OpenAPI description. A route's own limit or guard is a
-dependency: `Depends(limited(limit("10/min", by="address")))`, `Depends(guarded(reports))`.
+puts the edge around the app: deadlines, overload protection, limits, health and draining, every
+refusal as problem+json, and all of it in the app's OpenAPI description. A route's own limit or
+guard is a dependency: `Depends(limited(limit("10/min", by="address")))`,
+`Depends(guarded(reports))`.
 
-The edge stands around the app's own handling of errors: what no handler of the app's takes reaches
-it, and it answers what is Seawall's or an upstream's. The apps that are mounted in it when it
-starts are told to answer alike.
+The edge wraps the app's own error handling: exceptions without a handler in the app reach the edge,
+which answers those of Seawall and of upstreams. Apps that are mounted in the app when it starts get
+the same behaviour.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ __all__ = ["guarded", "limited", "protect"]
 
 
 class _Default:
-    """Stands for what an app has unless told otherwise; None leaves a part out."""
+    """Marker for the default of a part; None leaves a part out."""
 
     def __repr__(self) -> str:
         return "DEFAULT"
@@ -68,7 +69,7 @@ class _Default:
 DEFAULT: Final[Any] = _Default()
 
 MOST_WEBSOCKETS: Final = 2000
-"""How many are open at once unless told otherwise, and half of them for one address."""
+"""Default maximum number of open websockets; one address may open half of them."""
 
 
 def protect(
@@ -93,16 +94,17 @@ def protect(
 ) -> Edge:
     """Put the edge around `app` and return it; call this once, before the app has started.
 
-    Without arguments: 30 s for each request, as many at once as are served well, 2000 websockets
-    (of one address half of them, unless you give `websockets`), `/health/live`,
-    `/health/ready` and `/health/deep`, draining at the end, problem+json for every error of
-    Seawall's, nobody trusted, no rate limits. Each part can be given, and left out by None.
-    Of its time a request keeps back `reserve` seconds from the calls of its handler (by default a
-    tenth, 10 ms to 0.5 s), so that the handler can answer when one of them runs out of time.
+    The defaults: 30 s for each request, an adaptive limit on concurrent requests, 2000 websockets
+    (half of them for one address, unless you give `websockets`), `/health/live`, `/health/ready`
+    and `/health/deep`, draining at the end, problem+json for every exception of Seawall, no trusted
+    callers, no rate limits. Each part can be replaced, or left out with None.
+
+    A request withholds `reserve` seconds of its time from the calls of its handler (by default a
+    tenth, 10 ms to 0.5 s), so that the handler can still answer when one of them times out.
     `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
-    `report_degraded=True` names degraded answers, by source and level, in a response header.
-    `name` is that of its guard: "edge", or "edge 2" and so on where that is taken already.
-    Middlewares that are added later stand around the edge: CORS belongs there.
+    `report_degraded=True` names degraded results, by source and level, in a response header. `name`
+    is the name of the guard: by default "edge", or "edge 2" and so on if that is taken. Middlewares
+    that are added later wrap the edge: CORS belongs there.
     """
     if not isinstance(app, Starlette):
         raise TypeError(f"protect({app!r}): pass a FastAPI or Starlette app; others take Edge(app)")
@@ -143,10 +145,10 @@ def protect(
 
 
 def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[None]]:
-    """Return a dependency that gives a route limits of its own, beside those of the edge.
+    """Return a dependency that gives a route its own limits, in addition to those of the edge.
 
-    Takes what `RequestLimits` takes: `Depends(limited(limit("10/min", by="address")))`. It is
-    asked when the route is known and before its function runs.
+    It takes the arguments of `RequestLimits`: `Depends(limited(limit("10/min", by="address")))`. It
+    runs after routing and before the route's function.
     """
     own = RequestLimits(*limits, **options)
 
@@ -161,10 +163,10 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
 def guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
     """Return a dependency that holds the gates of `guard` while a route's function runs.
 
-    Breaker, rate limit, bulkhead and shedder act; retries and timeouts are for calls, and need
-    the guard around a function. A `key=` function of a gate is given the request. A mistake of
-    the caller's (an HTTPException below 500, a request that does not validate) is no failure of
-    the route's, and a client that hangs up is no verdict on it.
+    Breaker, rate limit, bulkhead and shedder apply; retries and timeouts are for calls, and need
+    the guard around a function. A `key=` function of a gate gets the request. An error of the
+    caller (an HTTPException below 500, a request that does not validate) is not a failure of the
+    route, and a client that disconnects is neither success nor failure.
     """
     if not isinstance(guard, Guard):
         raise TypeError(f"guarded({guard!r}): pass a Guard, such as Guard('reports', Bulkhead(5))")
@@ -194,25 +196,25 @@ def guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
 
 
 def _for_the_function(held: Callable[..., AsyncIterator[None]]) -> Any:
-    """Return what asks FastAPI to end `held` with the function, before the answer is sent."""
+    """Return a dependency that ends `held` with the function, before the response is sent."""
     from fastapi import Depends
 
     try:
         return Depends(held, scope="function")
-    except TypeError:  # FastAPI before 0.121: it alone says when a dependency ends
+    except TypeError:  # FastAPI before 0.121 has no such option
         return Depends(held)
 
 
 class _Gone(BaseException):
-    """What gates are told when the client has gone: as a cancellation, it is no verdict."""
+    """Signal to gates that the client has disconnected: like a cancellation, not a failure."""
 
 
 _FAILED_SOCKET: Final = range(1011, 1015)
-"""The codes by which a server closes a websocket because of trouble of its own."""
+"""Close codes by which a server closes a websocket because of its own failure."""
 
 
 def _verdict(error: BaseException) -> BaseException | None:
-    """Return what gates are told of a route that raised `error`; None if that is a good answer."""
+    """Return the failure to report to gates for a route that raised `error`; None for a success."""
     if isinstance(error, (WebSocketDisconnect, ClientDisconnect)):
         return _Gone()
     if isinstance(error, HTTPException):
@@ -224,7 +226,7 @@ def _verdict(error: BaseException) -> BaseException | None:
 
 
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
-    """Put `edge` around what its owner has become, when its middlewares are put together."""
+    """Put `edge` around the app of `owner`, when its middleware stack is built."""
     edge.app = edge._reporting(app)
     go_past_errors(edge, owner)
     for inner in _mounted_in(owner.routes):
@@ -235,7 +237,7 @@ def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
 
 
 def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
-    """Find the apps that are mounted below these routes, however deep, each once."""
+    """Yield the apps that are mounted below these routes, at any depth, each once."""
     waiting: list[Any] = [*routes]
     seen: dict[int, Any] = {}  # an app may be mounted in itself
     while waiting:
@@ -255,14 +257,14 @@ async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
 
 
 def _describe(app: Starlette) -> None:
-    """Let the app's own description tell of the answers that the edge gives."""
+    """Add the responses of the edge to the app's OpenAPI description."""
     openapi = getattr(app, "openapi", None)
     if openapi is not None:
         app.openapi = describing(openapi)  # type: ignore[attr-defined]  # as FastAPI advises
 
 
 def _incoming_of(connection: HTTPConnection) -> Incoming:
-    """Return the request as it is now: who stands between the edge and here may know its caller.
+    """Return the current request: a middleware inside the edge may have identified its caller.
 
     Its peer is trusted as far as the edge trusts it; without an edge, not at all.
     """
@@ -271,9 +273,9 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
 
 
 def _tell(connection: HTTPConnection, response: Response, granted: Granted) -> None:
-    """Let the answer tell of a route's limits, whichever response the route returns or raises."""
+    """Add the headers of a route's limits to any response that the route returns or raises."""
     passage = connection.scope.get(INCOMING)
-    # Without an edge, FastAPI adds what this response says to its own.
+    # Without an edge, FastAPI merges the headers of this response into its own.
     if not isinstance(passage, Passage):
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())

@@ -1,7 +1,7 @@
-"""What a service's own description says about our answers.
+"""OpenAPI descriptions of the responses that Seawall sends.
 
 429, 503 and 504 on every operation behind an edge; the header Idempotency-Key with its 400, 409 and
-422 where a request is done once for each key; the routes of a `JobsApi`.
+422 where requests are idempotent by key; the routes of a `JobsApi`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NAME: Final = "SeawallProblem"
 
 
 def answer(status: int, meaning: str) -> dict[str, Any]:
-    """Return what OpenAPI says of one of our refusals."""
+    """Return the OpenAPI description of one refusal."""
     headers: dict[str, Any] = dict(_RETRY_AFTER) if status in (409, 429, 503) else {}
     if status == 429:  # noqa: PLR2004
         headers |= _LIMITS
@@ -80,7 +80,7 @@ def answer(status: int, meaning: str) -> dict[str, Any]:
 
 
 def describe(schema: dict[str, Any]) -> None:
-    """Add our answers to every operation of `schema` that does not describe its own."""
+    """Add the refusals to every operation of `schema` that does not describe its own."""
     for item in schema.get("paths", {}).values():
         for method, operation in item.items():
             if method in METHODS:
@@ -92,7 +92,7 @@ def describe(schema: dict[str, Any]) -> None:
 def operations(
     schema: dict[str, Any], templates: Iterable[str], methods: Collection[str]
 ) -> Iterator[dict[str, Any]]:
-    """Return the operations of `schema` with these paths and methods, as an app writes them."""
+    """Yield the operations of `schema` with these path templates and methods."""
     wanted = [_unnamed(template) for template in templates]
     for path, item in schema.get("paths", {}).items():
         shape = _unnamed(path)
@@ -111,9 +111,10 @@ def _unnamed(path: str) -> str:
 def describe_key(
     operation: dict[str, Any], *, required: bool, statuses: Collection[int] = tuple(OF_A_KEY)
 ) -> None:
-    """Add the header Idempotency-Key to an operation, and what is answered because of it.
+    """Add the header Idempotency-Key to an operation, and the responses that result from it.
 
-    An answer that it describes itself, as FastAPI does for 422, gets ours beside its own.
+    A response that the operation already describes, as FastAPI does for 422, gets both
+    descriptions.
     """
     parameters = operation.setdefault("parameters", [])
     if not any(each.get("name", "").lower() == _KEY["name"].lower() for each in parameters):
@@ -132,14 +133,14 @@ def describe_key(
 def describing(
     openapi: Callable[[], dict[str, Any]], add: Callable[[dict[str, Any]], None] = describe
 ) -> Callable[[], dict[str, Any]]:
-    """Return `openapi`, to whose description `add` adds; to one that it keeps, once."""
+    """Return `openapi`, extended by `add`; a cached description is extended only once."""
     described: dict[str, Any] | None = None
 
     def openapi_with_refusals() -> dict[str, Any]:
         nonlocal described
         schema = openapi()
         if schema is not described:
-            # Copies: whoever changes a description changes that one only.
+            # Copies, so that a change of one description does not affect others.
             known = schema.setdefault("components", {}).setdefault("schemas", {})
             known.setdefault(NAME, deepcopy(PROBLEM))
             add(schema)

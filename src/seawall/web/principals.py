@@ -1,16 +1,16 @@
-"""For whom a request is: what `limit(by=...)` asks, and what is made of the answer.
+"""Principals: the party that a request belongs to, for `limit(by=...)`, and its key.
 
-A principal is asked with the `Incoming` request and returns text, bytes, a whole number, a UUID, an
-Enum or a tuple of these, or None for somebody unknown. Nothing else: a fresh object for each
-request, which a coroutine is too, would be a fresh limit each time.
+A principal is called with the `Incoming` request and returns text, bytes, an integer, a UUID, an
+Enum or a tuple of these, or None if the party is unknown. Other types are refused: a new object for
+each request, such as a coroutine, would be a new limit each time.
 
-None from `user(...)` is a request of nobody's: its limit does not apply, unless `otherwise=` says
-by what else to count. None from any other principal counts by address: not in one bucket with all
-other unknown callers, where one would lock out the rest, and not without a limit.
+None from `user(...)` means an anonymous request: its limit does not apply, unless `otherwise=`
+names another principal. None from any other principal counts by address: not in one bucket with all
+other unknown callers, where one could lock out the rest, and not without a limit.
 
-No two principals share a key, whatever they are called: addresses begin with "@", texts with "=",
-other types with a letter and "=", those of an `otherwise=` with "~", hashes with "#". An API key is
-hashed before anybody keeps it, and so is every text of more than `LONGEST` characters.
+Different principals never share a key: addresses begin with "@", texts with "=", other types with a
+letter and "=", those of an `otherwise=` with "~", hashes with "#". An API key is hashed before it
+is stored, and so is every text of more than `LONGEST` characters.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["address_and_route", "api_key", "user"]
 
 Principal = Callable[["Incoming"], Hashable]
-"""Says for whom a request is; None if that is not known."""
+"""Function that returns the principal of a request; None if it is unknown."""
 
 LONGEST: Final = 64
-"""So many characters of text are a key as they are; longer ones are hashed, to one length."""
+"""Maximum number of characters of a key. Longer texts are hashed, to one length."""
 
 _PERSON: Final = b"seawall-key"
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -44,19 +44,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def user(read: Principal) -> Principal:
-    """Tell users apart by what `read(incoming)` returns: an id that is proven, or None.
+    """Distinguish users by the result of `read(incoming)`: an authenticated id, or None.
 
-    A limit by user does not apply to a request of nobody's; `limit(..., otherwise="address")` does.
+    A limit by user does not apply to an anonymous request; `limit(..., otherwise="address")` does.
     """
     return _User(plain_function("user(...)", read))
 
 
 def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = None) -> Principal:
-    """Tell the holders of API keys apart by that header; only a hash of the key is kept.
+    """Distinguish the holders of API keys by that header; only a hash of the key is kept.
 
-    A key of which `known(key)` is false counts for nothing: its caller is one without a key.
-    Without `known`, whoever makes up a key for each request has a fresh limit each time; put a
-    limit by address beside it then.
+    A key for which `known(key)` is false is ignored: its caller counts as one without a key.
+    Without `known`, a caller that invents a key for each request gets a new limit each time; add a
+    limit by address then.
     """
     if not isinstance(header, str) or not _HEADER.fullmatch(header.strip()):
         raise ValueError(f"header={header!r}: write a header's name, such as 'x-api-key'")
@@ -66,20 +66,20 @@ def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = 
 
 
 def address_and_route(*routes: str) -> Principal:
-    """Tell apart addresses at each of these routes: "/search", "/orders/{id}", "/files/*".
+    """Distinguish addresses at each of these routes: "/search", "/orders/{id}", "/files/*".
 
-    A request for none of them is "other"; a path as such never becomes a key, since callers make
-    them up.
+    A request for none of them counts as "other". A path itself never becomes a key, since callers
+    can invent paths.
     """
     return _AddressAndRoute(Routes(routes))
 
 
 Reader = Callable[["Incoming"], str | None]
-"""Tells the key of a request's bucket; None: the limit does not apply to it."""
+"""Function that returns the key of a request's bucket; None: the limit does not apply to it."""
 
 
 def key_of(principal: Principal, otherwise: Reader, incoming: Incoming) -> str | None:
-    """Return the key of a request's bucket: of whom `principal` names, or what `otherwise` says."""
+    """Return the key of a request's bucket: from `principal`, or if None from `otherwise`."""
     found = principal(incoming)
     if type(found) is not str:
         if found is None:
@@ -87,14 +87,14 @@ def key_of(principal: Principal, otherwise: Reader, incoming: Incoming) -> str |
         if not isinstance(found, str):
             key = _written(found)
             return key if len(key) <= LONGEST else digest(key)
-        found = str.__str__(found)  # whatever a subclass says of itself
+        found = str.__str__(found)  # bypasses a `__str__` of a subclass
     if found:
         return "=" + found if len(found) <= LONGEST else digest("=" + found)
     return otherwise(incoming)
 
 
 def key_reader(principal: Principal, otherwise: Principal | None = None) -> Reader:
-    """Return `key_of` for one principal: it is asked of each request, so no frame is wasted."""
+    """Return `key_of` for one principal, without extra frames, as it runs for each request."""
     if principal is WORDS["address"]:
         return _address_key
     others: Reader = _nobody if isinstance(principal, _User) else _address_key
@@ -115,14 +115,14 @@ def _other_key(read: Reader, incoming: Incoming) -> str | None:
 
 
 def _address_key(incoming: Incoming) -> str:
-    try:  # for most: as `incoming.client` does
+    try:  # for most requests, inlined copy of `incoming.client`
         return incoming.trust.direct_keys[incoming.scope["client"][0]]
     except (KeyError, TypeError):
         return "@" + incoming.client
 
 
 def _written(found: object) -> str:
-    """Return what `found` is as text: the same in every process, and no two of them alike."""
+    """Return `found` as text: the same in every process, and unique for each value."""
     from uuid import UUID
 
     if isinstance(found, str):
@@ -130,7 +130,7 @@ def _written(found: object) -> str:
     if isinstance(found, Enum):
         return f"e={type(found).__qualname__}.{found.name}"
     if isinstance(found, int):
-        return f"i={int(found):x}"  # there is no longest number of hexadecimal digits
+        return f"i={int(found):x}"  # hexadecimal has no limit on the number of digits
     if isinstance(found, bytes):
         return f"b={bytes(found).hex()}"
     if isinstance(found, tuple):
@@ -145,7 +145,7 @@ def _written(found: object) -> str:
 
 
 def plain_function(name: str, function: F) -> F:
-    """Return `function` if it can be asked on the way in, where nobody waits; or raise."""
+    """Return `function` if it is a plain function, as the edge cannot await it here; or raise."""
     advice = (
         "find out what has to be awaited before the edge, and read it from the request's scope here"
     )
@@ -153,7 +153,7 @@ def plain_function(name: str, function: F) -> F:
 
 
 def digest(secret: str) -> str:
-    """Return what stands for `secret`: the same in every process, and no way back."""
+    """Return a hash of `secret`: the same in every process, and not reversible."""
     data = secret.encode("utf-8", "surrogatepass")
     return "#" + blake2b(data, digest_size=16, person=_PERSON).hexdigest()
 
@@ -198,7 +198,7 @@ class _AddressAndRoute:
         return f"address_and_route({', '.join(map(repr, self._routes.templates))})"
 
     def __call__(self, incoming: Incoming, /) -> str:
-        # Inside a route's own limit routing is over. At the edge only the listed routes count.
+        # Within a route's own limit, routing is complete. At the edge only the listed routes count.
         route = incoming.route if incoming._dispatch is None else None
         if route is None:
             route = self._routes.of(incoming.scope, incoming._dispatch)
@@ -206,7 +206,7 @@ class _AddressAndRoute:
 
 
 class _Word:
-    """A principal that is written as a word."""
+    """A principal that is configured by a word."""
 
     def __init__(self, name: str, read: Principal) -> None:
         self.limit_name = name
@@ -223,11 +223,11 @@ WORDS: Final[dict[str, Principal]] = {
     "address": _Word("address", lambda _incoming: None),
     "tenant": _Word("tenant", lambda _incoming: tenant_var.get()),
 }
-"""The trusted client address, and the tenant that the context has: from trusted callers only."""
+"""The trusted client address, and the tenant of the context, which only trusted callers set."""
 
 
 def principal_of(by: str | Principal | None, name: str = "by") -> Principal | None:
-    """Return what `by=` (or the argument of that name) says; None: all requests together."""
+    """Return the principal for `by=` (or the argument `name`); None: all requests together."""
     if isinstance(by, str):
         return WORDS[check.choice(name, by, WORDS)]
     if by is not None and not callable(by):
@@ -236,5 +236,5 @@ def principal_of(by: str | Principal | None, name: str = "by") -> Principal | No
 
 
 def name_for(principal: Principal | None) -> str | None:
-    """Return what a limit for `principal` is called unless told; None if that cannot be told."""
+    """Return the default name of a limit for `principal`; None if it has none."""
     return "global" if principal is None else getattr(principal, "limit_name", None)

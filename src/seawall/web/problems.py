@@ -1,24 +1,30 @@
-"""What a client is told of an error: problem details (RFC 9457), a status, and when to ask again.
+"""Responses to errors: problem details (RFC 9457), a status, and when to retry.
 
-Promises: every error of Seawall has a status; a 429 and a 503 say when asking again may help,
-unless it never will, and so does the 409 of work that is under way; nothing internal is told: no
-message of an exception, no address, no stack, only fixed words and the names given to limits.
+Promises:
+
+- Every exception of Seawall has a status.
+- A 429 and a 503 say when a retry may help, unless it never will, and so does the 409 of a request
+  that is still in progress.
+- Nothing internal is disclosed: no message of an exception, no address, no stack, only fixed texts
+  and the names given to limits.
+
+The statuses:
 
     429  the caller's own limit (`quota-exceeded`, with `violated-policies`)
     503  shed, the limit of all callers together, an open circuit, a full bulkhead, pool or queue, a
-         vendor's limit, a store that is away (`temporary-reduced-capacity`)
-    409  the first with the same idempotency key is still at work, and when to ask again
+         vendor's limit, an unavailable store (`temporary-reduced-capacity`)
+    409  the first request with the same idempotency key is still in progress, and when to retry
     400  no idempotency key where one is needed, and 422 for the key of another payload; 400 for a
          header that is given twice, with different values
-    504  no time left: refused before it began, or cut off
-    502  an upstream failed, as the errors of httpx, requests, grpc and the like tell
+    504  no time left: refused before it began, or cancelled
+    502  an upstream failed, according to the exceptions of httpx, requests, grpc and the like
 
-An error of theirs that says that the call was wrong from the beginning, as to a URL without a host,
-is a bug like any other: nothing is told of it here.
+An exception of theirs which means that the call itself was wrong, such as a URL without a host, is
+a bug like any other: it gets no problem here.
 
-Those who were shed are told to come back after a time that differs from one to the next, by up to
-`SPREAD` seconds: all at once they would be the next wave. So are those who are over the limit of
-all together. What a limit of one's own or a breaker knows exactly is told exactly.
+Callers that were shed get a randomized Retry-After, longer by up to `SPREAD` seconds: if all of
+them came back together, they would be the next wave. The same holds for callers over the limit of
+all callers together. The exact time of a caller's own limit or of a breaker is sent unchanged.
 """
 
 from __future__ import annotations
@@ -38,22 +44,22 @@ REDUCED_CAPACITY: Final = (
 )
 
 UNKNOWN_WAIT: Final = 1.0
-"""The seconds of a Retry-After where nobody knows better."""
+"""Retry-After in seconds where the time is unknown."""
 
 UPSTREAM: Final = "upstream"
-"""The reason that is told where an upstream failed."""
+"""Reason that is sent where an upstream failed."""
 
 SPREAD: Final = 2.0
-"""Up to so many seconds are added, by chance, for who was shed."""
+"""Maximum number of seconds added at random for callers that were shed."""
 
 _LONGEST_CHAIN: Final = 8
-"""How many causes of an error are looked at."""
+"""Maximum number of causes of an exception that are examined."""
 
-_rng: Final = Random()  # noqa: S311 - to come back at different times is no secret
+_rng: Final = Random()  # noqa: S311 - jitter needs no secure randomness
 
 
 class Problem:
-    """One answer: a status, and what its body and headers say."""
+    """One problem response: status, body and headers."""
 
     __slots__ = ("detail", "extensions", "retry_after", "status", "title", "type")
 
@@ -66,7 +72,7 @@ class Problem:
         retry_after: float | None = None,
         extensions: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell `title` (the same for all of this type) and `detail`; after `retry_after` seconds.
+        """Create a problem; `title` is the same for all of this type, `detail` is specific.
 
         `extensions` are further members of the body.
         """
@@ -81,18 +87,18 @@ class Problem:
         return f"<Problem {self.status} {self.title!r}>"
 
     def body(self) -> bytes:
-        """Return the JSON."""
+        """Return the body as JSON."""
         told = self.extensions
         if len(told) == 1 and isinstance(told.get("reason"), str):
             return _usual_body(told["reason"], self.status, self.title, self.detail, self.type)
         return _body(told, self.status, self.title, self.detail, self.type)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the answer as text, but for the length of its body."""
+        """Return the headers of the response as text, without the length of its body."""
         return {name.decode(): value.decode() for name, value in self.raw_headers()}
 
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the same headers as ASGI sends them."""
+        """Return the headers of the response in ASGI form."""
         told = [(b"content-type", b"application/problem+json")]
         if self.retry_after is not None:
             told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
@@ -108,12 +114,12 @@ def _body(extensions: Mapping[str, Any], status: int, title: str, detail: str, u
 
 @lru_cache(maxsize=64)
 def _usual_body(reason: str, *rest: Any) -> bytes:
-    """Return the body of what is refused for a reason: the same each time, and often."""
+    """Return the body of a refusal with only a reason; cached, as it is frequent and constant."""
     return _body({"reason": reason}, *rest)
 
 
 class _Kind:
-    """What is told of one kind of error; the same words each time."""
+    """Fixed response to one kind of error."""
 
     __slots__ = ("detail", "spread", "status", "title", "type")
 
@@ -221,11 +227,11 @@ _UPSTREAM_ERRORS: Final = frozenset(
         ("anthropic", "APIError"),
     }
 )
-"""The root of a package and the name of its base class: known without importing any of them."""
+"""Top-level package and name of its base class: recognized without importing any of them."""
 
 _MISTAKES: Final = frozenset(
     {
-        ("httpx", "InvalidURL"),  # no HTTPError, but a cause of SDKs' errors
+        ("httpx", "InvalidURL"),  # no HTTPError, but a cause of SDKs' exceptions
         ("httpx", "LocalProtocolError"),
         ("httpx", "UnsupportedProtocol"),
         ("httpx2", "InvalidURL"),
@@ -245,12 +251,12 @@ _MISTAKES: Final = frozenset(
         ("aiohttp", "NonHttpUrlClientError"),
     }
 )
-"""Errors by which these packages say that the call itself is wrong, whoever is asked."""
+"""Exceptions of these packages which mean that the call itself is wrong, for any upstream."""
 
 _NO_MISTAKES: Final = frozenset(
     {("requests", "JSONDecodeError"), ("aiohttp", "RedirectClientError")}
 )
-"""Kinds of those, and yet of what an upstream has answered."""
+"""Subclasses of those that are nevertheless caused by the response of an upstream."""
 
 
 @overload
@@ -258,16 +264,16 @@ def problem_of(error: errors.SeawallError, *, rng: Random | None = None) -> Prob
 @overload
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None: ...
 def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | None:
-    """Return what to tell of `error`; None if it is neither ours nor an upstream's.
+    """Return the response for `error`; None if it comes neither from Seawall nor from an upstream.
 
-    Also if it is one by which an HTTP client says that it was called wrongly.
+    Return None also if the exception means that an HTTP client was called wrongly.
     """
     ours = error if isinstance(error, errors.SeawallError) else None
     if ours is None:
         if not _is_upstream(error):
             return None
         chain = _chain_of(error)
-        # A vendor's SDK may have wrapped it in an error of its own.
+        # A vendor's SDK may have wrapped it in an exception of its own.
         ours = next((cause for cause in chain if isinstance(cause, errors.SeawallError)), None)
         if ours is None:
             if any(_is_mistake(cause) for cause in chain):
@@ -296,9 +302,9 @@ def _kind_of(error: errors.SeawallError) -> _Kind:
 
 
 def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
-    """Return the seconds after which asking again may help; None if the status says nothing of it.
+    """Return the seconds after which a retry may help; None if the status has no Retry-After.
 
-    A limit of the edge that knows no time is one that the request never fits into.
+    A limit of the edge without a time is one that the request can never pass.
     """
     if kind.status not in (429, 503) and kind is not _IN_FLIGHT:
         return None
@@ -310,7 +316,7 @@ def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
     return wait + SPREAD * rng.random() if kind.spread else wait
 
 
-# Errors of others
+# Exceptions of other packages
 
 
 def _is_upstream(error: BaseException) -> bool:
@@ -327,7 +333,7 @@ def _is_mistake(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return `error`, its cause, the cause of that..."""
+    """Return `error`, its cause, the cause of that, and so on."""
     chain = [error]
     while len(chain) < _LONGEST_CHAIN and (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -340,5 +346,5 @@ def _is_late(error: BaseException) -> bool:
         return False
     if isinstance(error, TimeoutError) or any("Timeout" in name for _, name in names):
         return True
-    code = getattr(error, "code", None)  # a method of gRPC's errors
+    code = getattr(error, "code", None)  # a method of gRPC's exceptions
     return callable(code) and getattr(code(), "name", "") == "DEADLINE_EXCEEDED"

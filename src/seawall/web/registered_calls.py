@@ -1,4 +1,4 @@
-"""Calling what a user registered (a check, a warm-up step) without ever blocking the event loop."""
+"""Calls of user functions (health checks, warm-up steps) that never block the event loop."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from seawall.executors import IoPool
 
 MOST_TEXT: Final = 200
-"""So many characters of what a check, or an error, says are kept."""
+"""Maximum number of characters that are kept of the text of a check or an exception."""
 
 LOOPS: Final = 8
-"""So many event loops more may ask for the same at once: they wait for its thread."""
+"""Number of further event loops that may wait for the same thread concurrently."""
 
 
 class Doing:
-    """A function to be called in the loop if it is async, else in a thread of its own.
+    """A function that is called in the loop if it is async, else in its own thread.
 
     A plain function may return an awaitable: that is awaited in the loop.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], wanted: str) -> None:
-        """Be called `name`; `wanted` tells what to pass instead of something else."""
+        """Validate `function`; `wanted` says in an error message what to pass instead."""
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"{name}: {function!r} cannot be called: pass {wanted}")
         kind = kind_of(function)
@@ -36,20 +36,20 @@ class Doing:
         self.name = name
         self.function = function
         self._context = copy_context()
-        # One thread each: what hangs, hangs alone; and a second is never started beside it.
+        # One thread each, so that a hanging call affects no other; and no second one in parallel.
         self._pool = _thread(name) if kind == "sync" else None
 
     @property
     def hung(self) -> int:
-        """How many threads run on though nobody waits for them: 0 or 1."""
+        """Number of threads that still run although no caller waits for them: 0 or 1."""
         return 0 if self._pool is None else self._pool.pool.abandoned
 
     def context(self) -> Context:
-        """Return that of where it was registered: a deadline of whoever asks is not its own."""
+        """Return a copy of the context of registration: the deadline of a caller must not apply."""
         return self._context.copy()
 
     async def __call__(self) -> Any:
-        """Call it and return its result."""
+        """Call the function and return its result."""
         if self._pool is None:
             return await self.function()
         if self.hung:
@@ -65,10 +65,10 @@ def _thread(name: str) -> IoPool:
 
 
 def _boxed(function: Callable[[], Any]) -> tuple[Any]:
-    """Return the result inside of a tuple: it may be an awaitable, for the loop to await."""
+    """Return the result inside a tuple: it may be an awaitable, for the loop to await."""
     return (function(),)
 
 
 def legible(text: str) -> str:
-    """Return `text` in printable characters, and not too long."""
+    """Return `text` in printable characters, truncated."""
     return printable(text, MOST_TEXT)

@@ -1,4 +1,4 @@
-"""A request as the parts of the edge see it: what a key function (`by=`) is given."""
+"""A request as the parts of the edge and key functions (`by=`) see it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from seawall.web.edge.dispatch import Dispatch
 
 INCOMING: Final = "seawall.incoming"
-"""Where in the scope those further in find the request as the edge saw it."""
+"""Key in the scope of the request as the edge saw it, for inner layers."""
 
 _KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
 _SHOWN: Final = 80
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """Return the path that routes are matched against, exactly as Starlette reads it."""
+    """Return the path that routes are matched against, exactly as Starlette computes it."""
     path: str = scope["path"]
     root = scope.get("root_path")
     if not root or not path.startswith(root):
@@ -31,7 +31,7 @@ def route_path(scope: Mapping[str, Any]) -> str:
 
 
 def path_below_root(scope: Mapping[str, Any]) -> str:
-    """Return the path below that of the app, which servers and mounts put in front of it."""
+    """Return the path below the root path, which servers and mounts put in front of it."""
     path: str = scope["path"]
     root = scope.get("root_path")
     if root:
@@ -44,36 +44,36 @@ def path_below_root(scope: Mapping[str, Any]) -> str:
 
 
 class Incoming:
-    """An HTTP request (or a websocket's handshake) before the app has seen it.
+    """An HTTP request (or a websocket handshake) before it reaches the app.
 
     `scope` is the server's own; `headers` its raw list, names in lower case. `client` is the
-    address that may be trusted, never what a stranger wrote.
+    trusted address, never one that an untrusted caller sent.
     """
 
     __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
-    # `_client` and `_state` are unset until they are asked for.
+    # `_client` and `_state` are unset until they are first used.
 
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
-        """See the request of `scope`, whose peer is trusted as far as `trust` says."""
+        """Wrap the request of `scope`, whose peer is trusted as far as `trust` says."""
         self.scope = scope
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.named: dict[bytes, bytes] = dict(self.headers)
-        """The headers by name; of several of one name, the last."""
+        """The headers by name; of several with one name, the last."""
         self.trust = trust
         self._deadline: DeadlineScope | None = None
         """The deadline that the edge gave the request, in the context of its handler."""
 
     def __repr__(self) -> str:
-        # Both are the caller's text: cut, and their control characters escaped.
+        # The caller controls both: truncate them, and escape control characters.
         asked = f"{self.method[:_SHOWN]} {self.path[:_SHOWN]}"
         return f"<Incoming {asked!r}>"
 
     def header(self, name: str | bytes) -> str | None:
         """Return a header's value; None if it is absent.
 
-        Given more than once with the same value it is one; with different values this raises
-        `AmbiguousHeader`, which is answered with 400: the app might go by one of them, and a limit
-        by another. The lines of a cookie are one list (HTTP/2 splits it).
+        Several lines with the same value count as one. Different values raise `AmbiguousHeader`,
+        which is answered with 400: the app might use one of them, and a limit another. The lines of
+        a cookie are joined to one list (HTTP/2 splits it).
         """
         value = self.named.get(name)  # type: ignore[arg-type]
         if value is None:
@@ -81,7 +81,7 @@ class Incoming:
             value = self.named.get(name)
             if value is None:
                 return None
-        if len(self.named) != len(self.headers):  # some are given more than once: this one?
+        if len(self.named) != len(self.headers):  # there are duplicates: check this one
             given = dict.fromkeys(value for key, value in self.headers if key == name)
             if name == b"cookie":
                 value = b"; ".join(given)
@@ -90,25 +90,25 @@ class Incoming:
         return value.decode("latin-1")
 
     def replace_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Have other headers, here and for the app."""
+        """Replace the headers, here and for the app."""
         self.headers = self.scope["headers"] = headers
         self.named = dict(headers)
 
     @property
     def peer(self) -> str | None:
-        """The address that the connection comes from; None for a unix socket, "" if unknown."""
+        """The address of the connection's peer; None for a unix socket, "" if unknown."""
         client = self.scope.get("client")
         if client:
             address = client[0]
             return address if isinstance(address, str) else ""
-        # A peer on the network that hung up at once has no address either, and is nobody's caller.
-        # Only a server that listens on no port has peers on a unix socket.
+        # A network peer that disconnected immediately has no address either, and must not be
+        # trusted. Only a server that listens on no port has peers on a unix socket.
         server = self.scope.get("server")
         return None if not server or server[1] is None else ""
 
     @property
     def client(self) -> str:
-        """The client's address as limits count it: IPv4, IPv6's /64, "unix"."""
+        """The client's address as limits count it: IPv4, the /64 of IPv6, "unix"."""
         try:
             return self._client
         except AttributeError:
@@ -122,31 +122,32 @@ class Incoming:
 
     @property
     def method(self) -> str:
-        """The method, such as "GET"; that of a websocket's handshake is "WEBSOCKET"."""
+        """The method, such as "GET"; "WEBSOCKET" for the handshake of a websocket."""
         method: str = self.scope.get("method", "WEBSOCKET")
         return method
 
     @property
     def path(self) -> str:
-        """The path as it was asked for: the caller's text, so no key and no label."""
+        """The requested path: the caller controls it, so do not use it as a key or label."""
         path: str = self.scope["path"]
         return path
 
     @property
     def path_below_root(self) -> str:
-        """The same below where the app is mounted, or the server says it is."""
+        """The path below the mount point or the server's root path."""
         return path_below_root(self.scope)
 
     @property
     def _dispatch(self) -> Dispatch | None:
-        """What asks the app's router beforehand; None where the app has none to be seen."""
+        """Lookup of the route in the app's router; None if the app has no visible router."""
         return None
 
     @property
     def route(self) -> str | None:
         """The template of the request's route, such as "/orders/{id}"; None if it has none.
 
-        Before routing the app's router is asked, if the edge is that of a Starlette or FastAPI app.
+        Before routing, the app's router determines it, if the edge is that of a Starlette or
+        FastAPI app.
         """
         route = self.scope.get("route")
         dispatch = self._dispatch
@@ -155,7 +156,7 @@ class Incoming:
             if found:
                 return found
         told = self.scope.get("fastapi")
-        if isinstance(told, dict):  # there a route does not know the prefix of its router
+        if isinstance(told, dict):  # here a route lacks the prefix of its router
             included = told.get("effective_route_context")
             if getattr(included, "original_route", None) is route:
                 route = included
@@ -164,7 +165,7 @@ class Incoming:
 
     @property
     def idempotency_key(self) -> str | None:
-        """The key that names the effect of this request, if it has exactly one, and a valid one.
+        """The idempotency key of this request, if it has exactly one valid key.
 
         It is not put into the context: see `docs/wire.md`.
         """
@@ -173,7 +174,7 @@ class Incoming:
 
     @property
     def state(self) -> dict[str, Any]:
-        """A place for what the parts of the edge want to remember of this request."""
+        """Storage of the parts of the edge for this request."""
         try:
             return self._state
         except AttributeError:

@@ -1,16 +1,16 @@
-"""Which of a few configured route templates a request belongs to.
+"""Matching of requests to a few configured route templates.
 
 Promises:
 
-- Inside a Starlette or FastAPI app a template written as the app writes it applies to a request
-  exactly if the app dispatches the request to that route: the app's own router is asked (see
+- Inside a Starlette or FastAPI app, a template written as the app writes it applies to a request
+  exactly if the app dispatches the request to that route: the app's own router decides (see
   `seawall.web.edge.dispatch`).
 - Around any other app, and for templates that name no route of the app, a template is matched
   against the path with the rules of Starlette: the first match in the given order counts. Where a
   framework could read the path in another way (a trailing slash, a root path that ends with one),
   the template applies as well.
 - Matching takes time linear in the length of the path, and returns a configured template or
-  `OTHER`: callers cannot make up names.
+  `OTHER`: callers cannot invent names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seawall.web.edge.dispatch import Dispatch
 
 OTHER: Final = "other"
-"""The name of every request that belongs to none of the templates."""
+"""Name for every request that matches none of the templates."""
 
 _MOST: Final = 1000
 _PARAMETER: Final = re.compile(r"{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?}")
@@ -38,7 +38,8 @@ _CONVERTORS: Final = {
     "float": r"[0-9]+(?:\.[0-9]+)?",
     "uuid": "[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}",
 }
-"""What the convertors of Starlette match. Any other is the app's own, and may match anything."""
+"""Patterns of Starlette's convertors. Any other convertor belongs to the app and may match
+anything."""
 
 _SAMPLES: Final = {
     "str": ("~~",) * 3,
@@ -46,12 +47,12 @@ _SAMPLES: Final = {
     "float": ("7306590.25",) * 3,
     "uuid": ("7306590a-7306-4590-8730-6590a7306590",) * 3,
 }
-"""Values of each convertor that no template has as literal text."""
+"""Values of each convertor that no template contains as literal text."""
 _SAMPLES_OF_ANY: Final = ("", "~~", "~~/" * 20)
 
 
 def dispatch_of(app: Any) -> Dispatch | None:
-    """Return what asks the router of `app`, if a Starlette or FastAPI router is to be seen."""
+    """Return a lookup in the router of `app`, if a Starlette or FastAPI router is found."""
     if "starlette.routing" not in sys.modules:
         return None
     from seawall.web.edge.dispatch import Dispatch, behind
@@ -63,8 +64,8 @@ def dispatch_of(app: Any) -> Dispatch | None:
 class Routes:
     """Templates such as "/search", "/orders/{id:int}", "/files/{name:path}" or "/admin/*".
 
-    A last `*` stands for whatever follows. The order counts, as in an app: a template that could
-    never match, because an earlier one matches all of its paths, raises `ValueError`.
+    A trailing `*` matches any rest. The order counts, as in an app: a template that could never
+    match, because an earlier one matches all of its paths, raises `ValueError`.
     """
 
     def __init__(self, templates: Iterable[str]) -> None:
@@ -85,20 +86,20 @@ class Routes:
             self._patterns.append((template, pattern))
         self._by_shape = {shape_of(template): template for template in self.templates}
         self._unnamed: tuple[object, list[tuple[str, re.Pattern[str]]]] = (None, [])
-        """The patterns that name no route of an app, for the app's set of route shapes."""
+        """The patterns that name no route of an app, cached for the app's set of route shapes."""
 
     def __repr__(self) -> str:
         return f"Routes({', '.join(map(repr, self.templates))})"
 
     def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None = None) -> str:
-        """Return the template that a request belongs to, or `OTHER`.
+        """Return the template that a request matches, or `OTHER`.
 
-        `dispatch` asks the router of the app that the request is for.
+        `dispatch` looks up the route in the router of the request's app.
         """
         patterns = self._patterns
         if dispatch is not None:
             found = dispatch.shape(scope)
-            if found is None or found:  # else nobody can tell where the request will go
+            if found is None or found:  # otherwise the route is not predictable
                 if found in self._by_shape:
                     return self._by_shape[found]
                 patterns = self._patterns_beside(dispatch.shapes())
@@ -119,14 +120,14 @@ class Routes:
 
 
 def shape_of(template: str) -> str:
-    """Return a template without the names of its parameters: they do not change what it matches."""
+    """Return a template without the names of its parameters, which do not affect matching."""
     return _PARAMETER.sub(lambda found: f"{{:{found[2] or 'str'}}}", template)
 
 
 def _readings(scope: Mapping[str, Any]) -> Iterator[str]:
-    """Return the path below the app's root in all the ways that a framework could read it.
+    """Yield the path below the app's root in all the ways that a framework could read it.
 
-    First as Starlette does. Then with the root path less its trailing slash. Then with the
+    First as Starlette does. Then with the root path without its trailing slash. Then with the
     trailing slash of the path removed or added: some frameworks redirect, others just serve it.
     """
     path = route_path(scope)
@@ -139,9 +140,9 @@ def _readings(scope: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compiled(template: str) -> re.Pattern[str]:
-    """Return what matches the paths of a template, as Starlette would compile it.
+    """Return a pattern for the paths of a template, as Starlette would compile it.
 
-    Regular expressions that could backtrack at length are replaced by ones that match more: of
+    Regular expressions that could backtrack at length are replaced by ones that match more: for
     several parameters in one segment, and from a second parameter on that matches slashes.
     """
     if not isinstance(template, str) or not template.startswith("/"):
@@ -181,7 +182,7 @@ def _matches_slashes(kind: str) -> bool:
 
 
 def _samples(template: str) -> Iterator[str]:
-    """Return three paths that the template matches."""
+    """Yield three paths that the template matches."""
     literals, kinds = _PARAMETER.split(template)[::3], _PARAMETER.split(template)[2::3]
     if template.endswith("/*"):
         literals[-1] = literals[-1][:-1]

@@ -1,15 +1,15 @@
-"""Whom to believe: which peers may say for whom they speak, and which may say what a request needs.
+"""Trust in peers: which may name the client of a request, and which may set deadline and rank.
 
-A header is what somebody typed. The one thing that a caller cannot choose is the address that its
-connection comes from, so that address is the client's, and its headers count for nothing, unless
-the network it is in was named here:
+Callers control their headers. The one thing that a caller cannot choose is the address that its
+connection comes from. So that address is the client's, and its headers are ignored, unless its
+network is configured here:
 
-- `proxies` forward what others ask, and say whose request it is (`X-Forwarded-For`, `Forwarded`).
+- `proxies` forward requests of others, and name the client (`X-Forwarded-For`, `Forwarded`).
 - `callers` are services of your own: their deadlines, criticality and tenants count. (The attempt
   number is trusted from any caller: it can only make this service do less.)
 
-A request that comes through a proxy is its sender's, not the proxy's: it is believed only if the
-proxy says that the sender is one of the callers.
+A request that comes through a proxy belongs to its sender, not to the proxy: it is trusted only if
+the proxy names one of the callers as the sender.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seawall import _checks as check
 from seawall.wire._text import LONGEST
 
 UNIX: Final = "unix"
-"""How a peer without an address is called, and how to name it among proxies or callers."""
+"""Name of a peer without an address, also in the lists of proxies or callers."""
 
 _MOST_HOPS: Final = 32
 _MOST_PAIRS: Final = 16
@@ -32,7 +32,7 @@ _LONGEST_HOP: Final = 64
 _NETWORK_BITS: Final = 64
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
-_TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # noqa: S105 - no secret: RFC 9110 calls it so
+_TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"  # noqa: S105 - no secret: the term of RFC 9110
 _PAIR: Final = re.compile(rf'({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*)")[ \t]*(?:;[ \t]*|\Z)')
 _ESCAPED: Final = re.compile(r"\\(.)")
 
@@ -40,7 +40,7 @@ Header = Iterable[tuple[bytes, bytes]]
 
 
 class _Known(NamedTuple):
-    """What is known of an address: the text that stands for it, and what it may say."""
+    """Properties of an address: its text in keys, and whether it is a proxy or a caller."""
 
     key: str
     proxy: bool
@@ -48,11 +48,11 @@ class _Known(NamedTuple):
 
 
 class Trust:
-    """Tell client addresses, and who is believed; without arguments nobody is.
+    """Trusted networks, and the client address of a request; by default no peer is trusted.
 
     Networks are written as `"10.0.0.0/8"`, `"2001:db8::/32"`, an address, or `"unix"` for peers
-    without one. `forwarded` names the one header that the proxies set: whatever the other holds
-    was not written by them.
+    without one. `forwarded` names the one header that the proxies set: they do not write the other,
+    so it is ignored.
     """
 
     __slots__ = ("_callers", "_header", "_known", "_proxies", "direct", "direct_keys")
@@ -64,17 +64,18 @@ class Trust:
         callers: Sequence[str] = (),
         forwarded: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for",
     ) -> None:
-        """Believe these proxies about addresses, and these callers about their requests."""
+        """Trust these proxies about client addresses, and these callers about their requests."""
         self._proxies = _networks("proxies", proxies)
         self._callers = _networks("callers", callers)
         check.choice("forwarded", forwarded, ("x-forwarded-for", "forwarded"))
         self._header = forwarded.encode()
-        # Of parsed addresses only: to forget them costs time, and changes no answer.
+        # A cache of parsed addresses: clearing it costs time, and changes no result.
         self._known: dict[str | None, _Known | None] = {}
         self.direct: dict[str, str] = {}
-        """Of those known, peers that are no proxies, and what stands for them."""
+        """Cached peers that are not proxies, with their text in keys."""
         self.direct_keys: dict[str, str] = {}
-        """The same as limits have it for a key: written once, so that it is found by what it is."""
+        """The same in the form that limits use as a key: one object, so that lookups match by
+        identity."""
 
     def __repr__(self) -> str:
         listed = [
@@ -88,11 +89,11 @@ class Trust:
 
     @property
     def believes_callers(self) -> bool:
-        """Whether anybody at all is believed about deadline, criticality and tenant."""
+        """Whether any caller is trusted about deadline, criticality and tenant."""
         return bool(self._callers)
 
     def client_address(self, peer: str | None, headers: Header) -> str:
-        """Return the text that stands for the client: IPv4 as it is, IPv6 as its /64 network.
+        """Return the client's address as text: IPv4 unchanged, IPv6 as its /64 network.
 
         `peer` is the address that the connection comes from, None for a unix socket.
         """
@@ -102,7 +103,7 @@ class Trust:
         return self._origin(known, headers)[0].key if known.proxy else known.key
 
     def believes(self, peer: str | None, headers: Header = ()) -> bool:
-        """Tell whether deadline, criticality, tenant and attempt of this request count."""
+        """Return whether deadline, criticality and tenant of this request count."""
         if not self._callers:
             return False
         known = self._ask(peer)
@@ -138,15 +139,15 @@ class Trust:
         )
 
     def _origin(self, proxy: _Known, headers: Header) -> tuple[_Known, bool]:
-        """Walk from the proxy towards the sender; tell the first that is no proxy.
+        """Walk from the proxy towards the sender; return the first address that is not a proxy.
 
-        What cannot be read ends the walk at the last good hop, which is then not certain. Nor is
-        a proxy that is all there is: whoever is behind it, nobody says.
+        An unreadable hop ends the walk at the last good hop, and the result is then not certain.
+        Nor is it if there are only proxies: the sender behind them is unknown.
         """
         said = [value for name, value in headers if name == self._header]
         if not said:
             return proxy, False
-        # Several lines are one list. Its right end is what the nearest proxy wrote.
+        # Several lines are one list. The nearest proxy wrote its right end.
         text = b",".join(said)
         if len(text) > LONGEST:
             return proxy, False
@@ -167,7 +168,7 @@ class Trust:
 
 
 def _networks(name: str, given: Sequence[str]) -> tuple[IPv4Network | IPv6Network | str, ...]:
-    """Return what was given as networks, or raise."""
+    """Return the given networks in parsed form, or raise."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"{name}={given!r}: write a list of networks, such as ['10.0.0.0/8']")
     return tuple(UNIX if text == UNIX else _network(name, text) for text in given)
@@ -191,7 +192,7 @@ def _network(name: str, text: object) -> IPv4Network | IPv6Network:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address without its zone, IPv4 in IPv6's clothes as IPv4; None if it is none."""
+    """Return an address without its zone, IPv4-mapped IPv6 as IPv4; None if it is invalid."""
     if len(text) > _LONGEST_HOP:
         return None
     try:
@@ -209,7 +210,7 @@ def _within(
 
 
 def _key(address: IPv4Address | IPv6Address) -> str:
-    """Return what a limit counts by: who has one IPv6 address has all of its /64."""
+    """Return the key for limits: the owner of one IPv6 address has all of its /64."""
     if isinstance(address, IPv4Address):
         return str(address)
     host_bits = address.max_prefixlen - _NETWORK_BITS
@@ -224,7 +225,7 @@ def _no_address(peer: str | None) -> str:
 
 
 def _plain_node(hop: str) -> str | None:
-    """Return the address of a hop, which some proxies write with a port; None if there is none."""
+    """Return the address of a hop, which some proxies write with a port; None if it is invalid."""
     if hop.startswith("["):
         address, bracket, port = hop[1:].partition("]")
         fine = bracket and ":" in address and (not port or _is_port(port))
@@ -236,7 +237,7 @@ def _plain_node(hop: str) -> str | None:
 
 
 def _forwarded_node(element: str) -> str | None:
-    """Return the address in `for=` of one element (RFC 7239); None if it has none, or is hidden."""
+    """Return the address in `for=` of an element (RFC 7239); None if it is absent or hidden."""
     if element.count(";") > _MOST_PAIRS:
         return None
     found: str | None = None

@@ -1,4 +1,4 @@
-"""The edge of a service: what every request passes before and after its handler."""
+"""The edge of a service: the checks that every request passes before and after its handler."""
 
 from seawall.web.edge.edge import Edge
 

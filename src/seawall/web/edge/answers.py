@@ -1,4 +1,4 @@
-"""How a problem is sent: as a response, to who asked for a websocket, out of an app in an app."""
+"""How the edge sends a problem: as a response, to a websocket client, or from a mounted app."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 
 TRY_AGAIN_LATER: Final = 1013
-"""The code with which a websocket is closed that was refused."""
+"""Close code of a refused websocket."""
 
 CLOSING_TURNS: Final = 4
-"""Turns of the loop in which a server closes the connection of a websocket that was refused.
+"""Number of loop iterations in which a server closes the connection of a refused websocket.
 
-One of uvicorn's implementations takes a handshake as complete only then, and logs an error if the
-app returns earlier.
+One of uvicorn's implementations treats the handshake as complete only then, and logs an error if
+the app returns earlier.
 """
 
 
 async def send_problem(
     send: Send, problem: Problem, more: Headers, *, method: str | None = None
 ) -> None:
-    """Answer with `problem`, and `more` headers; to a HEAD without the body."""
+    """Send `problem` with `more` headers; omit the body in the response to a HEAD request."""
     body = problem.body()
     length = (b"content-length", str(len(body)).encode())
     headers = [*problem.raw_headers(), length, *more]
@@ -37,10 +37,10 @@ async def send_problem(
 
 
 class SocketAnswer:
-    """Sends what is sent as an HTTP response to who asked for a websocket."""
+    """Adapter that sends the messages of an HTTP response to a websocket client."""
 
     def __init__(self, scope: MutableMapping[str, Any], send: Send) -> None:
-        """Send by `send`, as well as the server can."""
+        """Send with `send`, as a full response if the server supports it, else as a close code."""
         self._offered = "websocket.http.response" in (scope.get("extensions") or {})
         self._send = send
         self.done = False
@@ -52,24 +52,24 @@ class SocketAnswer:
             await self._send({**message, "type": f"websocket.{message['type']}"})
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 for _ in range(CLOSING_TURNS):
-                    await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
+                    await asyncio.sleep(0)  # noqa: TID251 - one loop iteration, no delay
         elif message["type"] == "http.response.start":
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
 
 
 class Answering:
-    """Answers the errors of an app that is mounted in another, as the edge around that would.
+    """Middleware that answers errors of a mounted app, as the edge of the outer app would.
 
-    They do not reach the edge: a Starlette app makes a response of whatever is raised in it.
+    They do not reach the edge: a Starlette app turns every exception into a response.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], *, upstreams: UpstreamLog) -> None:
-        """Stand around `app`, inside of what makes that response; `upstreams` is the edge's."""
+        """Wrap `app`, inside the middleware that makes responses; `upstreams` is the edge's log."""
         self.app = app
         self._upstreams = upstreams
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        """Serve what there is to serve."""
+        """Serve a request, and answer the exception that it raises with a problem."""
         started = False
 
         async def noting(message: MutableMapping[str, Any]) -> None:

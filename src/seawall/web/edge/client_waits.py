@@ -1,19 +1,22 @@
-"""A request that waits for its client holds no place: places are for work.
+"""Slots of requests that wait for their client: slots are for work, so a wait releases them.
 
 A client that sends its body byte by byte, or does not read its response, costs a connection and
-some memory. It must not cost what others need. Promises:
+some memory. It must not cost what other requests need.
 
-- While the app is blocked in `receive` (the body is not there) or in `send` (the server's buffer is
-  full), the places of the request are free for others. They are left after `GRACE_TURNS` turns of
-  the loop and taken again, by the queue of their gate, before the app goes on.
-- The work begins with the end of the body. There the request is admitted as when it arrived, by
+Promises:
+
+- While the app is blocked in `receive` (the body has not arrived) or in `send` (the server's buffer
+  is full), the slots of the request are free for other requests. The request releases them after
+  `GRACE_TURNS` loop iterations and takes them again, through the queue of their gate, before the
+  app continues.
+- The work begins when the body is complete. At that point the request is admitted as on arrival, by
   the turns of the loop and the rules of each gate, or refused: the app is cancelled and the client
-  gets the refusal. (Frameworks answer 400 to errors of `receive`.) In mid-body, and once the
-  response has started, nothing is refused: the request waits for its place.
-- A `send` that is blocked for `stall` seconds, and for those that a client of `SLOWEST` bytes a
-  second needs for what it has to read first, ends the request.
-- An app that sends while another of its tasks waits in `receive` only listens there for the end of
-  the connection, and works meanwhile: it keeps its place.
+  gets the refusal. (Frameworks answer 400 to exceptions of `receive`.) In mid-body, and once the
+  response has started, the request is not refused: it waits for its slot.
+- A blocked `send` ends the request after `stall` seconds plus the time that a client reading
+  `SLOWEST` bytes per second needs for the data ahead of it.
+- An app that sends while another of its tasks waits in `receive` only listens there for a
+  disconnect, and works meanwhile: it keeps its slot.
 """
 
 from __future__ import annotations
@@ -33,39 +36,40 @@ if TYPE_CHECKING:
     from seawall.web.edge.sending import Own, Passage
 
 GRACE_TURNS: Final = 4
-"""Turns of the loop for which a blocked request keeps its places.
+"""Number of loop iterations for which a blocked request keeps its slots.
 
-Middlewares that hand a message from task to task block for a few turns, and so does a look whether
-the client is still there: neither waits for the client. A client that wants to hold a place by this
-has to send something every few turns, and costs more as the sender of so many requests.
+Middlewares that pass a message from task to task block for a few iterations, and so does a check
+whether the client is still connected: neither waits for the client. A client that exploits this to
+hold a slot has to send something every few iterations, which costs the server less than a client
+that sends as many requests.
 """
 
 
 SLOWEST: Final = 10_000
-"""Bytes a second that the slowest client reads. Servers do not tell whether it reads at all."""
+"""Bytes per second that the slowest client reads. Servers do not report whether it reads at all."""
 
 
 class ClientWaits:
-    """The waits of one request for its client. Made by the first one: most requests have none."""
+    """Waits of one request for its client. Created by the first wait: most requests have none."""
 
     __slots__ = (
-        "_beside",  # whether the app was seen to send while it waited for the body
-        "_gates",  # what was left for the time of a wait, with tickets
+        "_beside",  # whether the app has sent while it waited for the body
+        "_gates",  # the gates released during a wait, with tickets
         "_lock",
         "_own",
         "_passage",
-        "_receiving",  # how many calls of `receive` are blocked
-        "_sending",  # how many calls of `send` are blocked
-        "_since",  # when the places were left
-        "away",  # whether the request has left its places, and is to take them again
-        "judged",  # whether the gates were told how the request went
-        "late",  # whether the deadline passed while the body did not come
-        "refusal",  # why there was no place again
-        "stalled",  # whether the client did not take its response
+        "_receiving",  # number of blocked calls of `receive`
+        "_sending",  # number of blocked calls of `send`
+        "_since",  # when the slots were released
+        "away",  # whether the request has released its slots and must take them again
+        "judged",  # whether the outcome of the request was reported to the gates
+        "late",  # whether the deadline passed before the body arrived
+        "refusal",  # the refusal of the slots on return
+        "stalled",  # whether the client stopped reading its response
     )
 
     def __init__(self, passage: Passage, own: Own) -> None:
-        """Hold what `passage` holds."""
+        """Manage the slots that `passage` holds."""
         self._passage = passage
         self._own = own
         self._lock = asyncio.Lock()
@@ -76,7 +80,7 @@ class ClientWaits:
         self.refusal: Rejected | None = None
 
     async def finish_receive(self, steps: Any, awaited: Any) -> Message:
-        """Finish a `receive` of the server's that was blocked at its first step."""
+        """Finish a `receive` of the server that blocked at its first step."""
         self._receiving += 1
         grace = _Grace(self._leave)
         try:
@@ -91,9 +95,9 @@ class ClientWaits:
         return message
 
     async def finish_send(self, steps: Any, awaited: Any, unread: int) -> None:
-        """Finish a `send` of the server's that was blocked at its first step.
+        """Finish a `send` of the server that blocked at its first step.
 
-        The client has to take up to `unread` bytes before.
+        The client may have to read up to `unread` bytes first.
         """
         self._sending += 1
         grace = _Grace(self._leave)
@@ -112,13 +116,13 @@ class ClientWaits:
         await self.come_back()
 
     def is_away_from_work(self) -> bool:
-        """Tell whether the app, which is about to send, has to take its places again first."""
+        """Return whether the app, which is about to send, has to take its slots again first."""
         if self._receiving:
             self._beside = True
         return self.away and not self._passage.left
 
     async def send(self, message: Message) -> None:
-        """Send for an app that works although its places were left."""
+        """Take the slots again, then send `message`."""
         await self.come_back()
         await self._passage.send(message)
 
@@ -127,10 +131,10 @@ class ClientWaits:
         self._own.stalled += 1
         self._passage.cut_now()
 
-    # Places
+    # Slots
 
     def _leave(self) -> None:
-        """Leave the places, unless the app works beside the wait."""
+        """Release the slots, unless the app works during the wait."""
         passage = self._passage
         if self.away or passage.left or (self._beside and not self._sending):
             return
@@ -140,7 +144,7 @@ class ClientWaits:
         self._since = now = self._own.clock()
         outcome, detail = UNUSED, None
         if passage.status and not self.judged:
-            # The response has started, so its latency is known. What follows is no sample.
+            # The response has started, so its latency is known. The rest is not a latency sample.
             self.judged = True
             now = passage.answered_at or now
             outcome, detail = passage.verdict()
@@ -148,16 +152,16 @@ class ClientWaits:
             gate.leave(ticket, outcome, detail, now)
 
     async def come_back(self, *, begins: bool = False) -> None:
-        """Take the places again; where the work `begins`, as a request that has just arrived."""
+        """Take the slots again; where the work `begins`, as for a request that has just arrived."""
         if not self.away:
             return
         passage = self._passage
-        async with self._lock:  # of several tasks one takes them for all
+        async with self._lock:  # one of several tasks takes them for all
             if not self.away or passage.left:
                 return
             now = self._own.clock()
             if not passage.answered_at:
-                passage.began += now - self._since  # the client's time is not the request's
+                passage.began += now - self._since  # time spent on the client does not count
                 self._since = now
             try:
                 await self._enter(begins and not passage.status)
@@ -169,13 +173,13 @@ class ClientWaits:
         app = passage.task
         try:
             if passage.cut_now() and app is not None:
-                # Until the cancellation comes. A task that outlives the app gets the refusal.
+                # Wait for the cancellation. A task that outlives the app gets the refusal.
                 await asyncio.wait({app})
             raise refusal
         finally:
             del refusal  # Break the cycle between the exception and this frame.
 
-    async def _enter(self, begins: bool) -> None:  # noqa: FBT001 - as `come_back` was told
+    async def _enter(self, begins: bool) -> None:  # noqa: FBT001 - as in `come_back`
         passage, own = self._passage, self._own
         entered: list[tuple[Any, Any]] = []
         try:
@@ -191,7 +195,7 @@ class ClientWaits:
             for gate, ticket in entered:
                 gate.leave(ticket, UNUSED, error, own.clock())
             raise
-        if passage.left:  # it ended meanwhile, in another task
+        if passage.left:  # the request ended meanwhile, in another task
             for gate, ticket in entered:
                 gate.leave(ticket, UNUSED, None, own.clock())
             return
@@ -209,12 +213,12 @@ class ClientWaits:
         except Wait as wait:
             waiter: Any = wait.waiter
             if self._passage.status and waiter.readmitted:
-                waiter.until = None  # the deadline was for the response to begin
+                waiter.until = None  # the deadline applied to the start of the response
             return await wait_async(waiter, gate.host.clock)
 
 
 class _Grace:
-    """Calls a function after some turns of the loop, unless it is cancelled before."""
+    """Timer that calls a function after some loop iterations, unless it is cancelled before."""
 
     __slots__ = ("_handle", "_left", "_then")
 
@@ -236,11 +240,11 @@ class _Grace:
 
 @coroutine
 def _rest(steps: Any, awaited: Any) -> Generator[Any, Any, Any]:
-    """Await the rest of `steps`, whose first step was taken and waits for `awaited`."""
+    """Await the rest of `steps`, whose first step was run and waits for `awaited`."""
     while True:
         try:
             yield awaited
-        except BaseException as error:  # noqa: BLE001 - the server has a say in it
+        except BaseException as error:  # noqa: BLE001 - passed on to the server's coroutine
             try:
                 awaited = steps.throw(error)
             except StopIteration as end:

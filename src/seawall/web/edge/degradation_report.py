@@ -1,8 +1,10 @@
-"""A response header that tells which parts of an answer were degraded.
+"""A response header that names the degraded parts of a response.
 
-Promises: callers learn where lesser answers came from and at which level, nothing of the errors
-that made them necessary. Names are cut, and what a structured field cannot say is replaced. A
-response without degraded parts has no such header.
+Promises:
+
+- Callers see the source and level of each degraded result, but nothing of the errors behind it.
+- Names are truncated, and characters that a structured field cannot contain are replaced.
+- A response without degraded parts has no such header.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
 DEGRADED_HEADER: Final = "Seawall-Degraded"
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 MOST_SOURCES: Final = 16
-"""Sources that one response names."""
+"""Maximum number of sources that one response names."""
 LONGEST_SOURCE: Final = 64
-"""Characters of a source's name."""
+"""Maximum number of characters of a source's name."""
 
 
 def write_degraded(seen: Iterable[Degraded]) -> str:
@@ -35,7 +37,7 @@ def write_degraded(seen: Iterable[Degraded]) -> str:
 
 
 def header_name(report_degraded: object) -> str | None:
-    """Return the header that the option asks for; True is the usual one, False none."""
+    """Return the header for the option: the default name for True, None for False."""
     if isinstance(report_degraded, bool):
         return DEGRADED_HEADER if report_degraded else None
     if not isinstance(report_degraded, str) or not _NAME.fullmatch(report_degraded):
@@ -47,15 +49,15 @@ def header_name(report_degraded: object) -> str | None:
 
 
 class DegradationReport:
-    """Stands around an app, inside its edge, and adds the header to its responses."""
+    """Middleware inside the edge that adds the header to the responses of an app."""
 
     def __init__(self, app: App, header: str) -> None:
-        """Tell in `header` what was degraded before a response starts."""
+        """Report in `header` what was degraded before a response starts."""
         self.app = app
         self._header = header.lower().encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; whatever else is none of its business."""
+        """Serve a request; pass other ASGI scopes through."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

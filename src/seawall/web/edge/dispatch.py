@@ -1,9 +1,10 @@
-"""Where a Starlette or FastAPI app will dispatch a request: its own router is asked, beforehand.
+"""Prediction of the route to which a Starlette or FastAPI app will dispatch a request.
 
-The walk takes the steps that `Router.app` takes: each route's `matches` is called in order, the
-first full match counts, then the first partial one (a 405); a mounted app is entered with the scope
-that the mount makes. So convertors, included routers, hosts and root paths need no second rule.
-A middleware between the edge and the router that rewrites paths or methods is not seen.
+The lookup takes the same steps as `Router.app`: it calls each route's `matches` in order; the first
+full match counts, then the first partial one (a 405); it enters a mounted app with the scope that
+the mount makes. So convertors, included routers, hosts and root paths need no second rule.
+
+The lookup does not see a middleware between the edge and the router that rewrites paths or methods.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from seawall.web.routes import shape_of
 Scope = MutableMapping[str, Any]
 
 UNKNOWN: Final = ""
-"""Stands for a route of which nobody can tell the template."""
+"""Placeholder for a route whose template cannot be determined."""
 
 _MOST_KNOWN: Final = 1000
 _LONGEST: Final = 200
-"""Longer paths are looked up each time, so that nobody fills the memory with them."""
+"""Maximum length of a cached path. Longer paths are looked up each time, so that clients cannot
+fill the memory with them."""
 
 _DEEPEST: Final = 50
-"""Mounts inside mounts. An app that is mounted in itself ends here."""
+"""Maximum depth of nested mounts. Stops the lookup in an app that is mounted in itself."""
 
 _MOST_MIDDLEWARES: Final = 100
 
 _FRAMEWORKS: Final = ("starlette.routing", "fastapi.routing")
-"""Where those `matches` are written of which it is known what they look at."""
+"""Modules whose `matches` methods are known to look only at type, method and path."""
 
 
 def behind(app: Any) -> Starlette | Router | None:
-    """Return the app or router that `app` is, or that middlewares stand around."""
+    """Return the app or router that `app` is, or that it wraps as a middleware."""
     for _ in range(_MOST_MIDDLEWARES):
         if app is None or isinstance(app, (Starlette, Router)):
             return app
@@ -44,30 +46,32 @@ def behind(app: Any) -> Starlette | Router | None:
 
 
 class Dispatch:
-    """Tells to which route of an app a request will go. Answers are cached, within bounds."""
+    """Lookup of the route to which an app will dispatch a request, with a bounded cache."""
 
     def __init__(self, app: Starlette | Router) -> None:
-        """Ask the routes of `app`, which may be added later."""
+        """Look up the routes of `app`; routes may be added later."""
         self._app = app
         self._known: dict[tuple[Any, ...], tuple[str | None, str | None, bool]] = {}
         self._shapes: frozenset[str] = frozenset()
         self._routes = -1
         self.by_path = False
-        """Whether type, method and path of a request decide: then answers can be kept."""
+        """Whether type, method and path of a request determine its route, so that results can be
+        cached."""
 
     def template(self, scope: Mapping[str, Any]) -> str | None:
         """Return the template of a request's route, with the paths of all mounts around it.
 
-        None if the app has no such route; `UNKNOWN` if that cannot be told.
+        Return None if the app has no such route, and `UNKNOWN` if the template cannot be
+        determined.
         """
         return self._ask(scope)[0]
 
     def shape(self, scope: Mapping[str, Any]) -> str | None:
-        """Return the same without the names of parameters."""
+        """Return the template of a request's route without the names of parameters."""
         return self._ask(scope)[1]
 
     def refuses_method(self, scope: Mapping[str, Any]) -> bool:
-        """Tell whether the app has the path, but not for this method: it will answer 405."""
+        """Return whether the app has the path, but not for this method: it will answer 405."""
         return self._ask(scope)[2]
 
     def shapes(self) -> frozenset[str]:
@@ -76,7 +80,7 @@ class Dispatch:
         return self._shapes
 
     def _look_around(self) -> None:
-        """Read the routes of the app, if they are not known yet or have become more."""
+        """Read the routes of the app, if they are not known yet or their number has changed."""
         if len(self._app.routes) != self._routes:
             self._routes = len(self._app.routes)
             self._known.clear()
@@ -106,18 +110,18 @@ def _dispatched(
 ) -> tuple[str | None, bool]:
     """Return the template of the route to which `app` dispatches, behind `prefix`.
 
-    And whether that route does not have the method.
+    The second value is whether the route does not support the method.
     """
     if depth > _DEEPEST:
         return UNKNOWN, False
-    root = getattr(app, "root_path", None)  # of FastAPI, which puts it in the place of the scope's
+    root = getattr(app, "root_path", None)  # set by FastAPI, replaces the scope's
     if root:
         scope["root_path"] = root
     partial: tuple[BaseRoute, Any] | None = None
     for route in app.routes:
         try:
             match, child = route.matches(scope)
-        except Exception:  # noqa: BLE001 - a convertor's: the app will meet the same error there
+        except Exception:  # noqa: BLE001 - from a convertor: the app will hit the same error
             match, child = Match.FULL, {}
         if match is Match.FULL:
             return _template(route, child, scope, prefix, depth)
@@ -131,11 +135,11 @@ def _dispatched(
 def _template(
     route: Any, child: Any, scope: Scope, prefix: str, depth: int
 ) -> tuple[str | None, bool]:
-    """Return the same of a route that was chosen, or of the route inside of it."""
+    """Return the template of a matched route, or of the route inside of it."""
     while _is_included(route):
         try:
             _, child, route, context = route._match(scope)
-        except Exception:  # noqa: BLE001 - see above
+        except Exception:  # noqa: BLE001 - as in `_dispatched`
             return UNKNOWN, False
         if route is None:
             return UNKNOWN, False
@@ -155,9 +159,9 @@ def _template(
 def _leaves(
     app: Starlette | Router, prefix: str, around: tuple[Any, ...]
 ) -> Iterator[tuple[str | None, bool]]:
-    """Return the templates of all routes of `app`, and whether path and method decide on each.
+    """Yield the templates of all routes of `app`, and whether path and method determine each.
 
-    A mount whose routes are known has none of its own.
+    A mount whose routes are known yields None as its own template.
     """
     waiting: list[Any] = list(app.routes)
     while waiting:
@@ -178,13 +182,13 @@ def _mounted(route: Any) -> Starlette | Router | None:
 
 
 def _is_included(route: Any) -> bool:
-    """Tell whether this is FastAPI's stand-in for the routes of an included router."""
+    """Return whether this is FastAPI's placeholder for the routes of an included router."""
     return hasattr(route, "_match") and hasattr(route, "effective_route_contexts")
 
 
 def _is_plain(route: Any) -> bool:
-    """Tell whether a route looks at nothing but type, method and path of a request."""
-    kind = type(getattr(route, "original_route", route))  # of an included router's
+    """Return whether a route looks only at type, method and path of a request."""
+    kind = type(getattr(route, "original_route", route))  # of an included router's route
     matches = getattr(kind, "matches", None)
     written_in = getattr(matches, "__module__", None)
     return written_in in _FRAMEWORKS and not issubclass(kind, Host)

@@ -1,16 +1,21 @@
-"""The edge of a service: everything that a request passes before the app sees it, in one class.
+"""The edge of a service: everything that a request passes before it reaches the app, in one class.
 
-Promises: health probes are always answered; a request that is refused, at whichever part, costs no
-more than the refusal, and takes nothing with it; what was entered is left exactly once (see
-`sending`); an error of Seawall that escapes from the app becomes problem+json with the right status
-and Retry-After, as long as the response has not started. So does the failure of an upstream, which
-is logged too (see `upstream_log`). The order:
+Promises:
+
+- Health probes are always answered.
+- A refused request, whichever part refuses it, costs no more than the refusal and consumes nothing.
+- Every gate that was entered is left exactly once (see `sending`).
+- An exception of Seawall that escapes from the app becomes problem+json with the right status and
+  Retry-After, as long as the response has not started. So does the failure of an upstream, which is
+  logged too (see `upstream_log`).
+
+The order:
 
     health > lifecycle > inbound > shed > limits > route > turns > concurrency
         > the app, with a deadline
 
-One class and not one for each part: every middleware around an app costs a frame for each request
-and one for each message of its response.
+This is one class and not one per part, because every middleware around an app costs a frame for
+each request and one for each message of its response.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ from seawall.web.trust import Trust
 
 
 class Edge(Way):
-    """Put these parts around an ASGI app; each of them may be left out."""
+    """ASGI middleware that puts these parts around an app; each part is optional."""
 
     def __init__(
         self,
@@ -69,17 +74,17 @@ class Edge(Way):
         report_degraded: bool | str = False,
         clock: Clock | None = None,
     ) -> None:
-        """Stand around `app`; `name` is that of the guard which `shed`, `turns`... belong to.
+        """Wrap `app`; `name` is the name of the guard which `shed`, `turns`... belong to.
 
-        `routes` gives routes a limit of their own on requests at once, by their templates, as in
-        `{"/reports/{id}": AdaptiveLimit()}`; one limit for several routes is shared by them. Around
-        a Starlette router that is asked for a request's route; else the first match counts.
-        `websockets` bounds how many are open at once: their handshakes pass all the rest as
-        requests do, and hold it no longer than that. `websockets_per_address` bounds how many of
-        them one address has open. A response of which the client takes nothing
-        for `stall` seconds is ended. `trust` is that of `inbound`, unless given. With
-        `report_degraded` a response names the lesser answers in it, by source and level, in the
-        header `Seawall-Degraded`, or one of the name that is given.
+        `routes` gives routes their own limit on concurrent requests, by path template, as in
+        `{"/reports/{id}": AdaptiveLimit()}`. Several routes may share one limit. Around a Starlette
+        router, the router determines the route of a request; otherwise the first matching template
+        counts. `websockets` limits the number of open websockets: their handshakes pass all other
+        parts as requests do, and hold them only during the handshake. `websockets_per_address`
+        limits the open websockets of one address. The edge ends a response of which the client
+        reads nothing for `stall` seconds. `trust` defaults to that of `inbound`. With
+        `report_degraded`, a response names its degraded parts, by source and level, in the header
+        `Seawall-Degraded`, or in a header of the given name.
         """
         self._degraded_header = header_name(report_degraded)
         self.app = self._reporting(check.function("app", app))
@@ -110,7 +115,7 @@ class Edge(Way):
         ]
         for path, limit in (routes or {}).items():
             _checked(f"routes[{path!r}]", limit, (AdaptiveLimit, Bulkhead))
-        # A guard has at least one policy, and this one does nothing.
+        # A guard needs at least one policy, and this one does nothing.
         self.guard = registry.release(Guard(name, *(given or [Turns(mode="off")]), clock=clock))
         bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = bounds.get(id(shed))
@@ -140,21 +145,21 @@ class Edge(Way):
         self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
         self._unusual: App = self._serve_unusual
-        """What serves all that is not plain."""
+        """Serves all requests that the short path does not."""
         self._serving: App = plain_entry(self, self._probes) or self._serve_unusual
-        """What serves everything, without the frame of a call of this object."""
+        """Serves everything, without the extra frame of `__call__`."""
         registry.enter(self, "edge", name)
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
 
     def _reporting(self, app: App) -> App:
-        """Return `app`, with the report of degraded answers around it if there is to be one."""
+        """Return `app`, wrapped in the report of degraded responses if that is enabled."""
         header = self._degraded_header
         return app if header is None else DegradationReport(app, header)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of the edge: its guard's counts, and those of its parts."""
+        """Return the state of the edge: the counts of its guard and of its parts."""
         parts: dict[str, Any] = {
             "inbound": self._inbound,
             "limits": self._limits,
@@ -166,31 +171,31 @@ class Edge(Way):
         return {**self.guard.snapshot(), "stalled": self._own.stalled, **told}
 
     def dangers(self) -> list[str]:
-        """Return what `seawall.explain()` warns of at this edge."""
+        """Return the warnings of `seawall.explain()` for this edge."""
         return [] if self._inbound is None else self._inbound.dangers()
 
     def close(self) -> None:
-        """Free the name for another edge."""
+        """Free the names of the edge and its routes."""
         self.guard.close()
         if self._routes is not None:
             self._routes.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, a websocket, or the life of the app."""
+        """Serve a request, a websocket or the lifespan of the app."""
         await self._serving(scope, receive, send)
 
     async def _serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what is not plain; or raise what went wrong with a request that was."""
+        """Serve what the short path does not, or raise the exception of a request it served."""
         kept: Any = scope.pop(PASSAGE, None)
         if isinstance(kept, tuple):
             error, status = kept
             del kept
             try:
-                if status:  # who asks whether there is an answer already must see it here
+                if status:  # so that middlewares see that a response has started
                     await send({"type": "http.response.start", "status": status, "headers": []})
                 raise error
             finally:
-                del error  # or it would lead to itself
+                del error  # Break the cycle between the exception and this frame.
         kind = scope["type"]
         if kind == "http":
             passage: Passage = Passage(scope, receive, send, self._own) if kept is None else kept
@@ -208,15 +213,15 @@ class Edge(Way):
         passage: Passage,
         error: BaseException | None,
         send: Send,
-        entered: bool,  # noqa: FBT001 - as the request was
+        entered: bool,  # noqa: FBT001 - a fact about the request
     ) -> BaseException | None:
-        """End a request that came by the short way, and of which something is left.
+        """End a request of the short path that failed or still holds something.
 
-        Return what is to be raised.
+        Return the exception to raise, or None.
         """
 
         def answer(message: Message) -> Awaitable[None]:
-            passage.status = message.get("status", passage.status)  # it has started, from here on
+            passage.status = message.get("status", passage.status)  # the response has started
             return send(message)
 
         lifecycle = self._lifecycle
@@ -239,12 +244,12 @@ class Edge(Way):
         try:
             return error
         finally:
-            del error  # or it would lead to itself
+            del error  # Break the cycle between the exception and this frame.
 
     async def _serve_request(
         self, scope: Scope, receive: Receive, passage: Passage, send: Send
     ) -> None:
-        """Serve a request about which something is unusual; or a probe."""
+        """Serve a health probe, or a request that the short path does not serve."""
         health, lifecycle = self._health, self._lifecycle
         if health is not None and path_below_root(scope) in health.paths:
             await health(scope, receive, send)
@@ -263,7 +268,7 @@ class Edge(Way):
 
 
 def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:
-    """Return `given` if it is of one of these kinds, or raise and say what to write."""
+    """Return `given` if it is an instance of `kinds`, else raise and say what to write."""
     if not isinstance(given, kinds):
         wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
         raise TypeError(f"{part}={given!r}: write {wanted}")

@@ -1,19 +1,19 @@
-"""What a request brings along, into the context of its handler: deadline, criticality, and so on.
+"""Propagated values of a request: deadline, criticality, tenant and attempt, set in the context.
 
-The attempt number is trusted from any caller: above 1 it makes this service retry less, and can do
-nothing else. The other headers are trusted from the callers that `Trust` names. From others they
-are removed from the request, so that no inner layer can pass them on. A trusted caller can ask for
-less, not for more: a shorter time than the server's own, a lower criticality than the server's
-highest.
+The attempt number is trusted from any caller: above 1 it makes this service retry less, and has no
+other effect. The other headers are trusted from the callers that `Trust` names. From other callers
+they are removed from the request, so that no inner layer can pass them on. A trusted caller can ask
+for less, not for more: a shorter timeout than the server's own, a lower criticality than the
+server's maximum.
 
-The first service of a chain ranks its requests itself: `classify(incoming)` gives each a
-criticality, a tier or both, before anything else looks at it. The headers of a trusted
-caller can only lower that.
+The first service of a chain ranks its requests itself: `classify(incoming)` gives each request a
+criticality, a tier or both, before any other part looks at it. The headers of a trusted caller can
+only lower that criticality.
 
-What the context holds when a request comes in is not the request's. A server may call the app from
-the context of an earlier request on the same connection: reading that was paused for a large body
-and taken up again by that request's task goes on in its context, with all that comes after. So the
-outermost edge starts clean.
+Values that the context holds when a request arrives do not belong to the request. A server may call
+the app in the context of an earlier request on the same connection: if that request's task resumed
+reading after a pause for a large body, the connection continues in that context, for all later
+requests too. So the outermost edge clears the context first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BAGGAGE: Final = BAGGAGE_HEADER.encode()
 _ATTEMPT: Final = ATTEMPT_HEADER.lower().encode()
 _TIMEOUTS: Final = frozenset(name.encode() for name in TIMEOUT_HEADERS)
 KNOWN: Final = _TIMEOUTS | {_BAGGAGE, _ATTEMPT}
-"""The headers that are read here."""
+"""Headers that this module reads."""
 _MOST_LINES: Final = 64
 _UNSET: Final[dict[ContextVar[Any], Any]] = {
     deadline_var: None,
@@ -71,31 +71,31 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     attempt_var: None,
 }
 CLEAN: Final = frozenset(_UNSET) - {deadline_var}
-"""The variables of which a context has none, unless an earlier request left them.
+"""Variables that a context does not contain, unless an earlier request left them.
 
-Not the deadline's: scopes that have ended stay there.
+The deadline is excluded: scopes that have ended stay in the context.
 """
 
 Tokens = list[Token[Any] | DeadlineScope]
-"""What `undo` needs: variables to reset, and deadlines to end."""
+"""State for `undo`: variables to reset, and deadlines to end."""
 
 
 class Rank(NamedTuple):
-    """How much a request matters, and the tier that it belongs to; None is what it is anyway."""
+    """Criticality and tier of a request; None keeps the value that the request has otherwise."""
 
     criticality: Criticality | None = None
     tier: str | None = None
 
 
 Classify = Callable[[Incoming], Rank | Criticality | str | None]
-"""Ranks a request: by its criticality, its tier (as text), or both."""
+"""Function that ranks a request: by its criticality, its tier (as text), or both."""
 
 LOG_EVERY: Final = 1.0
-"""Seconds between two log records of a `classify` that fails, at least."""
+"""Minimum number of seconds between two log records of a failing `classify`."""
 
 
 class _Said(NamedTuple):
-    """What a believed caller says; None: nothing."""
+    """Values that a trusted caller sends; None for those it does not send."""
 
     seconds: float | None
     level: Criticality | None = None
@@ -103,10 +103,10 @@ class _Said(NamedTuple):
 
 
 class Inbound:
-    """Give each request its deadline, criticality, tenant and attempt.
+    """The part of the edge that gives each request its deadline, criticality, tenant and attempt.
 
-    `timeout` is both what a request gets that asks for no time, and the most that it can get; None
-    leaves requests without a deadline, unless a believed caller gives one.
+    `timeout` is both the default and the maximum time of a request; None leaves requests without a
+    deadline, unless a trusted caller sends one.
     """
 
     __slots__ = (
@@ -133,15 +133,16 @@ class Inbound:
         max_criticality: Criticality = Criticality.CRITICAL,
         classify: Classify | None = None,
     ) -> None:
-        """Believe whom `trust` names (nobody, without it), up to these bounds.
+        """Trust the callers that `trust` names (by default none), within these bounds.
 
-        `reserve` is how much of its time a request does not pass on to its handler's calls, so that
-        the handler can still answer when they run out of time: seconds, or by default a tenth, at
-        least 10 ms and at most 0.5 s. The handler itself is cut off at the end of the whole.
+        `reserve` is the part of its time that a request does not pass on to its handler's calls, so
+        that the handler can still answer when they run out of time: seconds, or by default a tenth
+        of the time, at least 10 ms and at most 0.5 s. The handler itself is cancelled at the end of
+        the whole time.
 
         `classify(incoming)` ranks a request: it returns a `Criticality`, a tier (as text), a `Rank`
-        with both, or None for what the request has anyway. It is a plain function. If it raises, or
-        returns anything else, that is logged and the request has what it has without it.
+        with both, or None to keep the default. It is a plain function. If it raises, or returns
+        anything else, that is logged and the request keeps the rank that it has without `classify`.
         """
         if trust is not None and not isinstance(trust, Trust):
             raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(callers=['10.0.0.0/8'])")
@@ -155,11 +156,11 @@ class Inbound:
         self._most = max_criticality
         self._unsaid = _Said(None if timeout is None else check.seconds("timeout", timeout))
         self._level = None if max_criticality >= Criticality.CRITICAL else max_criticality
-        """The criticality of requests that nobody ranks; None: that of the context."""
+        """Criticality of unranked requests; None: that of the context."""
         self._classify = None if classify is None else plain_function("classify", classify)
         self._ranks = self._level is not None or classify is not None
         self.usual = None if self._ranks else self._unsaid.seconds
-        """The time of a request that says nothing, where that is all that is set for it."""
+        """Timeout of a request without headers, where the timeout is all that is set for it."""
         self._expired = 0
         self._dropped = 0
         self._unclassified = 0
@@ -172,7 +173,7 @@ class Inbound:
         )
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many requests came too late, said what they may not, were not ranked."""
+        """Return the numbers of expired, of stripped and of unclassified requests."""
         return {
             "expired": self._expired,
             "dropped": self._dropped,
@@ -180,7 +181,7 @@ class Inbound:
         }
 
     def dangers(self) -> list[str]:
-        """Return what to mend, as seen in the requests so far."""
+        """Return configuration problems, as seen in the requests so far."""
         if not self._dropped or self.trust.believes_callers:
             return []
         danger = (
@@ -191,9 +192,9 @@ class Inbound:
         return [danger]
 
     def read(self, incoming: Incoming, clock: Clock) -> Tokens:
-        """Set what the request brings in the context, and return what `undo` needs.
+        """Set the values of the request in the context, and return the state for `undo`.
 
-        No time left raises `DeadlineExceeded`, and sets nothing.
+        Raise `DeadlineExceeded`, and set nothing, if no time is left.
         """
         scope = incoming.scope
         seconds, level, tenant = self._unsaid
@@ -207,8 +208,8 @@ class Inbound:
                 self._drop(incoming, KNOWN if attempt is None else KNOWN - {_ATTEMPT})
         if seconds is not None and seconds <= 0:
             self._refuse()
-        # Inside another edge the context is the request's own. So it is in a gRPC server, where
-        # what applies already is the time that gRPC gives the call.
+        # Inside another edge the context already belongs to the request. The same holds in a gRPC
+        # server, where the deadline of the gRPC call already applies.
         if INCOMING in scope or scope["type"] == "grpc":
             tokens = []
             seconds = self._at_most_held(seconds)
@@ -225,9 +226,9 @@ class Inbound:
         return tokens
 
     def undo(self, tokens: Tokens) -> None:
-        """Leave the context as it was before `read`.
+        """Restore the context as it was before `read`.
 
-        Deadline and attempt are over also for tasks that the handler left running.
+        This also ends deadline and attempt for tasks that the handler left running.
         """
         for token in reversed(tokens):
             if isinstance(token, list):
@@ -238,7 +239,7 @@ class Inbound:
                 reset(token.var, token)
 
     def _heard(self, found: list[tuple[bytes, bytes]]) -> _Said:
-        """Return what a believed caller says in these headers, within the server's bounds."""
+        """Return the values of a trusted caller in these headers, within the server's bounds."""
         seconds = self._unsaid.seconds
         said = least_timeout(found)
         if said is not None and (seconds is None or said < seconds):
@@ -251,7 +252,7 @@ class Inbound:
     def _set_rank(
         self, tokens: Tokens, incoming: Incoming, said: Criticality | None, clock: Clock
     ) -> None:
-        """Set criticality and tier; `classify` sees all that was set before it."""
+        """Set criticality and tier; `classify` sees everything that was set before it."""
         level = said
         if self._classify is not None:
             try:
@@ -264,17 +265,17 @@ class Inbound:
         if level is None:
             level = self._level
         if level is not None:
-            if INCOMING in incoming.scope:  # the edge around this one has ranked it already
+            if INCOMING in incoming.scope:  # the outer edge has ranked it already
                 level = min(level, criticality_var.get())
             tokens.append(criticality_var.set(level))
 
     def _ranked(self, incoming: Incoming, said: Criticality | None, clock: Clock) -> Rank:
-        """Ask `classify`; what a believed caller `said` only lowers its criticality."""
-        assert self._classify is not None  # noqa: S101 - else this is not called
+        """Call `classify`; the criticality that a trusted caller sent can only lower the result."""
+        assert self._classify is not None  # noqa: S101 - the caller checks this
         try:
             level, tier = _rank_of(self._classify(incoming))
         except AmbiguousHeader:
-            raise  # answered with 400: by giving a header twice nobody is ranked higher
+            raise  # answered with 400: a duplicate header must not raise the rank
         except Exception:
             self._unclassified += 1
             now = clock.now()
@@ -291,7 +292,7 @@ class Inbound:
         return Rank(level, tier)
 
     def _at_most_held(self, seconds: float | None) -> float | None:
-        """Return the time to set; None if the deadline that applies already is the nearer."""
+        """Return the timeout to set; None if the deadline that already applies is earlier."""
         left = seconds_left()
         if left is None:
             return seconds
@@ -304,21 +305,21 @@ class Inbound:
         raise DeadlineExceeded("the caller's time was over before the request was looked at")
 
     def _drop(self, incoming: Incoming, names: frozenset[bytes]) -> None:
-        """Take the headers with these `names` out of the request: its sender may not say that.
+        """Remove the headers with these `names` from the request: its sender is not trusted.
 
-        Other baggage stays, unless it is longer than anybody has to take.
+        Other baggage stays, unless it exceeds the length that a receiver must accept.
         """
         headers = incoming.headers
         lines = [value for name, value in headers if name == _BAGGAGE]
         kept, touched = b"", True
-        # Measured before it is joined, and joined before it is read: many lines cost no more.
+        # Check the length before joining, and join before parsing, so that many lines cost no more.
         if len(lines) <= _MOST_LINES and sum(map(len, lines)) + len(lines) <= LONGEST:
             given = b",".join(lines)
             kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
             touched = kept != given
         rest = [pair for pair in headers if pair[0] not in names]
         if not touched and len(rest) + len(lines) == len(headers):
-            return  # nothing was said that may not be
+            return  # the request contained nothing to remove
         if kept:
             rest.append((_BAGGAGE, kept))
         self._dropped += 1
@@ -326,7 +327,7 @@ class Inbound:
 
 
 def _rank_of(found: object) -> Rank:
-    """Return what `classify` returned as a rank, or raise `TypeError`."""
+    """Return the result of `classify` as a rank, or raise `TypeError`."""
     if found is None:
         return Rank()
     if isinstance(found, Criticality):
@@ -346,7 +347,7 @@ def _rank_of(found: object) -> Rank:
 
 
 def _attempt_in(found: list[tuple[bytes, bytes]]) -> int | None:
-    """Return the attempt that these headers name; None if they name none, or several."""
+    """Return the attempt in these headers; None if there is none, or several differ."""
     attempts = {value for name, value in found if name == _ATTEMPT}
     return read_attempt(attempts.pop()) if len(attempts) == 1 else None
 
@@ -359,5 +360,5 @@ def begin_deadline(tokens: Tokens, seconds: float, clock: Clock) -> DeadlineScop
 
 
 def _start_clean() -> Tokens:
-    """Take what an earlier request left out of the context."""
+    """Clear the values that an earlier request left in the context."""
     return [var.set(clean) for var, clean in _UNSET.items() if var.get() != clean]

@@ -1,16 +1,16 @@
-"""The mechanism of `Turns`: see `seawall.web.edge.admission` for what it promises.
+"""The mechanism of `Turns`: see `seawall.web.edge.admission` for its promises.
 
-A turn is an iteration of the event loop in which requests begin. A gate watches one loop, the one
+A turn is an iteration of the event loop in which requests start. A gate watches one loop, the one
 that serves; requests in another loop pass unwatched. When the watched loop has ended, the gate
-watches the next one that brings a request.
+watches the next loop that brings a request.
 
-How the gate knows an overload from a burst: it counts in windows of `WINDOW` seconds. The load of
-a window is the busy share of the loop, times the requests that came, divided by those that began.
-The window in which a queue forms says nothing, and neither does the next: a burst drains, however
-expensive its first requests are (imports, connections, empty caches). But requests that were
-waiting at the end of every turn since, while the load stayed above `OVERLOAD`, are an overload. It
-is over when the load was below `CALM`: for a window in which the loop was busy, or for `CALM_TIME`
-seconds.
+How the gate distinguishes overload from a burst: it counts in windows of `WINDOW` seconds. The load
+of a window is the busy share of the loop, times the requests that arrived, divided by those that
+started. The window in which a queue forms is not judged, and neither is the next: a burst drains,
+however expensive its first requests are (imports, connections, empty caches). But if requests were
+waiting at the end of every turn since then, while the load stayed above `OVERLOAD`, the loop is
+overloaded. Overload ends when the load was below `CALM`: for one window in which the loop was busy,
+or for `CALM_TIME` seconds.
 """
 
 from __future__ import annotations
@@ -36,57 +36,60 @@ WINDOW: Final = 0.25
 """Seconds over which load and cost are measured."""
 
 OVERLOAD: Final = 1.5
-"""Load above which a standing queue is an overload.
+"""Load above which a persistent queue is an overload.
 
-Where 25 requests of 10 ms fit into a window, 38 come by chance in one window of 150.
+Where 25 requests of 10 ms fit into a window, 38 arrive by chance in one window of 150.
 """
 
 CALM: Final = 1.25
 """Load below which a window is calm."""
 
 CALM_TIME: Final = 1.0
-"""Seconds of calm windows after which an overload is over, if the loop rested in them.
+"""Seconds of calm windows after which an overload ends, if the loop was mostly idle in them.
 
-Clients that pause for a moment all come back at once, and it takes three windows to know an
-overload: meanwhile a queue would stand. A calm window in which the loop was busy is no pause.
+Clients that pause for a moment all come back together, and it takes three windows to detect an
+overload: meanwhile a queue would build up. A calm window in which the loop was busy is not a pause.
 """
 
 BURST_WINDOWS: Final = 1
-"""Whole windows for which a queue may stand before its load is judged: a burst takes a moment."""
+"""Number of whole windows for which a queue may persist before its load is judged: a burst takes a
+moment to drain."""
 
 IDLE: Final = 0.5
-"""Load below which the loop is idle: the queue that forms next is taken to be a burst."""
+"""Load below which the loop is idle: the queue that forms next is considered a burst."""
 
 OVERLOAD_WAIT: Final = 1.5
-"""During overload, a request waits for no longer than so many requests compute."""
+"""Longest wait of a request during overload, as a multiple of the cost of one request."""
 
 BUSY_WAIT: Final = 4.0
-"""In a busy loop, a request waits at least for as long as so many requests compute."""
+"""Longest wait of a request in a busy loop is at least this multiple of the cost of one request."""
 
 CHEAP_SLICE: Final = 0.05
-"""Seconds for which a turn of cheap requests may last."""
+"""Maximum duration in seconds of a turn of cheap requests."""
 
 CHEAP_WAIT: Final = 0.25
-"""Seconds for which cheap requests wait while the loop is busy: hundreds of clients at once."""
+"""Seconds for which cheap requests wait while the loop is busy: enough for hundreds of concurrent
+clients."""
 
 HOPS: Final = 3
-"""Iterations of the loop from the end of a turn to the choice of who is next in the queue.
+"""Loop iterations from the end of a turn to the choice of the next waiting requests.
 
-In the first the sockets are read, in the second the tasks of those requests run and join the queue.
+In the first, the loop reads the sockets; in the second, the tasks of those requests run and join
+the queue.
 """
 
 UNWATCHED: Final = 0.02
-"""Seconds for which cheap requests begin without being watched."""
+"""Seconds for which cheap requests start unwatched."""
 
 TURNS_AHEAD: Final = 2
-"""During overload, no more requests wait than begin in so many turns: the next is never empty."""
+"""Maximum queue length during overload, in turns: the next turn is never empty."""
 
 MOST_WAITING: Final = 10_000
 """Maximum number of waiting requests, however cheap they are."""
 
 
 class TurnsGate(GateBound):
-    """The turns of one edge. Its slots are not held: each is the right to begin in one turn."""
+    """Gate of one edge's turns. Its slots are not held: each is a right to start in one turn."""
 
     policy: Turns
 
@@ -98,37 +101,37 @@ class TurnsGate(GateBound):
         survives_fork(self)
 
     def _start(self, loop: AbstractEventLoop | None) -> None:
-        """Watch `loop`, of which nothing is known yet."""
+        """Watch `loop`, with fresh measurements."""
         self._loop = loop
         self._queued = self.slots.queue._lanes
-        """Not empty while requests wait. Cheaper to look at than the length of the queue."""
+        """Not empty while requests wait. Cheaper to check than the length of the queue."""
         self._turning = False
-        """Whether a turn is under way."""
+        """Whether a turn is in progress."""
         self._dispatching = False
-        """Whether a turn for waiting requests is about to begin."""
+        """Whether a turn for waiting requests is scheduled."""
         self._open = False
-        """Whether newcomers may join the turn under way."""
+        """Whether new requests may join the current turn."""
         self._began = self._busy_since = 0.0
         self._begun = 0
         self._stood = 0
-        """Windows for which requests have been waiting at the end of every turn."""
+        """Number of windows for which requests have been waiting at the end of every turn."""
         self.unwatched = -inf
-        """Until when requests begin without being watched."""
+        """Time until which requests start unwatched."""
         self.busy = 0.0
         """Busy share of the loop."""
         self.load = 0.0
         self.cost = self.policy.cheap
-        """Processor time of the loop for one request."""
+        """CPU time of the loop for one request."""
         self.strict = False
         """Whether the loop is overloaded."""
         self._calm = 0.0
-        """Seconds for which windows have been calm."""
+        """Number of seconds for which windows have been calm."""
         self._burst = True
-        """Whether the queue is a burst: the loop was idle when it formed, which is not long ago."""
+        """Whether the queue is a burst: the loop was idle when it formed, a short time ago."""
         self._cheap = False
         self._slice = self.policy.slice
         self._earlier = 0.0, 0
-        """Processor time and requests of the window before."""
+        """CPU time and number of requests of the previous window."""
         self._open_window(self._now())
 
     def _open_window(self, now: float) -> None:
@@ -136,12 +139,12 @@ class TurnsGate(GateBound):
         self._took = 0.0
         self.served = 0
         self._held_back = 0
-        """Requests that came in this window less those that began in it."""
+        """Requests that arrived in this window minus those that started in it."""
         self._emptied = not self._queued
-        """Whether at some moment of this window nobody waited."""
+        """Whether the queue was empty at some moment of this window."""
 
     def enter(self, now: float) -> None:
-        """Begin if the turn has time left and nobody goes first; else wait."""
+        """Start the request if the turn has time left and no other goes first; else wait."""
         if now < self.unwatched:
             self.served += 1
         elif not self.begins(now):
@@ -153,9 +156,9 @@ class TurnsGate(GateBound):
             raise Wait(_TurnWaiter(self.slots, self.host.clock, now, wait, self.turned_away))
 
     def begins(self, now: float) -> bool:
-        """Begin in a watched turn; False if it has no time left, or others go first.
+        """Start a request in a watched turn; return False if no time is left, or others go first.
 
-        Then nothing has begun, and a turn for waiting requests follows.
+        If False, nothing has started, and a turn for waiting requests follows.
         """
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
@@ -166,7 +169,7 @@ class TurnsGate(GateBound):
             if now - self._window >= WINDOW:
                 self._measure(now)
             self._busy_since = now
-            if self.strict:  # refuse first whom this turn has no time for, then compute
+            if self.strict:  # refuse excess requests before any computes
                 self._dispatching = True
                 self._later(HOPS)
                 return False
@@ -181,9 +184,9 @@ class TurnsGate(GateBound):
         return False
 
     def full(self) -> bool:
-        """Whether to refuse a newcomer at once: enough requests of its criticality wait already.
+        """Return whether to refuse a new request: enough requests of its criticality wait already.
 
-        Called during overload only. To let it wait in order to refuse it costs more.
+        Called during overload only. Queueing a request just to refuse it later costs more.
         """
         if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
             return False
@@ -197,11 +200,11 @@ class TurnsGate(GateBound):
         return True
 
     def _batch(self) -> int:
-        """Return how many waiting requests begin in one turn."""
+        """Return how many waiting requests start in one turn."""
         return max(1, int(self._slice / max(self.cost, 1e-6)))
 
     def _longest_wait(self) -> float:
-        """Return for how long a request that comes now may wait."""
+        """Return how long a request that arrives now may wait."""
         policy = self.policy
         if self.strict:
             return max(policy.slice, OVERLOAD_WAIT * self.cost)
@@ -210,7 +213,7 @@ class TurnsGate(GateBound):
         return max(policy.target, CHEAP_WAIT if self._cheap else BUSY_WAIT * self.cost)
 
     def _adopt(self, loop: AbstractEventLoop) -> bool:
-        """Watch `loop` from now on, unless another one is being watched."""
+        """Watch `loop` from now on, unless another running loop is being watched."""
         known = self._loop
         if known is not None and known.is_running():
             return False
@@ -218,7 +221,7 @@ class TurnsGate(GateBound):
         return True
 
     def turned_away(self, why: Refusal) -> None:
-        """Refuse a request that waited in vain."""
+        """Refuse a request that got no turn."""
         if why == "deadline":
             message = f"guard {self.host.name!r}: the deadline passed while waiting for a turn"
             self.refuse(DeadlineExceeded(message))
@@ -234,7 +237,7 @@ class TurnsGate(GateBound):
     # At the end of each turn
 
     def _end(self) -> None:
-        """Measure the turn, and let waiting requests begin."""
+        """Measure the turn, and schedule the waiting requests."""
         self._turning = False
         now = self._now()
         self._took += now - self._busy_since
@@ -247,14 +250,15 @@ class TurnsGate(GateBound):
         else:
             self._weigh(now)
         if self._queued or now - self._began > self._slice:
-            # Also if nobody waits yet: what came during a long turn is still in the sockets.
+            # Also if the queue is empty: requests that arrived during a long turn are still in the
+            # sockets.
             self._dispatching = True
             self._later(HOPS)
         elif self._cheap:
             self.unwatched = now + UNWATCHED
 
     def _measure(self, now: float) -> None:
-        """Close the window: judge by its load and cost whether the loop is overloaded."""
+        """Close the window: decide from its load and cost whether the loop is overloaded."""
         passed = now - self._window
         burnt = self._weigh(now)
         self.busy = min(1.0, max(self._took, burnt) / passed)
@@ -279,8 +283,8 @@ class TurnsGate(GateBound):
         self._open_window(now)
 
     def _weigh(self, now: float) -> float:
-        """Measure the cost of a request over this window and the one before; return this one's."""
-        # Of a long rest only the last moments count: most of it was spent on other things.
+        """Measure the cost of a request over the last two windows; return this one's CPU time."""
+        # Of a long idle time only the last moments count: most of it was spent on other things.
         burnt = (thread_time() - self._cpu) * min(1.0, WINDOW / max(1e-9, now - self._window))
         seconds, requests = self._earlier
         if requests + self.served:
@@ -288,7 +292,7 @@ class TurnsGate(GateBound):
         return burnt
 
     def _later(self, hops: int) -> None:
-        """Let the loop read its sockets first, so that newcomers have joined the queue."""
+        """Let the loop read its sockets first, so that new requests have joined the queue."""
         loop = get_running_loop()
         if hops:
             loop.call_soon(self._later, hops - 1)
@@ -296,13 +300,13 @@ class TurnsGate(GateBound):
             self._dispatch(loop)
 
     def _dispatch(self, loop: AbstractEventLoop) -> None:
-        """Begin a turn of waiting requests, if there are any."""
+        """Start a turn of waiting requests, if there are any."""
         self._dispatching = False
         if not self._queued:
             return
         now = self._now()
         if self.strict:
-            self._refuse(now)  # first, so that nobody computes before they are answered
+            self._refuse(now)  # first, so that no request computes before the refusals are sent
         self._turning = True
         self._open = False
         self._began = now
@@ -313,10 +317,10 @@ class TurnsGate(GateBound):
             self._begun += 1
             self.slots.give_back()
         self._held_back -= self._begun
-        loop.call_soon(self._end)  # after those that have just been let in
+        loop.call_soon(self._end)  # after the requests that were just started
 
     def _refuse(self, now: float) -> None:
-        """Refuse requests that have waited for too long, the least critical first."""
+        """Refuse requests that have waited too long, the least critical first."""
         slots, longest = self.slots, self._longest_wait()
         with slots.mutex:
             while len(slots.queue) > 1 and slots._longest_wait(now) > longest:
@@ -324,28 +328,28 @@ class TurnsGate(GateBound):
                 if victim is not None:
                     victim.turn_away("shed")
 
-    # What the queue asks
+    # Queue discipline
 
     def newest_first(self, now: float) -> bool:
-        """Serve the newest first during overload."""
+        """Return whether to serve the newest request first: during overload only."""
         return self.strict
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Leave that to `full`."""
+        """Return False: `full` refuses."""
         return False
 
     def sheds(self, sojourn: float, now: float) -> bool:
-        """Leave that to the start of each turn."""
+        """Return False: the start of each turn sheds."""
         return False
 
     def serves(self, now: float) -> None:
-        """Ignore it: turns are counted."""
+        """Ignore this: turns are counted instead."""
 
     def emptied(self, now: float) -> None:
-        """Ignore it."""
+        """Ignore this."""
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how busy the loop is, what a request costs it, and how many wait."""
+        """Return busy share, load, cost of a request, overload and number of waiting requests."""
         return {
             **super().snapshot(now),
             "busy": self.busy,
@@ -356,7 +360,7 @@ class TurnsGate(GateBound):
         }
 
     def _after_fork(self) -> None:
-        """Start again in a child process: its loop is another."""
+        """Start afresh in a child process: it has another loop."""
         self._start(None)
 
 
@@ -366,16 +370,16 @@ class _TurnWaiter(SlotWaiter):
     __slots__ = ()
 
     def _give_up(self) -> None:
-        self._leave_queue()  # a turn that was granted is lost, not handed on: the next comes soon
+        self._leave_queue()  # a granted turn is lost, not passed on: the next comes soon
 
 
 class _Rights(AnonymousSlots):
-    """The right to begin, which is given one by one and never comes back."""
+    """Rights to start a request, granted one by one and never returned."""
 
     def __init__(self, limit: int, **options: Any) -> None:
         super().__init__(limit, **options)
         self.free.clear()
-        live_slots.discard(self)  # none of them is held
+        live_slots.discard(self)  # its slots are never held
 
     def _after_fork(self) -> None:
         super()._after_fork()

@@ -1,7 +1,7 @@
-"""The way of a request through the edge, whatever it brings and whatever happens to it.
+"""The full path of a request through the edge, for every kind of request and outcome.
 
-The parts are asked in the order that `seawall.web.edge.edge` gives. `short_path` serves requests
-with nothing unusual about them.
+The parts are checked in the order that `seawall.web.edge.edge` gives. `short_path` serves requests
+that need none of the special cases.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ LATE_BODY: Final = Problem(
 
 
 def _closing(scope: Scope) -> Headers:
-    """Return the header by which a connection is closed whose request was not read to its end."""
-    one = str(scope.get("http_version", "1.1")).startswith("1")  # from HTTP/2 on it is forbidden
+    """Return the header that closes the connection of a request whose body was not fully read."""
+    one = str(scope.get("http_version", "1.1")).startswith("1")  # forbidden from HTTP/2 on
     return [(b"connection", b"close")] if one else []
 
 
 class AddressShare:
-    """How many websockets each address has open, of at most `most`. Kept as gates are."""
+    """Number of open websockets of each address, at most `most`. Used like a gate."""
 
     def __init__(self, most: int) -> None:
-        """Know of none yet."""
+        """Start with no open websockets."""
         self.most = most
         self._open: dict[str, int] = {}
         self._mutex = Mutex()
         survives_fork(self)
 
     def enter(self, address: str) -> bool:
-        """Count one in, unless the address has too many."""
+        """Count one more for `address`; return False if it has too many."""
         with self._mutex:
             count = self._open.get(address, 0)
             if count >= self.most:
@@ -68,7 +68,7 @@ class AddressShare:
             return True
 
     def leave(self, address: str, *_: object) -> None:
-        """Count one out."""
+        """Count one less for `address`."""
         self._mutex.do(lambda: self._count_out(address))
 
     def _count_out(self, address: str) -> None:
@@ -82,7 +82,7 @@ class AddressShare:
 
 
 class Way:
-    """What an edge does with a request; `Edge` says by which parts."""
+    """The handling of requests by an edge; `Edge` sets the parts."""
 
     app: App
     _clock: Clock
@@ -102,10 +102,10 @@ class Way:
     _own: Own
     _upstreams: UpstreamLog
 
-    async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates: each more costs
+    async def _serve(  # noqa: C901, PLR0912, PLR0915 - one frame for all gates
         self, scope: Scope, receive: Receive, passage: Passage, send: Send
     ) -> None:
-        """Let the request in, run the app, and see to it that everything is left."""
+        """Admit the request, run the app, and leave every gate that was entered."""
         inbound, limits = self._inbound, self._limits
         tokens = granted = outer = kept = None
         entered = False
@@ -164,7 +164,7 @@ class Way:
             if failure is not None or passage.cut is not None:
                 await self._fail(passage, failure, send, None if entered else granted, entered)
         finally:
-            del failure  # or it would lead to itself
+            del failure  # Break the cycle between the exception and this frame.
             if outer is None:
                 scope.pop(INCOMING, None)
             else:
@@ -176,7 +176,7 @@ class Way:
                 inbound.undo(tokens)  # type: ignore[union-attr]
 
     async def _enter(self, gate: GateBound, passage: Passage, granted: Granted | None) -> None:
-        """Enter a gate of one route."""
+        """Enter the gate of one route."""
         enter: Any = gate.enter
         now = self._now()
         try:
@@ -186,7 +186,7 @@ class Way:
         passage.gates = ((gate, ticket), *passage.gates)
 
     async def _wait(self, gate: GateBound, wait: Wait, granted: Granted | None) -> Any:
-        """Wait for a gate; what was taken from limits can be given back exactly after that."""
+        """Wait for a gate; make the grant of the limits exactly refundable first."""
         if granted is not None:
             granted.waits()
         began = self._now()
@@ -194,15 +194,15 @@ class Way:
         gate.host.stats.waits.add(self._now() - began)
         return ticket
 
-    async def _fail(  # noqa: C901, PLR0912 - what can become of a request, in one place
+    async def _fail(  # noqa: C901, PLR0912 - all outcomes of a request, in one place
         self,
         passage: Passage,
         error: BaseException | None,
         send: Send,
         granted: Granted | None,
-        entered: bool,  # noqa: FBT001 - as the request was
+        entered: bool,  # noqa: FBT001 - a fact about the request
     ) -> None:
-        """Leave what is held. Answer with the problem, if there is one in time; else raise."""
+        """Leave the held gates. Answer with a problem if no response has started; else raise."""
         if not entered:
             passage.told = None
             passage.give_back(error)
@@ -212,7 +212,7 @@ class Way:
             waits = passage.waits
             if waits is not None and (waits.stalled or waits.late):
                 passage.leave(CANCELLED, None)
-                if waits.late:  # else in mid-response: the server closes the connection
+                if waits.late:  # otherwise in mid-response: the server closes the connection
                     await send_problem(send, LATE_BODY, _closing(passage.scope))
                 return
             cut: SeawallError
@@ -223,14 +223,14 @@ class Way:
                 cut = TimedOut("the deadline passed before the response began")
                 cut.__cause__ = error
             error = cut
-            del cut  # or it would lead to itself
+            del cut  # Break the cycle between the exception and this frame.
         if error is None:
             return
         problem = None if passage.status else problem_of(error)
         if problem is None or problem.status >= FAILURE:
             passage.end(error)
         else:
-            passage.leave(OK, STREAMED)  # as if the app had answered so itself
+            passage.leave(OK, STREAMED)  # as if the app had sent this response itself
         if problem is None:
             try:
                 raise error
@@ -246,7 +246,7 @@ class Way:
     # Websockets
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a websocket in as a request; from then on it holds only its place among them."""
+        """Admit a websocket like a request; after the handshake it holds only its own slot."""
         lifecycle = self._lifecycle
         if lifecycle is not None and not lifecycle.begin_socket():
             await send_problem(SocketAnswer(scope, send), GOING_AWAY, [])

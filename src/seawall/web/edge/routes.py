@@ -1,4 +1,4 @@
-"""Limits on requests at once for single routes, found by the templates of their paths."""
+"""Limits on concurrent requests for single routes, found by their path templates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class RouteGates:
-    """The gates of some routes. Each template has a guard of its own, so that it can be seen."""
+    """Gates of some routes. Each template has its own guard, so that its state is visible."""
 
     def __init__(
         self, name: str, routes: Mapping[str, AdaptiveLimit | Bulkhead], clock: Clock
     ) -> None:
-        """Belong to the edge called `name`."""
+        """Create the gates for the edge called `name`."""
         self._routes = Routes(routes)
         self._guards = {
             path: release(Guard(f"{name} {path}", limit, clock=clock))
@@ -34,15 +34,15 @@ class RouteGates:
         }
 
     def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None) -> GateBound | None:
-        """Return the gate of the route that the request is for; None if it has none."""
+        """Return the gate of the request's route; None if it has none."""
         gate: GateBound | None = self._gates.get(self._routes.of(scope, dispatch))
         return gate
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of each, by its template."""
+        """Return the state of each gate, by path template."""
         return {path: guard.snapshot()["policies"][0] for path, guard in self._guards.items()}
 
     def close(self) -> None:
-        """Free their names."""
+        """Free the names of the guards."""
         for guard in self._guards.values():
             guard.close()

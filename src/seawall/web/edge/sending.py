@@ -1,10 +1,13 @@
-"""The way of one response through the edge, and the moment at which its gates are left.
+"""The path of one response through the edge, and the moment at which its gates are left.
 
-Promises: what was entered is left exactly once, at whichever comes first: the last part of the
-response was handed to the server, the app returned, raised or was cancelled. A stream holds its
-slot to its end, but counts for what it took to its first part. While it waits for its client it
-holds no slot (see `client_waits`). A background task of the app runs after the last part: it holds
-nothing, and no timeout cuts it.
+Promises:
+
+- Every gate that was entered is left exactly once, at whichever comes first: the last part of the
+  response was passed to the server, or the app returned, raised or was cancelled.
+- A stream holds its slot until it ends, but its latency is measured to its first part. While it
+  waits for its client it holds no slot (see `client_waits`).
+- A background task of the app runs after the last part: it holds nothing, and no timeout cancels
+  it.
 """
 
 from __future__ import annotations
@@ -33,28 +36,29 @@ if TYPE_CHECKING:
 
 Headers = list[tuple[bytes, bytes]]
 InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
-"""The requests that have a timer together, the task of this one, how often it was cancelled."""
+"""The requests that share a timer, the task of this one, and how often it was cancelled before."""
 
 PASSAGE: Final = "seawall.passage"
-"""Where in the scope a request that is not plain waits, on its way to those who serve it; or what
-went wrong with one that was, and the status of its response, if that has started."""
+"""Key in the scope of a request that the short path hands over: its `Passage`, or the exception of
+a served request with the status of its response, if that has started."""
 
 FAILURE: Final = 500
-"""From this status on, an answer is a failure of the app's."""
+"""Lowest status that counts as a failure of the app."""
 
 
 class ServerError(Exception):
-    """What a gate is told of an answer of 500 or more, which the app gave itself."""
+    """Failure reported to gates for a response of 500 or more that the app sent itself."""
 
 
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 
 _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""Where a server reads a body itself: extensions of ASGI, which Starlette uses for files."""
+"""Messages by which the server reads a body itself: ASGI extensions that Starlette uses for files.
+"""
 
 
 class Own:
-    """What is the same for all requests of one edge."""
+    """State shared by all requests of one edge."""
 
     __slots__ = ("clock", "dispatch", "stall", "stalled", "stats", "trust", "turns")
 
@@ -74,28 +78,29 @@ class Own:
         self.turns = turns
         self.stall = stall
         self.stalled = 0
-        """How many requests were ended since their client took nothing for `stall` seconds."""
+        """Number of requests that were ended because their client read nothing for `stall` seconds.
+        """
 
 
 class Passage(Incoming):
-    """One request on its way: what it holds, and what becomes of its response."""
+    """One request in the edge: the gates it holds, and the progress of its response."""
 
     __slots__ = (
         "_own",
         "answered_at",  # when the first part of the body was sent
-        "began",  # when the edge began with it
-        "cut",  # what cuts the app off, has done so, or still may: `was_cut` will tell
-        "gates",  # what to leave at the end of the response, the last entered first, with tickets
-        "handed",  # the size of the last part of a body that was handed to the server
-        "heard",  # whether the body of the request has ended
-        "left",  # whether nothing is held any more
-        "sifted",  # whether shedding has been asked already, and let it pass
-        "source",  # where messages come from: the server, or who stands before it
-        "status",  # that of the response, once it has started
-        "task",  # the one in which the app was called, until it returns
-        "to",  # where messages go: the server, or who stands before it
-        "told",  # what to add to the headers of the response, or who tells that then
-        "waits",  # those for the client, once there was one
+        "began",  # when the edge started to serve it
+        "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
+        "gates",  # gates to leave at the end of the response, the last entered first, with tickets
+        "handed",  # size of the last part of the body that was passed to the server
+        "heard",  # whether the body of the request is complete
+        "left",  # whether all gates were left
+        "sifted",  # whether shedding was checked already and admitted it
+        "source",  # where messages come from: the server or a wrapper
+        "status",  # status of the response, once it has started
+        "task",  # the task in which the app was called, until it returns
+        "to",  # where messages go: the server or a wrapper
+        "told",  # headers to add to the response, or a function that returns them
+        "waits",  # its waits for the client, if any
     )
     began: float
     task: asyncio.Task[Any] | None
@@ -103,8 +108,8 @@ class Passage(Incoming):
     def __init__(
         self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
     ) -> None:
-        """Hold nothing yet; hear the request from `source`, hand the response `to` the server."""
-        # All of it here, and not by super(): each frame costs, and each step.
+        """Start with no gates; receive from `source`, pass the response `to` the server."""
+        # Everything is set here and not by super(): each frame and each step costs.
         self.scope = scope
         self.headers = headers = scope["headers"]
         self.named = dict(headers)
@@ -123,13 +128,13 @@ class Passage(Incoming):
 
     @property
     def _dispatch(self) -> Dispatch | None:
-        """What asks the router of the edge's app beforehand; None where there is none."""
+        """Lookup of the route in the router of the edge's app; None without a router."""
         return self._own.dispatch
 
-    # The time that the app has
+    # Time limit of the app
 
     def _stop_time(self) -> None:
-        """Let nothing cut the app off any more; if that has happened, `was_cut` will tell."""
+        """Stop the timer of the app; if it has fired already, `was_cut` reports it."""
         cut = self.cut
         if isinstance(cut, Expiry):
             cut.stop()
@@ -138,12 +143,12 @@ class Passage(Incoming):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the app was cancelled by its time, and that was not looked at yet."""
+        """Whether the timer has cancelled the app, and `was_cut` was not called yet."""
         cut = self.cut
         return cut is not None and (cut.fired if isinstance(cut, Expiry) else cut[1] not in cut[0])
 
     def cut_now(self) -> bool:
-        """Cancel the app as its deadline would; False if that has happened already."""
+        """Cancel the app as its deadline would; return False if that has happened already."""
         cut = self.cut
         if isinstance(cut, Expiry):
             return cut.fire_now()
@@ -156,7 +161,7 @@ class Passage(Incoming):
         return True
 
     def was_cut(self, error: BaseException | None) -> bool:
-        """Stop the time; tell whether `error` is the cancellation by which the app was cut off."""
+        """Stop the timer; return whether `error` is the cancellation that it caused."""
         self._stop_time()
         cut, self.cut = self.cut, None
         if cut is None:
@@ -166,8 +171,8 @@ class Passage(Incoming):
     # The request
 
     def receive(self) -> Awaitable[Message]:
-        """Take a message from the server."""
-        if self.heard:  # what comes next is that the client has gone
+        """Receive a message from the server."""
+        if self.heard:  # the only message left is the disconnect
             return self.source()
         return self._receive()
 
@@ -195,10 +200,10 @@ class Passage(Incoming):
     # The response
 
     def send(self, message: Message) -> Awaitable[None]:  # noqa: C901, PLR0912 - one frame
-        """Hand a message to the server; a plain function, as another coroutine would cost more."""
+        """Pass a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
         waits = self.waits
-        unread = 0  # what the client may have to read before this is taken
+        unread = 0  # bytes that the client may have to read first
         if kind == "http.response.body":
             more = message.get("more_body")
             if waits is not None and more and waits.is_away_from_work():
@@ -212,7 +217,7 @@ class Passage(Incoming):
                 only = not more
             if not self.left and not more:
                 if self.status < FAILURE and waits is None:
-                    self.left = True  # from here on as `leave` does, without its frame
+                    self.left = True  # from here on, inlined copy of `leave()`
                     for gate, ticket in self.gates:
                         gate.leave(ticket, OK, STREAMED, now)
                     stats = self._own.stats
@@ -221,7 +226,7 @@ class Passage(Incoming):
                         stats.fold(now)
                 else:
                     self.leave(*self.verdict())
-            if only:  # its places are left, and the start was not blocked
+            if only:  # its slots are released, and the start was not blocked
                 to = self.to
                 return to(message)
             size = len(message.get("body", b""))
@@ -233,21 +238,21 @@ class Passage(Incoming):
             cut = self.cut
             if cut is not None:
                 if type(cut) is tuple and cut[0].pop(cut[1], None) is not None:
-                    self.cut = None  # as `_stop_time` does, without its frame
+                    self.cut = None  # inlined copy of `_stop_time()`
                 else:
                     self._stop_time()
-                if self._deadline is not None:  # it was for the answer to begin; see docs/edge.md
+                if self._deadline is not None:  # until the response starts; docs/edge.md
                     self._deadline[3] = None  # inlined copy of `end_scope()`
             told = self.told
-            if told is not None:  # the app may send the same message again
+            if told is not None:  # the app may send the same message object again
                 more = told if type(told) is list else told()  # type: ignore[operator]
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
         elif kind in _BODY_OF_FILE:
             if not message.get("more_body"):
                 self.leave(*self.verdict())
-            return self.to(message)  # the server reads the file meanwhile: it has to take its time
-        to = self.to  # called from a variable: an attribute that is a function costs more
-        # The first step is taken here: mostly it is the last one, and nothing else is needed.
+            return self.to(message)  # the server reads the file meanwhile, which may take long
+        to = self.to  # called from a variable: calling an attribute that is a function costs more
+        # Run the first step here: usually it is the last one, and nothing else is needed.
         steps = to(message).__await__()
         awaited = next(steps, _ENDED)
         if awaited is _ENDED:
@@ -255,18 +260,18 @@ class Passage(Incoming):
         return self._with_waits().finish_send(steps, awaited, unread)
 
     def more_headers(self) -> Headers:
-        """Return what to add to the headers of the response."""
+        """Return the headers to add to the response."""
         told = self.told
         return [] if told is None else told if isinstance(told, list) else told()
 
     def verdict(self) -> tuple[Outcome, object]:
-        """Return what gates are told of the response, by its status."""
+        """Return the outcome to report to gates, by the status of the response."""
         return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)
 
-    # What is held
+    # Held gates
 
     def leave(self, outcome: Outcome, detail: object) -> None:
-        """Leave what is held and count the request; once, later calls do nothing."""
+        """Leave the held gates and count the request; later calls do nothing."""
         if self.left:
             return
         own = self._own
@@ -286,7 +291,7 @@ class Passage(Incoming):
             stats.cancelled += 1
 
     def give_back(self, error: BaseException | None) -> None:
-        """Leave what is held by a request that was refused further in: it never began."""
+        """Leave the gates of a request that was refused further in: it never began."""
         if not self.left:
             self.left = True
             now = self._own.clock()
@@ -294,23 +299,24 @@ class Passage(Incoming):
                 gate.leave(ticket, UNUSED, error, now)
 
     def end(self, error: BaseException | None) -> None:
-        """Leave what is still held when the app has ended, with `error` or without."""
+        """Leave the gates that are still held when the app has ended, with `error` or without."""
         if self.left:
             return
         failed = isinstance(error, Exception) and not is_gone(error, started=self.status > 0)
-        # Without an error it returned in mid-body: nobody was there to send to. No verdict.
+        # Without an exception the app returned in mid-body because the client had disconnected:
+        # neither success nor failure.
         self.leave(FAILED if failed else CANCELLED, error)
 
 
 class SocketPassage(Passage):
-    """The handshake of a websocket: over when it is accepted or refused, whatever comes after."""
+    """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
 
     __slots__ = ("_keeps",)
 
     def __init__(
         self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
     ) -> None:
-        """Hold nothing yet."""
+        """Start with no gates."""
         super().__init__(scope, source, to, own)
         self._keeps: list[tuple[Any, Any]] = []
 
@@ -319,17 +325,17 @@ class SocketPassage(Passage):
         self._keeps.append((gate, ticket))
 
     def receive(self) -> Awaitable[Message]:
-        """Take a message from the server."""
+        """Receive a message from the server."""
         return self.source()
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Hand a message to the server."""
+        """Pass a message to the server."""
         kind = message["type"]
         if not self.left and kind in _HANDSHAKE_OVER:
             self.status = message.get("status", 101)
             self._stop_time()
             if self._deadline is not None:
-                end_scope(self._deadline)  # a connection that is open has all the time there is
+                end_scope(self._deadline)  # an open connection has no deadline
             if self.told is not None and kind == "websocket.accept":
                 message = {
                     **message,
@@ -339,7 +345,7 @@ class SocketPassage(Passage):
         return self.to(message)
 
     def close(self, error: BaseException | None) -> None:
-        """Leave what is kept until the connection is closed; once."""
+        """Leave the gates that are held until the connection closes; later calls do nothing."""
         keeps, self._keeps = self._keeps, []
         if keeps:
             now = self._own.clock()
@@ -358,19 +364,19 @@ _ENDED: Final = object()
 
 
 async def _sent() -> None:
-    """Be awaited where all is done."""
+    """Complete immediately: the message was sent already."""
 
 
 async def to_nobody(_message: Message) -> None:
-    """Take a message of a response that nobody is to get."""
+    """Discard a message of a response."""
 
 
 def is_gone(error: BaseException, *, started: bool) -> bool:
-    """Tell whether `error` says that the client went away."""
+    """Return whether `error` means that the client disconnected."""
     return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))
 
 
-# Some frameworks look whether these are coroutine functions before they await what they return.
+# Some frameworks check whether these are coroutine functions before they await the result.
 _for_apps: list[Any] = [Passage.receive, Passage.send, SocketPassage.receive, SocketPassage.send]
 for _function in _for_apps:
     if sys.version_info >= (3, 12):

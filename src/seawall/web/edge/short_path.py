@@ -1,10 +1,10 @@
-"""The short way through the edge, for a request with nothing unusual about it: which most are.
+"""The short path through the edge, for the majority of requests, which need no special handling.
 
-It brings no header that the edge reads, is for no probe and no route with a limit of its own, is
-within limits that are counted in this process, and finds a place free. All of that is looked at in
-one frame, and taken with the same effect as on the long way (`request_flow`), which is there for
-everything else. Once between two calls of the kernel's, nothing of this is warm in the processor:
-each frame, object and look that is saved counts, some 20 ns for every step of the interpreter.
+Such a request has no header that the edge reads, is not for a probe or a route with its own limit,
+is within limits that are counted in this process, and finds a free slot. All of that is checked in
+one frame, with the same effect as on the full path (`request_flow`), which serves all other
+requests. This code runs once between two system calls, with cold processor caches: each saved
+frame, object and lookup counts, some 20 ns for every step of the interpreter.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Otherwise(Exception):
-    """Says that a request is not plain after all."""
+    """Signal that a request must take the full path after all."""
 
 
 class Absent:
-    """Stands for a lifecycle or for turns that an edge has not: to ask whether it has costs."""
+    """Placeholder for a missing lifecycle or missing turns: checking for None would cost time."""
 
     def __init__(self) -> None:
         self.calm, self.strict = True, False
@@ -41,21 +41,22 @@ class Absent:
         self.unwatched = inf
 
     def end(self) -> None:
-        """Count nothing out, as nothing was counted in: threads may have miscounted."""
+        """Do nothing: nothing was counted in, and threads may have miscounted."""
 
 
 _MOST_PATHS: Final = 1000
 _LONGEST_PATH: Final = 200
-"""Longer ones are looked at each time: nobody fills the memory with them."""
+"""Maximum length of a cached path. Longer paths are checked each time, so that clients cannot fill
+the memory with them."""
 
 
-def plain_entry(  # noqa: C901, PLR0915 - see above
+def plain_entry(  # noqa: C901, PLR0915 - one frame, see the module
     way: Edge, probes: Container[str], outer: App | None = None
 ) -> App | None:
-    """Return what serves requests by the short way, and hands the others to `way._unusual`.
+    """Return an app that serves requests by the short path, and passes others to `way._unusual`.
 
-    With an `outer`, it has that one's place: hands to it the others, and what went wrong, too.
-    None if the parts of the edge are such that no request is plain.
+    With `outer`, the returned app replaces it, and also passes it the other requests and
+    exceptions. Return None if the parts of the edge do not permit the short path at all.
     """
     inbound, limits = way._inbound, None
     lifecycle: Any = way._lifecycle or Absent()
@@ -83,12 +84,12 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
     find_task, own = current_tasks.get, way._own
     gates = way._routes
     paths: set[Any] = set()
-    """Some that are known to be those of no probe and no route with a limit.
+    """Paths known to belong to no probe and no route with a limit.
 
-    With their methods, where the app's router is asked.
+    With their methods, where the app's router is used for the lookup.
     """
     shapes: frozenset[str] | None = None
-    """The routes for which that is known."""
+    """Route shapes for which `paths` is valid."""
 
     def is_plain(path: str, scope: Scope) -> bool:
         nonlocal shapes
@@ -110,7 +111,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
             if dispatch is not None and not dispatch.by_path:
                 return True
         if len(path) + len(scope["method"]) <= _LONGEST_PATH:
-            if len(paths) >= _MOST_PATHS:  # callers make them up
+            if len(paths) >= _MOST_PATHS:  # callers can invent paths
                 paths.clear()
             paths.add(key)
         return True
@@ -143,7 +144,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 if task is None:
                     try:
                         lane, task = cutting.find()
-                    except RuntimeError:  # there is none: the long way says so
+                    except RuntimeError:  # no running task: the full path reports it
                         raise Otherwise from None
                 at = now + usual
                 passage._deadline = held = [at - reserve, clock, None, True]
@@ -158,12 +159,12 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                         raise Otherwise  # noqa: TRY301 - a function would cost a frame
                     if place_enter is not None:
                         passage.gates = ((place, place_enter(now)),)
-                    # From here on nothing can fail until the app has begun.
+                    # From here on nothing can fail until the app has started.
                     entered = True
                     if fields is not None:
                         passage.told = fields(us, taken[1])  # type: ignore[index]
                     lifecycle.in_flight += 1
-                    cutting.last = at  # in the order of arrival, so of expiry
+                    cutting.last = at  # in the order of arrival, which is that of expiry
                     pending = lane.pending
                     pending[task] = at
                     if lane.timer is None:
@@ -177,7 +178,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
             failure: BaseException | None = error
         else:
             if entered and passage.left and passage.cut is None:
-                # As `_end_plainly` does, without its frames.
+                # Inlined copy of `_end_plainly()`.
                 passage.task = None
                 if INCOMING in scope:
                     del scope[INCOMING]
@@ -188,7 +189,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 held[3] = None  # inlined copy of `end_scope()`
                 return
             failure = None
-        try:  # not while it is handled: what goes wrong from here on has nothing to do with it
+        try:  # outside of the handler, so that later exceptions are not chained to this one
             if not entered and taken is not None:
                 limits.give_back(us, taken)  # type: ignore[union-attr]
             if entered or not (failure is None or isinstance(failure, (Otherwise, Wait))):
@@ -202,7 +203,7 @@ def plain_entry(  # noqa: C901, PLR0915 - see above
                 await outer(scope, receive, to_nobody if passage.status else send)
                 return
         finally:
-            failure = None  # or it would lead to itself
+            failure = None  # Break the cycle between the exception and this frame.
         if passage._deadline is not None:
             held[3] = passage._deadline = None
             passage.sifted = True

@@ -1,9 +1,10 @@
-"""What a Starlette or FastAPI app has around its edge for errors alone: requests go past it.
+"""Bypass of the error middlewares that a Starlette or FastAPI app puts around its edge.
 
-Each of these middlewares costs every request a frame, and one more for each message of its answer,
-only to be there when something goes wrong. So when the app begins to live, the edge takes their
-place: it serves what is plain at once, and hands to them what is not, and what went wrong. They
-answer and note errors as ever. Other middlewares, and those nobody here knows, stay where they are.
+Each of these middlewares costs every request a frame, and one more for each message of its
+response, although it is needed only when something fails. So when the lifespan of the app begins,
+the edge takes their place: it serves requests of the short path directly, and passes other requests
+and exceptions to the middlewares. They answer and record errors as before. Other and unknown
+middlewares stay where they are.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _FOR_ERRORS_ALONE: Final = {
     ("starlette.middleware.errors", "ServerErrorMiddleware"),
     ("fastapi.telemetry._asgi", "ExceptionTelemetryMiddleware"),
 }
-"""Modules and names: the second is not everywhere, and nobody's to import."""
+"""Modules and names: the second does not exist everywhere, and is private."""
 
 
 def go_past_errors(edge: Edge, owner: Starlette) -> None:
-    """Let plain requests go past what `owner` has around `edge` for errors, once it begins to live.
+    """Bypass the error middlewares of `owner` around `edge`, once its lifespan begins.
 
-    That is when all middlewares are known, and nobody adds another without putting them together
-    anew, by which this is undone.
+    At that point all middlewares are known. Adding another one rebuilds the stack, which undoes the
+    bypass.
     """
 
     async def beginning(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +51,6 @@ def _stand_outside(edge: Edge, owner: Starlette) -> None:
         inner, last = inner.app, inner
     if last is not None and edge._serving != edge._serve_unusual:
         serving: Any = plain_entry(edge, edge._probes, stack)
-        serving.app = edge  # for those who look for a middleware, from one `app` to the next
+        serving.app = edge  # for code that follows `app` attributes to find a middleware
         last.app = edge._serve_unusual
         owner.middleware_stack = serving

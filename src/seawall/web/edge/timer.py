@@ -1,4 +1,4 @@
-"""The deadlines of requests: most of them share one timer."""
+"""Deadlines of requests: most of them share one timer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Cutting:
-    """Cuts requests off at their deadlines; most of them in one lane with one timer.
+    """Cancels requests at their deadlines; most of them share one lane with one timer.
 
-    Where all have the same time, the order of arrival is that of expiry; who has less than the one
-    before has a timer of its own.
+    Where all requests have the same timeout, they expire in the order of arrival. A request that
+    expires before its predecessor gets its own timer.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -31,17 +31,15 @@ class Cutting:
 
     def _begin_afresh(self) -> None:
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
-        """Those of all loops that serve: each has a timer, however they take turns."""
+        """Lane of each serving loop, each with its own timer."""
         self.known: tuple[int, Any] = (-1, None)
-        """The lane used last, and the thread in which its loop was seen to run; -1 where that is
-        not worth to know. A pair: threads that take turns must not mix them up.
-
-        On 3.11 to ask for the current task takes two calls of the kernel's: see `_expiry`.
-        """
+        """The lane used last, and the thread in which its loop was seen to run; -1 where the thread
+        is not needed. One tuple, so that threads that switch in between cannot mix up the two. On
+        3.11, asking for the current task takes two system calls: see `_expiry`."""
         self.last = 0.0
 
     def find(self) -> tuple[Lane, asyncio.Task[Any]]:
-        """Return the lane of the loop that runs, and the task to cut off."""
+        """Return the lane of the running loop, and the task to cancel."""
         task = current_task() or running_task()
         loop = task.get_loop()
         thread = get_ident() if sys.version_info < (3, 12) else -1
@@ -62,7 +60,7 @@ class Cutting:
         return lane
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
-        """Cut `passage` off at the instant `at` of `clock`."""
+        """Cancel `passage` at the time `at` of `clock`."""
         lane, task = self.find()
         passage.task = task
         if clock is not self._clock or at < self.last or task in lane.pending:
@@ -74,5 +72,5 @@ class Cutting:
         passage.cut = lane.pending, task, task.cancelling()
 
     def _after_fork(self) -> None:
-        """Forget the loop of the parent process."""
+        """Forget the loops of the parent process."""
         self._begin_afresh()

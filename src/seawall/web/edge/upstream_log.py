@@ -1,11 +1,14 @@
-"""What the log says of an upstream's failure that the edge has answered: nobody else will tell.
+"""Log of upstream failures that the edge has answered: no other component logs them.
 
-Promises: one line at WARNING for each route and kind of error, and no more than one a second of
-them: the next says how many there were in between. It says the method, the template of the route
-(never the path, which is the caller's text), the status, the name of the error and the first line
-of what that says: cut, escaped, and of the addresses in it no more than the host, as the rest may
-hide secrets. The stack, which shows all of it, is there where the logger is set to DEBUG. Refusals
-of Seawall's are counted where they are made, and nothing is said of them here.
+Promises:
+
+- One line at WARNING for each route and kind of error, at most one per second: the next line says
+  how many failures there were in between.
+- A line contains the method, the template of the route (never the path, which the caller controls),
+  the status, the name of the exception and the first line of its message: truncated, escaped, and
+  with URLs reduced to the host, as the rest may contain secrets.
+- The stack trace, which shows everything, is added where the logger is set to DEBUG.
+- Refusals by Seawall are counted where they are made, and not logged here.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ PAUSE: Final = 1.0
 """Seconds between two lines of the same route and kind."""
 
 MOST: Final = 256
-"""Routes and kinds that have a pace of their own; all beyond them have one together."""
+"""Maximum number of routes and kinds with their own rate; all others share one."""
 
 _OTHERS: Final = ("", "")
 _LONGEST: Final = 200
@@ -30,21 +33,21 @@ _LONGEST_METHOD: Final = 16
 
 
 class UpstreamLog:
-    """The pace at which one edge tells of upstreams that failed."""
+    """Rate-limited log of upstream failures at one edge."""
 
     __slots__ = ("_edge", "_now", "_paces")
 
     def __init__(self, edge: str, now: Callable[[], float]) -> None:
-        """Speak for the edge of this name, by its clock."""
+        """Log for the edge of this name, using its clock."""
         self._edge = edge
         self._now = now
         self._paces: dict[tuple[str, str], list[Any]] = {}
-        """When the next line may come, and how many failures there were since the last."""
+        """Time of the next permitted line, and number of failures since the last line."""
 
     def note(self, incoming: Incoming, problem: Problem, error: BaseException) -> None:
-        """Tell of `error`, to which `incoming` got `problem`; not if it is a refusal of ours."""
+        """Log `error`, which was answered with `problem`; skip refusals by Seawall."""
         if problem.extensions.get("reason") != UPSTREAM:
-            return  # an SDK has wrapped one
+            return  # an SDK has wrapped a refusal
         import logging
 
         log = logging.getLogger("seawall")
@@ -74,7 +77,7 @@ class UpstreamLog:
 
 
 def _route_of(incoming: Incoming) -> str:
-    """Return the template of the route; where there is none, the name of what serves it."""
+    """Return the template of the route; without one, the name of the endpoint."""
     template = incoming.route
     if template is None:  # as in Starlette's own routes
         endpoint = incoming.scope.get("endpoint")
@@ -86,9 +89,9 @@ def _route_of(incoming: Incoming) -> str:
 
 
 def _told_of(error: BaseException) -> str:
-    """Return what `error` is and says; and its cause, if that says more."""
+    """Return a description of `error`, and of its cause if that adds something."""
     told = described(error)
     cause = error.__cause__
-    if cause is None or cause_in(error) is not error:  # then `described` has told the cause
+    if cause is None or cause_in(error) is not error:  # then `described` includes the cause
         return told
     return told if said_by(cause) in ("", said_by(error)) else f"{told}, by {described(cause)}"

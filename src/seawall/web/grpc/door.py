@@ -1,8 +1,11 @@
-"""The way into a gRPC server, for sync and aio: what a call brings along, and the guard's gates.
+"""Admission to a gRPC server, for sync and aio: propagated values of a call, and the guard's gates.
 
-Promises: what a caller says counts as far as `Trust` says, within the server's bounds; a call whose
-time is over is not run; the gates are entered before the handler and left exactly once, when it
-has really ended: with its response, an error, or because its caller is gone.
+Promises:
+
+- The headers of a caller count as far as `Trust` permits, within the server's bounds.
+- A call whose deadline has passed is not run.
+- The gates are entered before the handler and left exactly once, when it has really ended: with its
+  response, an exception, or because its caller has disconnected.
 """
 
 from __future__ import annotations
@@ -33,19 +36,19 @@ _CODES: Final[dict[Any, str]] = {
     **{code: code.name for code in grpc.StatusCode},
     **{code.value[0]: code.name for code in grpc.StatusCode},
 }
-"""Names by code, and by the numbers that aio contexts know codes as."""
+"""Names by code, and by the numbers that aio contexts use for codes."""
 
 
 class _Failed(Exception):
-    """A handler set a status that means failure, and returned."""
+    """Failure of a handler that set a status which means failure, and returned."""
 
 
 class _Gone(BaseException):
-    """How a gate is told that nobody waits any more: there is no verdict."""
+    """Signal to a gate that the caller has disconnected: neither success nor failure."""
 
 
 class _Method:
-    """Stands where a route stands in a web framework: its name is no caller's invention."""
+    """Route of the scope: a method name of the server, which callers cannot invent."""
 
     __slots__ = ("path",)
 
@@ -54,7 +57,7 @@ class _Method:
 
 
 class Door:
-    """Lets calls in. One for each interceptor."""
+    """Admission of calls. One for each interceptor."""
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Door:
         max_criticality: Criticality,
         classify: Classify | None,
     ) -> None:
-        """See the interceptors, where the settings are explained."""
+        """Store the settings; the interceptors explain them."""
         if guard is not None:
             if not isinstance(guard, Guard):
                 raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('api')")
@@ -101,9 +104,9 @@ class Door:
         stream: bool,
         when_gone: Callable[[Callable[[], None]], None] | None = None,
     ) -> Iterator[None]:
-        """Let a call in: set its context, enter the gates; leave and undo at the end.
+        """Admit a call: set its context and enter the gates; leave and undo at the end.
 
-        `when_gone` is who can tell that the caller is gone: then they are left already.
+        `when_gone` registers a callback for the caller's disconnect, which leaves the gates early.
         """
         tokens, hold = self._begin(method, context, stream=stream)
         try:
@@ -119,7 +122,7 @@ class Door:
 
     @asynccontextmanager
     async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
-        """Do as `admitted`, in a task."""
+        """Async twin of `admitted`."""
         tokens, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
@@ -134,7 +137,7 @@ class Door:
         tokens: Tokens = []
         left = context.time_remaining()
         if left is not None and left < A_YEAR:
-            # gRPC itself ends the call then, whoever its caller is.
+            # gRPC itself ends the call at that time, for every caller.
             begin_deadline(tokens, left, self._clock)
         try:
             inbound = self._stream if stream else self._unary
@@ -147,7 +150,7 @@ class Door:
         return tokens, self.guard.hold(incoming)
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many calls came too late, and how many said what they may not."""
+        """Return the numbers of expired, of stripped and of unclassified calls."""
         both = (self._unary.snapshot(), self._stream.snapshot())
         return {name: sum(part[name] for part in both) for name in both[0]}
 
@@ -156,7 +159,7 @@ Leave = Callable[[BaseException | None], None]
 
 
 def _once(hold: Hold | None) -> Leave:
-    """Return what leaves the gates, once, whichever thread asks for it first."""
+    """Return a function that leaves the gates once, whichever thread calls it first."""
     held = [] if hold is None else [hold]
 
     def leave(error: BaseException | None) -> None:
@@ -171,7 +174,7 @@ def _once(hold: Hold | None) -> Leave:
 
 @contextmanager
 def _left(leave: Leave, context: Any) -> Iterator[None]:
-    """Leave the gates with what became of the call."""
+    """Leave the gates with the outcome of the call."""
     try:
         yield
     except BaseException as error:
@@ -181,18 +184,18 @@ def _left(leave: Leave, context: Any) -> Iterator[None]:
 
 
 def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
-    """Return what gates are told; an abort with NOT_FOUND is an answer as good as any."""
-    # The context of a plain function in an aio server does not tell.
+    """Return the outcome to report to gates; an abort with NOT_FOUND is a normal response."""
+    # The context of a plain function in an aio server has no code.
     name = _CODES.get(context.code(), "OK") if hasattr(context, "code") else "OK"
     if error is None:
         return _Failed(name) if name in FAILURES else None
-    # An abort raises, so what its status says counts; where none was set the error does.
+    # An abort raises, so its status counts; without a status the exception counts.
     answered = isinstance(error, Exception) and name != "OK" and name not in FAILURES
     return None if answered else error
 
 
 def _incoming(method: str, context: Any, trust: Trust) -> Incoming:
-    """Return the call as limits and key functions see requests."""
+    """Return the call in the form in which limits and key functions see requests."""
     headers = [
         (key.encode(), value if isinstance(value, bytes) else _encoded(value))
         for key, value in context.invocation_metadata() or ()
@@ -210,15 +213,15 @@ def _incoming(method: str, context: Any, trust: Trust) -> Incoming:
 
 
 def _encoded(value: str) -> bytes:
-    """Return the bytes of a value; gRPC decodes what is UTF-8, though it should be ASCII."""
+    """Return the bytes of a value; gRPC decodes values as UTF-8, though they should be ASCII."""
     return value.encode("utf-8", "surrogateescape")
 
 
 def peer_address(peer: str) -> str | None:
     """Return the address in gRPC's name of a peer, None for a unix socket.
 
-    The name is "ipv4:1.2.3.4:5", "ipv6:[::1]:5" (perhaps percent-encoded), "unix:/path". What is
-    none of these is handed on, and believed by nobody.
+    The name is "ipv4:1.2.3.4:5", "ipv6:[::1]:5" (perhaps percent-encoded), "unix:/path". Any other
+    name is returned unchanged, and matches no trusted address.
     """
     scheme, _, rest = peer.partition(":")
     if scheme in ("unix", "unix-abstract"):
@@ -231,12 +234,12 @@ def peer_address(peer: str) -> str | None:
 
 
 def trailing_of(context: Any) -> tuple[Any, ...]:
-    """Return the trailing metadata that the handler has set, as far as the context tells."""
+    """Return the trailing metadata that the handler has set, if the context provides it."""
     return tuple(context.trailing_metadata() or ()) if hasattr(context, "trailing_metadata") else ()
 
 
 def refusal(error: SeawallError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return what a caller is told: status, details (fixed words), trailing metadata."""
+    """Return status, details (a fixed text) and trailing metadata for the caller."""
     problem = problem_of(error)
     pushback = pushback_for(error)
     if pushback is None and problem is not None and problem.retry_after is not None:

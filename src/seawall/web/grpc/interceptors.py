@@ -1,13 +1,16 @@
-"""The edge of a gRPC server: deadlines and criticality in, shedding before any work, errors out.
+"""The edge of a gRPC server: reads deadlines and criticality, sheds early, answers errors.
 
     gates = Guard("api", Shed(...), AdaptiveLimit(...))
-
     grpc.server(pool, interceptors=[ServerInterceptor(gates, trust=Trust(callers=["10.0.0.0/8"]))])
     grpc.aio.server(interceptors=[AioServerInterceptor(gates)])
 
-Promises: those of `seawall.web.grpc.door`, for methods of all four kinds. An aio handler is
-stopped when its time is over; a sync one cannot be, but whatever guard it calls knows. A refusal,
-and every error of Seawall that a handler raises, becomes a status with `grpc-retry-pushback-ms`.
+Promises:
+
+- Those of `seawall.web.grpc.door`, for methods of all four kinds.
+- An aio handler is cancelled at its deadline. A sync handler cannot be, but every guard that it
+  calls respects the deadline.
+- A refusal, and every exception of Seawall that a handler raises, becomes a status with
+  `grpc-retry-pushback-ms`.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ __all__ = ["AioServerInterceptor", "ServerInterceptor"]
 Behavior = Callable[[Any, Any], Any]
 
 _SAME: Final = 0.001
-"""Two clocks tell one instant to within so many seconds."""
+"""Seconds by which two clocks may differ for the same instant."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):
-    """Put into `grpc.server(..., interceptors=[ServerInterceptor(guard)])`, before all others."""
+    """Interceptor for `grpc.server(..., interceptors=[ServerInterceptor(guard)])`; put it first."""
 
     def __init__(
         self,
@@ -56,14 +59,14 @@ class ServerInterceptor(grpc.ServerInterceptor):
         max_criticality: Criticality = Criticality.CRITICAL,
         classify: Classify | None = None,
     ) -> None:
-        """Let calls in through the gates of `guard`; health checks pass by them.
+        """Admit calls through the gates of `guard`; health checks bypass them.
 
-        `trust` says whose criticality, tenant and timeout headers count: nobody's without it. The
-        attempt number is trusted from any caller. `timeout` is the most that a call gets, and
-        what one gets that brings no deadline; `stream_timeout` the same for streams, which by
-        default may take as long as they do. `reserve` is how much of it is kept back from what a
-        handler calls, as for `Inbound`.
-        `classify(incoming)` ranks calls, as for `Inbound`.
+        `trust` names the callers whose criticality, tenant and timeout headers count: by default
+        none. The attempt number is trusted from any caller. `timeout` is the maximum time of a
+        call, and the default for a call without a deadline. `stream_timeout` is the same for
+        streams, which by default have no limit. `reserve` is the part of the time that is withheld
+        from the handler's own calls, as for `Inbound`. `classify(incoming)` ranks calls, as for
+        `Inbound`.
         """
         self._door = Door(
             guard,
@@ -81,11 +84,11 @@ class ServerInterceptor(grpc.ServerInterceptor):
         return f"<{type(self).__name__} {whose}>"
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many calls came too late, and how many said what they may not."""
+        """Return the numbers of expired, of stripped and of unclassified calls."""
         return self._door.snapshot()
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return the method's handler with the door before it."""
+        """Return the method's handler, wrapped in the admission of calls."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None
@@ -94,7 +97,7 @@ class ServerInterceptor(grpc.ServerInterceptor):
 
 
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
-    """Put into `grpc.aio.server(interceptors=[AioServerInterceptor(guard)])`, before all others."""
+    """Interceptor for `grpc.aio.server(interceptors=[AioServerInterceptor(guard)])`, put first."""
 
     __init__ = ServerInterceptor.__init__
     __repr__ = ServerInterceptor.__repr__
@@ -104,13 +107,13 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        """Return the method's handler with the door before it."""
+        """Return the method's handler, wrapped in the admission of calls."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
         behavior = _behavior(handler)
-        # As gRPC itself asks: a plain function runs in its thread pool, with a sync context.
+        # The same test as in gRPC: a plain function runs in its thread pool, with a sync context.
         if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
             around = _around_async(self._door, handler, method)
         else:
@@ -138,10 +141,10 @@ def _is_stream(handler: Any) -> bool:
 
 
 class _Caller:
-    """Whether the caller of a plain handler is still there, where an aio server can tell."""
+    """Connection state of the caller of a plain handler, where an aio server knows it."""
 
     def __init__(self, task: Task[Any] | None = None) -> None:
-        """Know it by the `task` of gRPC's own that the call runs in."""
+        """Derive the state from the `task` of gRPC in which the call runs."""
         self.gone = False
         self._callbacks: list[Callable[[], None]] = []
         if task is not None:
@@ -153,7 +156,7 @@ class _Caller:
             callback()
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread and perhaps twice, when it is gone."""
+        """Call back when the caller has disconnected, from any thread and possibly twice."""
         self._callbacks.append(callback)
         if self.gone:
             callback()
@@ -163,7 +166,7 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
     behavior, stream = _behavior(handler), _is_stream(handler)
 
     def respond(request: Any, context: Any) -> Any:
-        # Not even the context may be asked then: gRPC has let go of what it would look at.
+        # The context must not be used after a disconnect: gRPC has freed its internals.
         if caller.gone:
             return None
         try:
@@ -187,7 +190,7 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
             ):
                 for item in behavior(request, context):
                     if caller.gone:
-                        return  # gRPC's thread would wait for ever until somebody takes it
+                        return  # gRPC's thread would wait forever for a reader
                     yield item
         except SeawallError as error:
             _abort(context, error, caller)
@@ -203,7 +206,7 @@ def _cut_off(context: Any, *, stream: bool) -> Iterator[None]:
         yield
         return
     if left > context.time_remaining() - _SAME:
-        yield  # gRPC's own deadline, which it sees to
+        yield  # gRPC's own deadline, which gRPC enforces
         return
     timer = Timer(left, context.cancel)
     timer.daemon = True
@@ -224,7 +227,7 @@ def _around_async(door: Door, handler: Any, method: str) -> Behavior:
                 with keeping_back(door.reserve):
                     if not items:
                         return await behavior(request, context)
-                    # Written here, not by gRPC: so the time that a slow reader takes counts, too.
+                    # Written here, not by gRPC, so that the time of a slow reader counts too.
                     async with aclosing(behavior(request, context)) as each:
                         async for item in each:
                             await context.write(item)
@@ -235,7 +238,7 @@ def _around_async(door: Door, handler: Any, method: str) -> Behavior:
 
 
 def _in_time() -> AbstractAsyncContextManager[Any]:
-    """Stop the task when the deadline that stands has passed."""
+    """Cancel the task when the current deadline has passed."""
     held = current_deadline()
     return nullcontext() if held is None else deadline(held)
 
@@ -245,7 +248,7 @@ def _abort(context: Any, error: SeawallError, caller: _Caller) -> None:
         return
     code, details, trailing = refusal(error)
     context.set_trailing_metadata((*trailing_of(context), *trailing))
-    with suppress(grpc.aio.InternalError):  # the caller has just gone
+    with suppress(grpc.aio.InternalError):  # the caller has just disconnected
         context.abort(code, details)
 
 
@@ -253,5 +256,5 @@ async def _aabort(context: Any, error: SeawallError) -> None:
     if context.done():
         return
     code, details, trailing = refusal(error)
-    with suppress(grpc.aio.InternalError):  # the caller has just gone
+    with suppress(grpc.aio.InternalError):  # the caller has just disconnected
         await context.abort(code, details, (*trailing_of(context), *trailing))

@@ -1,4 +1,4 @@
-"""Health checks: what is asked, how often, and what the probes are told."""
+"""Health checks: which checks run, how often, and how probes are answered."""
 
 from seawall.web.health.health import Degraded, Finding, Health, Healthy, Unhealthy
 

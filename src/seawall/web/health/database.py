@@ -1,7 +1,7 @@
-"""Reading from and writing to any database by whatever its connections have in common.
+"""Read and write checks for any database, using what connections have in common.
 
-A connection comes from `connect()`: as it is, to be awaited, or in a context manager, async or not.
-It is closed, or given back, at the end, also if the statement fails.
+`connect()` returns a connection: as it is, as an awaitable, or in a context manager, async or not.
+It is closed, or returned to its pool, at the end, also if the statement fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Connect: TypeAlias = Callable[[], Any]
 
 
 def reading(connect: Connect, statement: str) -> Any:
-    """Read with a blocking connection, or return the coroutine that does with an async one."""
+    """Read with a blocking connection, or return a coroutine that reads with an async one."""
     given = connect()
     if _is_async(given):
         return _aread(given, statement)
@@ -25,10 +25,10 @@ def reading(connect: Connect, statement: str) -> Any:
 
 
 def writing(connect: Connect, create: str | None, statements: Sequence[str]) -> Any:
-    """Write and take it back, or return the coroutine that does.
+    """Write and roll back, or return a coroutine that does.
 
-    If that fails, `create` is run and kept, if given, and then it is tried once more: a role that
-    may write to a table need not be one that may make it.
+    If that fails and `create` is given, run and commit `create`, and try once more: a role that may
+    write to a table need not have the right to create it.
     """
     given = connect()
     if _is_async(given):
@@ -75,7 +75,7 @@ async def _awrite(given: Any, create: str | None, statements: Sequence[str]) -> 
 
 
 async def _atry(connection: Any, statements: Sequence[str]) -> None:
-    # asyncpg commits each statement by itself, unless told where a transaction begins.
+    # asyncpg commits each statement separately, unless a transaction is started.
     begin = None if hasattr(connection, "rollback") else connection.transaction()
     if begin is not None:
         await begin.start()
@@ -97,7 +97,7 @@ def _is_connection(given: Any) -> bool:
 def _enter(stack: ExitStack, given: Any) -> Any:
     if not _is_connection(given) and hasattr(given, "__enter__"):
         return stack.enter_context(given)
-    stack.callback(given.close)  # to leave the `with` of some connections does not close them
+    stack.callback(given.close)  # leaving the `with` of some connections does not close them
     return given
 
 

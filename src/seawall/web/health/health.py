@@ -1,9 +1,13 @@
-"""Health endpoints: is the process alive, is it ready to serve, and how is everything it needs.
+"""Health endpoints: whether the process is alive, ready to serve, and the state of dependencies.
 
-Promises: all checks of a level run at once, each under its own timeout, off the event loop if they
-block; results are kept for a moment and shared, so that a thousand probes run each check once; a
-probe that goes away stops no check; a check that hangs is reported and never started twice; no
-answer holds the text of an error.
+Promises:
+
+- All checks of a level run concurrently, each under its own timeout, off the event loop if they
+  block.
+- Results are cached briefly and shared, so that a thousand probes run each check once.
+- A probe that disconnects stops no check.
+- A check that hangs is reported and never started a second time in parallel.
+- No response contains the text of an exception.
 """
 
 from __future__ import annotations
@@ -41,18 +45,19 @@ C = TypeVar("C", bound=Check)
 Details: TypeAlias = Literal["never", "deep", "always"] | Callable[[Mapping[str, Any]], bool]
 
 LEVELS: Final[tuple[Level, ...]] = ("live", "ready", "deep")
-"""Each holds what the ones before it hold."""
+"""Each level includes the checks of the levels before it."""
 
 TIMEOUTS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
 TTLS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
 MOST_CHECKS: Final = 100
-"""More than a service has: whoever adds them does so again and again."""
+"""Maximum number of checks. More than a service has: beyond it, the same checks are probably being
+added repeatedly."""
 
 
 class Health:
     """A service's health: `/health/live`, `/health/ready` and `/health/deep`, and their checks.
 
-    A pure ASGI app: the edge asks `handles(path)` first; it can also be mounted or served alone.
+    A pure ASGI app: the edge calls `handles(path)` first; it can also be mounted or served alone.
     """
 
     def __init__(
@@ -68,9 +73,9 @@ class Health:
     ) -> None:
         """Answer below `prefix`; be ready only while `lifecycle` is.
 
-        `details` says where an answer lists the checks: "never", on "deep", "always", or as a
-        function of the request's scope decides. Without them there is the status alone. `wall`
-        returns the time of day, as `time.time` does.
+        `details` says where a response lists the checks: "never", on "deep", "always", or where a
+        function of the request's scope returns True. Otherwise the response contains only the
+        status. `wall` returns the wall-clock time, as `time.time` does.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
@@ -125,13 +130,14 @@ class Health:
         failures: int = 1,
         successes: int = 1,
     ) -> Any:
-        """Check what is called `name` from now on; without a check, be the decorator of one.
+        """Register a check called `name`; without a check, return a decorator for one.
 
-        It is a function without arguments, plain (run in a thread) or async: None or True is
-        healthy, text degraded, and an error unhealthy; or it returns a finding. One that is not
-        `critical` at most degrades the service. It counts for its `level` and those above, has
-        `timeout` seconds, and its result is good for `ttl` seconds (1, 5, 30 by level, both).
-        `failures` and `successes` are how many results in a row it takes to change one's mind.
+        A check is a function without arguments, plain (run in a thread) or async. None or True
+        means healthy, text means degraded, an exception means unhealthy; or it returns a finding. A
+        check that is not `critical` at most degrades the service. It counts for its `level` and
+        those above, has `timeout` seconds, and its result is valid for `ttl` seconds (both 1, 5 or
+        30 by level). `failures` and `successes` are the numbers of consecutive results that it
+        takes to change the state for the worse or for the better.
         """
         if check_ is None:
 
@@ -168,18 +174,18 @@ class Health:
             raise ValueError(f"at most {MOST_CHECKS} checks; add each of them once")
 
     def remove(self, name: str) -> None:
-        """Check it no more."""
+        """Remove the check called `name`."""
         if self._watches.pop(name, None) is None:
             raise KeyError(f"there is no check {name!r}")
 
     async def state_of(self, level: Level) -> State:
-        """Return how the service is at this level, by results that are fresh."""
+        """Return the state of the service at this level, from fresh results."""
         check.choice("level", level, LEVELS)
         watches = self._of(level)
         asked = [watch.ask() for watch in watches]
         waited = [future for future in asked if future is not None]
         if waited:
-            await wait(waited)  # leaves them alone if this task is cancelled
+            await wait(waited)  # does not cancel them if this task is cancelled
         return self._judge(level, watches)
 
     def _of(self, level: Level) -> list[Watch]:
@@ -187,7 +193,7 @@ class Health:
         return [watch for watch in self._watches.values() if LEVELS.index(watch.level) <= rank]
 
     def _judge(self, level: Level, watches: list[Watch]) -> State:
-        """Return the worst of what is known, and tell if that is news."""
+        """Return the worst known state, and emit an event if it has changed."""
         states = [watch.state or "unhealthy" for watch in watches]
         if level != "live" and self._phase():
             states.append("unhealthy")
@@ -202,14 +208,14 @@ class Health:
         return state
 
     def _phase(self) -> str:
-        """Return the phase of life that keeps the service from being ready, if one does."""
+        """Return the lifecycle phase that keeps the service from being ready, or ""."""
         if self.lifecycle is None:
             return ""
         self.lifecycle.notice()
         return "" if self.lifecycle.state == "ready" else self.lifecycle.state
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the levels and checks as they are known; runs nothing."""
+        """Return the known states of levels and checks; run no check."""
         return {
             "name": self.name,
             "levels": {level: self._states.get(level, "unknown") for level in LEVELS},
@@ -220,11 +226,11 @@ class Health:
     # Probes
 
     def handles(self, path: str) -> bool:
-        """Tell whether this path (without the app's root path) is one of its own."""
+        """Return whether this path (without the app's root path) is a health endpoint."""
         return path in self.paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a probe, as any ASGI app answers a request."""
+        """Answer a probe, as an ASGI app."""
         if scope["type"] != "http":
             raise RuntimeError(f"health answers HTTP requests, not {scope['type']!r}")
         level = self._level_of(scope)
@@ -241,7 +247,7 @@ class Health:
             await _answer(send, 503 if state == "unhealthy" else 200, body, method)
 
     def _level_of(self, scope: Scope) -> Level | None:
-        """Return which level is asked for: also below a root path, or mounted at its own prefix."""
+        """Return the requested level: also below a root path, or mounted at its own prefix."""
         below, root = path_below_root(scope), (scope.get("root_path") or "").rstrip("/")
         mounted = self._prefix + below if self._prefix and root.endswith(self._prefix) else below
         return self.paths.get(scope["path"]) or self.paths.get(below) or self.paths.get(mounted)
@@ -252,7 +258,7 @@ class Health:
             try:
                 return details(scope) is True
             except Exception:
-                if not self._told_of_details:  # once: whoever probes must not fill the log
+                if not self._told_of_details:  # once, so that probes cannot fill the log
                     import logging
 
                     self._told_of_details = True
@@ -277,4 +283,4 @@ async def _answer(send: Send, status: int, body: bytes, method: str) -> None:
 def _wall() -> float:
     import time
 
-    return time.time()  # noqa: TID251 - an answer says when, in the time of day
+    return time.time()  # noqa: TID251 - the response contains the wall-clock time

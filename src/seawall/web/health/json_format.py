@@ -1,4 +1,4 @@
-"""The answer to a probe as application/health+json (draft-inadarei-api-health-check-06)."""
+"""The response to a probe as application/health+json (draft-inadarei-api-health-check-06)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STATUSES: Final[dict[State, str]] = {"healthy": "pass", "degraded": "warn", "unh
 def document(
     state: State, name: str, version: str | None, phase: str, watches: Iterable[Watch] | None
 ) -> bytes:
-    """Return the answer; with the checks if `watches` are given, else the status alone.
+    """Return the response body; with the checks if `watches` are given, else the status alone.
 
-    `phase` is what keeps the service from being ready though all checks may pass.
+    `phase` is the lifecycle phase that keeps the service from being ready even if all checks pass.
     """
     told: dict[str, Any] = {"status": STATUSES[state]}
     if phase:
@@ -43,7 +43,7 @@ def _check(watch: Watch) -> dict[str, Any]:
     told: dict[str, Any] = {
         "componentId": watch.name,
         "componentType": getattr(watch.check, "component_type", "component"),
-        # Its own state: that it is not critical matters to the status of the service alone.
+        # The check's own state: `critical` only affects the status of the service.
         "status": STATUSES["unhealthy" if result is None else result.state],
     }
     if result is None:

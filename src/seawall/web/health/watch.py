@@ -1,8 +1,8 @@
-"""One check: when it is run, for how long, and what its last results are taken to mean.
+"""One check: when it runs, for how long, and how its last results are interpreted.
 
-However many ask, it runs once at a time in each event loop (a plain function once at all), its
-result is good for `ttl` seconds, and whoever gives up asking disturbs nobody. A check that does not
-come back is reported, and not started again beside itself.
+For any number of callers, the check runs once at a time in each event loop (a plain function once
+per process), and its result is valid for `ttl` seconds. A caller that gives up does not affect the
+others. A check that does not return is reported, and not started a second time in parallel.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ RANKS: Final[dict[State, int]] = {"healthy": 0, "degraded": 1, "unhealthy": 2}
 
 
 class Finding:
-    """What a check found: `Healthy`, `Degraded` or `Unhealthy`, with a text and a measured value.
+    """Result of a check: `Healthy`, `Degraded` or `Unhealthy`, with a text and a measured value.
 
-    The text is shown to whoever may see details: nothing secret belongs there.
+    The text is shown to every caller that may see details: it must not contain secrets.
     """
 
     __slots__ = ("output", "unit", "value")
@@ -38,7 +38,7 @@ class Finding:
     state: State = "healthy"
 
     def __init__(self, output: str = "", *, value: float | None = None, unit: str = "") -> None:
-        """Say it in a few words; `value` is what was measured, in `unit`."""
+        """Describe the result in a few words; `value` is the measured value, in `unit`."""
         if not isinstance(output, str) or not isinstance(unit, str):
             raise TypeError(f"{type(self).__name__}({output!r}, unit={unit!r}): write text")
         number = isinstance(value, (int, float)) and isfinite(value)
@@ -52,51 +52,51 @@ class Finding:
 
 
 class Healthy(Finding):
-    """All is well."""
+    """Finding: the component works."""
 
     __slots__ = ()
 
 
 class Degraded(Finding):
-    """It works, and somebody should look."""
+    """Finding: the component works, but needs attention."""
 
     __slots__ = ()
     state: State = "degraded"
 
 
 class Unhealthy(Finding):
-    """It does not work."""
+    """Finding: the component does not work."""
 
     __slots__ = ()
     state: State = "unhealthy"
 
 
 class Result(NamedTuple):
-    """The last result of a check, as it is told: `state` is what is believed by now."""
+    """Last result of a check, as it is reported: `state` is the state after damping."""
 
     state: State
     output: str
-    """What anybody may read."""
+    """Text for every reader."""
     cause: str
-    """The same for logs and events: with the text of an error, where there was one."""
+    """The same text for logs and events: with the message of an exception, if there was one."""
     value: float | None
     unit: str
     seconds: float
-    """How long it took."""
+    """Duration of the check."""
     at: float
-    """When it was known, in wall time."""
+    """Wall-clock time of the result."""
 
 
 class Damping:
-    """Believes what is worse after `failures` results in a row, what is better after `successes`.
+    """State that worsens after `failures` consecutive results, and improves after `successes`.
 
-    The first result is believed at once.
+    The first result is accepted immediately.
     """
 
     __slots__ = ("_failures", "_row", "_successes", "_worse", "state")
 
     def __init__(self, failures: int, successes: int) -> None:
-        """Believe nothing yet."""
+        """Start without a state."""
         self._failures = check.count("failures", failures)
         self._successes = check.count("successes", successes)
         self._row = 0
@@ -104,7 +104,7 @@ class Damping:
         self.state: State | None = None
 
     def settle(self, seen: State) -> State:
-        """Return what is believed now that `seen` was seen."""
+        """Return the state after the result `seen`."""
         if self.state is None or seen == self.state:
             self._row = 0
             self.state = seen
@@ -119,7 +119,7 @@ class Damping:
 
 
 class Watch:
-    """A registered check and what is known of it."""
+    """A registered check and its known results."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Watch:
         clock: Clock,
         wall: Callable[[], float],
     ) -> None:
-        """Know nothing yet."""
+        """Start without a result."""
         self.name = name
         self.level = level
         self.timeout = timeout
@@ -143,7 +143,7 @@ class Watch:
         self.critical = critical
         self.result: Result | None = None
         self.runs = 0
-        """How often it was run."""
+        """Number of runs."""
         self._service = service
         self._doing = doing
         self._damping = damping
@@ -151,25 +151,26 @@ class Watch:
         self._wall = wall
         self._fresh_until = float("-inf")
         self._runs: dict[AbstractEventLoop, _Run] = {}
-        """Those under way; a loop cannot wait for another's, which may never end."""
+        """Runs in progress, by event loop; a loop cannot wait for a run of another loop, which may
+        never end."""
 
     @property
     def check(self) -> Callable[[], Any]:
-        """What is called."""
+        """The function of the check."""
         return self._doing.function
 
     @property
     def state(self) -> State | None:
-        """What counts for the service: a failure of what is not critical degrades it."""
+        """The effect on the service's state: a failing non-critical check only degrades it."""
         result = self.result
         if result is None:
             return None
         return "degraded" if result.state == "unhealthy" and not self.critical else result.state
 
     def ask(self) -> Future[None] | None:
-        """Have a result that is fresh: at once (None), or when the returned future is done.
+        """Return None if the result is fresh, else a future that is done when it is.
 
-        The future belongs to all who ask: wait for it so that it is not cancelled with you.
+        All callers share the future: wait for it in a way that does not cancel it.
         """
         now = self._clock.now()
         if now < self._fresh_until:
@@ -188,7 +189,7 @@ class Watch:
         return None
 
     def _still_running(self, seconds: float) -> None:
-        """Report, once in a `ttl`, a check that neither ended nor could be stopped."""
+        """Report, once per `ttl`, a check that neither ended nor could be cancelled."""
         finding = Unhealthy(f"it has been running for {seconds:.1f} s and does not stop")
         self._note(finding, finding.output, seconds)
 
@@ -215,7 +216,7 @@ class Watch:
             return 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is known of it."""
+        """Return the known results of the check."""
         result = self.result
         return {
             "level": self.level,
@@ -230,7 +231,7 @@ class Watch:
 
 
 class _Run:
-    """One run of a check: it is over when the check ends, or when its time is."""
+    """One run of a check: ends with the check, or at its timeout."""
 
     __slots__ = ("_task", "_timer", "_watch", "answer", "began", "loop")
 
@@ -259,13 +260,13 @@ class _Run:
         try:
             if self.answer.done():
                 return
-            if task.cancelled():  # by its own hand, or because the loop ends
+            if task.cancelled():  # by the check itself, or because the loop ends
                 self._tell(Unhealthy("it was cancelled"), "it was cancelled")
             elif error is None:
                 finding = _found(task.result())
                 self._tell(finding, finding.output)
             elif isinstance(error, BulkheadFull) and not self._watch._doing.hung:
-                self.answer.set_result(None)  # other loops are checking it: what they find counts
+                self.answer.set_result(None)  # another loop is running the check: its result counts
             else:
                 self._tell(*_found_by(error, hung=bool(self._watch._doing.hung)))
         finally:
@@ -275,12 +276,12 @@ class _Run:
         watch = self._watch
         try:
             watch._note(finding, cause, watch._clock.now() - self.began)
-        finally:  # whatever went wrong: nobody waits for ever
+        finally:  # in any case, so that no caller waits forever
             self.answer.set_result(None)
 
 
 def _found(value: object) -> Finding:
-    """Return what a check's return value means."""
+    """Return the finding for a check's return value."""
     if isinstance(value, Finding):
         return value
     if value is None or value is True:
@@ -293,7 +294,7 @@ def _found(value: object) -> Finding:
 
 
 def _found_by(error: BaseException, *, hung: bool) -> tuple[Finding, str]:
-    """Return what a check's error means: by its type alone, for its text may hold a password."""
+    """Return the finding for a check's exception: its type only; its text may hold a password."""
     if hung and isinstance(error, BulkheadFull):
         finding = Unhealthy("its last run still hangs in a thread")
         return finding, finding.output

@@ -1,8 +1,12 @@
-"""The life of a service: starting, ready, draining, stopped; and how many requests it is serving.
+"""The lifecycle of a service: starting, ready, draining, stopped; and its requests in flight.
 
-Promises: it is ready only after the app's own start-up and every warm-up step; readiness falls in
-the moment in which draining begins; what was accepted is served to its end, or until the deadline,
-and what was cut is told; nothing that the app needs is closed before that.
+Promises:
+
+- The service is ready only after the app's own startup and every warm-up step.
+- Readiness ends at the moment when draining begins.
+- Accepted requests are served until they end, or until the drain timeout; the number of requests
+  cut off is reported.
+- Nothing that the app needs is closed before that.
 """
 
 from __future__ import annotations
@@ -37,25 +41,26 @@ __all__ = ["Drained", "Lifecycle"]
 State: TypeAlias = Literal["starting", "ready", "draining", "stopped"]
 
 LOOK_AFTER: Final = 1.0
-"""Seconds after the start at which servers have installed their handlers of signals, too."""
+"""Seconds after the start at which servers have installed their own signal handlers too."""
 
 MOST_STEPS: Final = 100
-"""More warm-up steps than any service has: whoever adds them does so again and again."""
+"""Maximum number of warm-up steps. More than any service has: beyond it, the same steps are
+probably being added repeatedly."""
 
 
 class Drained(NamedTuple):
-    """How draining went: the seconds it took, and how many requests did not end in time."""
+    """Result of draining: its duration, and the number of requests that did not end in time."""
 
     seconds: float
     cut: int
 
 
 class Lifecycle:
-    """Knows in which phase of its life a service is; belongs to the event loop that serves.
+    """Lifecycle phase of a service; belongs to the event loop that serves.
 
-    The edge counts requests in and out (`begin`, `end`), websockets apart (`begin_socket`,
-    `end_socket`), and hands over the lifespan protocol. It lives again with the next lifespan, and
-    in the next event loop, as in tests of apps.
+    The edge counts requests in and out (`begin`, `end`), websockets separately (`begin_socket`,
+    `end_socket`), and forwards the lifespan protocol. The lifecycle restarts with the next
+    lifespan, and in the next event loop, as in tests of apps.
     """
 
     def __init__(
@@ -66,11 +71,11 @@ class Lifecycle:
         delay: float = 0.0,
         signals: bool = True,
     ) -> None:
-        """Drain for at most `drain_timeout` seconds, the first `delay` of which accept requests.
+        """Drain for at most `drain_timeout` seconds; still accept requests for the first `delay`.
 
-        With `signals`, SIGTERM begins the draining, and the server's own handler comes after
+        With `signals`, SIGTERM starts the draining, and the server's own handler runs after
         `delay`. That needs a server which handles the signal in the main thread, as uvicorn does;
-        under another one a warning in the log says that the delay cannot hold.
+        under another server a warning in the log says that the delay has no effect.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: write a name, such as 'orders'")
@@ -82,7 +87,7 @@ class Lifecycle:
                 f"delay={delay!r}: it is part of drain_timeout={drain_timeout!r}; write less"
             )
         self.refused = 0
-        """How many came too late."""
+        """Number of requests that came too late."""
         self.last_drain: Drained | None = None
         self._signals = Signals() if check.flag("signals", signals) else None
         self._steps: list[Step] = []
@@ -92,16 +97,16 @@ class Lifecycle:
 
     def _begin_life(self) -> None:
         self.in_flight = 0
-        """How many requests (streams and websockets too) are being served."""
+        """Number of requests in flight, including streams and websockets."""
         self.sockets = 0
-        """How many of them are websockets."""
+        """Number of websockets among them."""
         self._loop: AbstractEventLoop | None = None
-        """Where it lives; None before."""
+        """The serving event loop; None before the start."""
         self._state: State = "starting"
         self.draining = False
-        """Whether it is going away: connections should be closed after the answer."""
+        """Whether the service is draining: connections should be closed after the response."""
         self.calm = False
-        """Whether it accepts requests and is not going away."""
+        """Whether the service accepts requests and is not draining."""
         self._accepts = False
         self._refuses = False
         self._idle: Future[None] | None = None
@@ -110,9 +115,9 @@ class Lifecycle:
         self._warming: Task[None] | None = None
         self._drain: Task[Drained] | None = None
         self._over = 0.0
-        """When draining ends at the latest."""
+        """Time at which draining ends at the latest."""
         self._stops = False
-        """Whether the server may be told to stop."""
+        """Whether the server may be stopped."""
         self._look: TimerHandle | None = None
         self._told = Event()
         self._hurry = Event()
@@ -120,10 +125,10 @@ class Lifecycle:
     def __repr__(self) -> str:
         return f"<Lifecycle {self.name!r}: {self._state}, {self.in_flight} in flight>"
 
-    # What the edge calls for each request
+    # Called by the edge for each request
 
     def begin(self) -> bool:
-        """Count a request in; False if it must be refused, since the service goes away."""
+        """Count a request in; return False if it must be refused as the service is stopping."""
         if self._accepts:
             self.in_flight += 1
             return True
@@ -131,13 +136,13 @@ class Lifecycle:
 
     def end(self) -> None:
         """Count out a request that was counted in."""
-        if self.in_flight > 0:  # else it was one of an earlier life
+        if self.in_flight > 0:  # otherwise it belongs to an earlier life
             self.in_flight -= 1
         if self._idle is not None and not self.in_flight:
             _set(self._idle)
 
     def begin_socket(self) -> bool:
-        """Count a websocket in: the server, which would cut it, is told to stop only after it."""
+        """Count a websocket in; the server, which would cut it off, is stopped only after it."""
         accepted = self.begin()
         self.sockets += accepted
         return accepted
@@ -159,7 +164,7 @@ class Lifecycle:
         return True
 
     def notice(self) -> None:
-        """Begin to live, if nobody has said so: a server without the lifespan protocol serves."""
+        """Start without a lifespan event: some servers serve without the lifespan protocol."""
         if self._alive:
             return
         if self._refuses and self._was_elsewhere():
@@ -173,15 +178,15 @@ class Lifecycle:
             self._warm_up()
 
     def _was_elsewhere(self) -> bool:
-        """Tell whether its last life is over, and was that of another event loop."""
+        """Return whether the last life is over, and belonged to another event loop."""
         over = self._drain is None or _is_gone(self._drain)
         return over and self._loop is not get_running_loop()
 
     def answering(self, scope: Scope, send: Send) -> Send:
-        """Return `send`; on the way out, one that has the connection closed after the answer.
+        """Return `send`; while draining, one that closes the connection after the response.
 
-        So keep-alive connections end between two requests, and not under one that is on its way.
-        From HTTP/2 on that is the server's business, and the header is forbidden.
+        So keep-alive connections end between two requests, and not during a request in transit.
+        From HTTP/2 on that is the server's responsibility, and the header is forbidden.
         """
         leaves = self._state in {"draining", "stopped"}
         if not leaves or not str(scope.get("http_version", "1.1")).startswith("1"):
@@ -195,7 +200,7 @@ class Lifecycle:
 
         return send_and_close
 
-    # What anybody may ask
+    # State
 
     @property
     def state(self) -> State:
@@ -203,22 +208,22 @@ class Lifecycle:
         return self._state
 
     async def until_draining(self) -> None:
-        """Suspend this task until draining begins: for streams and websockets that end by then.
+        """Wait until draining begins: for streams and websockets that should end then.
 
-        A server that gets a signal waits for open streams before it tells the app, so the signal
-        itself ends the wait, too.
+        A server that gets a signal waits for open streams before it notifies the app, so the signal
+        itself ends the wait too.
         """
         stop, told = ServerStop.of_this_loop(), self._told
-        listener = partial(told.set)  # one for each task that waits
+        listener = partial(told.set)  # a distinct object for each waiting task
         stop.listen(listener)
         try:
-            if not stop.asked():  # before anybody listened
+            if not stop.asked():  # the stop may have come before the listener
                 await told.wait()
         finally:
             stop.ignore(listener)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the phase, how many are in flight, were refused, and what warm-up waits for."""
+        """Return phase, requests in flight, refused requests, and pending warm-up steps."""
         return {
             "name": self.name,
             "state": self._state,
@@ -229,7 +234,7 @@ class Lifecycle:
             "cut": 0 if self.last_drain is None else self.last_drain.cut,
         }
 
-    # Before it is ready
+    # Warm-up
 
     def warm_up(
         self,
@@ -238,12 +243,12 @@ class Lifecycle:
         timeout: float = 30.0,
         on_failure: OnFailure = "retry",
     ) -> StepFunction:
-        """Call `function` after the app's own start-up, and be ready only when it is done.
+        """Call `function` after the app's own startup, and be ready only when it has finished.
 
-        Steps are done in the order in which they were added; a plain function in a thread. One that
-        fails, or takes more than `timeout` seconds, is tried again with growing pauses ("retry"),
-        left out ("ignore"), or fails the start ("fail": such steps come first, and before the
-        server accepts a connection). Returns the function: it works as a decorator.
+        Steps run in the order in which they were added; a plain function runs in a thread. A step
+        that fails, or takes more than `timeout` seconds, is retried with growing pauses ("retry"),
+        skipped ("ignore"), or fails the start ("fail": such steps run first, before the server
+        accepts a connection). Return the function, so that this works as a decorator.
         """
         if self._state != "starting":
             raise RuntimeError("warm_up(): the service is up already; add steps before it starts")
@@ -268,15 +273,16 @@ class Lifecycle:
     async def _warm_in_background(self, steps: list[Step]) -> None:
         for step in steps:
             await warm(step, self.name)
-        if self._warming is current_task():  # else another life has begun
+        if self._warming is current_task():  # otherwise another life has begun
             self._move("ready")
 
-    # The way out
+    # Draining
 
     async def drain(self) -> Drained:
-        """Be not ready, refuse after `delay`, wait for what is in flight; tell how it went.
+        """Stop being ready, refuse after `delay`, wait for requests in flight; return the result.
 
-        Whoever asks while it is draining waits for the same end. Giving up on it stops nothing.
+        Calls during draining wait for the same result. Cancelling a call does not stop the
+        draining.
         """
         return await shield(self._draining(None))
 
@@ -287,12 +293,12 @@ class Lifecycle:
             self._leave()
             self._over = loop.time() + self.drain_timeout
             self._drain = loop.create_task(self._run_drain())
-        elif stop is not None and self._stops:  # the signal came late
+        elif stop is not None and self._stops:  # the signal came after the decision to stop
             stop(self._over - loop.time())
         return self._drain
 
     def _leave(self) -> None:
-        """Fall from readiness, in this very moment."""
+        """End readiness immediately."""
         if self._warming is not None:
             self._warming.cancel()
         self._move("draining")
@@ -335,10 +341,11 @@ class Lifecycle:
     # The lifespan protocol
 
     async def lifespan(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a "lifespan" scope: pass it on to `app`, and act on start-up and shutdown.
+        """Serve a "lifespan" scope: forward it to `app`, and act on startup and shutdown.
 
-        An app that does not know the protocol is taken to have nothing to start or stop. A second
-        server of one app has its lifespan for itself: this life is that of the first.
+        An app that does not know the protocol is assumed to have nothing to start or stop. A second
+        server of the same app gets its lifespan from the app alone: this lifecycle follows the
+        first.
         """
         if self._alive:
             await app(scope, receive, send)
@@ -353,17 +360,17 @@ class Lifecycle:
             except Exception:
                 if talk.failure is not None and not talk.answered:
                     await talk.refuse(talk.failure)
-                if talk.listened or talk.answered:  # else it does not know the protocol
+                if talk.listened or talk.answered:  # otherwise it does not know the protocol
                     raise
             if not talk.answered:
                 await talk.alone()
         finally:
             self._end_life()
-            if not talk.answered:  # it may still be served, by a server that does not insist
+            if not talk.answered:  # a server that does not require lifespan may still serve it
                 self._begin_life()
 
     async def _start(self) -> None:
-        """Do what must be done before the server is told that all is well, or raise."""
+        """Run what must precede the report of a complete startup, or raise."""
         self._begin_to_accept()
         for step in self._steps:
             if step.on_failure == "fail":
@@ -377,7 +384,7 @@ class Lifecycle:
         self._warm_up()
 
     def _look_at_signals(self) -> None:
-        """Warn if the server took the signal after the start: some do so only then."""
+        """Warn if the server replaced the signal handler after the start, as some do."""
         if self._signals is not None and not self._signals.holds():
             self._warn_of_delay("its server has taken over SIGTERM since the start")
 
@@ -390,7 +397,7 @@ class Lifecycle:
             )  # fmt: skip
 
     async def _shut(self) -> None:
-        """Drain; the server accepts no more, so there is nothing to delay for."""
+        """Drain without delay: the server accepts no more requests."""
         signals = self._signals
         unheard = self._drain is None and signals is not None and signals.holds()
         if unheard and not signals.stands_before_uvicorn():  # type: ignore[union-attr]
@@ -411,7 +418,7 @@ class Lifecycle:
         if self._warming is not None:
             self._warming.cancel()
         if self._drain is not None and not self._drain.done():
-            self._drain.cancel()  # the server did not wait for it: its loop is ending
+            self._drain.cancel()  # the server did not wait: its loop is ending
         self._accepts = self.calm = False
         self._refuses = True
         self._move("stopped")
@@ -433,7 +440,7 @@ def _warn(message: str, *told: object) -> None:
 
 
 async def _passed(awaited: Awaitable[object], seconds: float) -> bool:
-    """Wait for it, for at most so long; tell whether it came."""
+    """Wait at most `seconds` for `awaited`; return whether it finished."""
     try:
         async with time_limit(max(0.0, seconds)):
             await awaited

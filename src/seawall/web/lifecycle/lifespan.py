@@ -1,4 +1,4 @@
-"""The lifespan protocol, with what the lifecycle does in between: see `Lifecycle.lifespan`."""
+"""The lifespan protocol, with the actions of the lifecycle: see `Lifecycle.lifespan`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class Lifespan:
-    """One conversation of a server with the app, and what the lifecycle does in between."""
+    """Lifespan exchange between a server and the app, with the actions of the lifecycle."""
 
     def __init__(self, lifecycle: Lifecycle, receive: Receive, send: Send) -> None:
-        """Stand between a server, heard by `receive` and told by `send`, and the app."""
+        """Mediate between the app and a server with these `receive` and `send` functions."""
         self._lifecycle = lifecycle
         self._receive = receive
         self._send = send
         self._asked = False
         self.listened = False
-        """Whether the app has asked for what the server says."""
+        """Whether the app has called `receive`."""
         self.answered = False
-        """Whether the server was told anything."""
+        """Whether a message was sent to the server."""
         self.failure: Exception | None = None
-        """Why the service could not start, if that was not the app's fault."""
+        """The exception that prevented the start, if it was not raised by the app itself."""
 
     async def receive(self) -> Message:
-        """Hear the server; what it says about the end is passed on when all is drained."""
+        """Receive from the server; pass a shutdown on only after draining."""
         self.listened = True
         message = await self._receive()
         if message["type"] == "lifespan.startup":
@@ -36,7 +36,7 @@ class Lifespan:
         return message
 
     async def send(self, message: Message) -> None:
-        """Tell the server; that the app has started, only if the rest has too."""
+        """Send to the server; report a complete startup only after the lifecycle's own start."""
         if message["type"] == "lifespan.startup.complete":
             try:
                 await self._lifecycle._start()
@@ -47,12 +47,12 @@ class Lifespan:
         await self._send(message)
 
     async def refuse(self, error: Exception) -> None:
-        """Tell the server that the service could not start."""
+        """Report to the server that the service could not start."""
         self.answered = True
         await self._send({"type": "lifespan.startup.failed", "message": str(error)})
 
     async def alone(self) -> None:
-        """Go through it for an app that does not know the protocol."""
+        """Run the exchange for an app that does not know the protocol."""
         if not self._asked:
             await self.receive()
         try:

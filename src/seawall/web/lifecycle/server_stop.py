@@ -1,11 +1,13 @@
-"""Whether the server of an event loop is stopping: for responses that end only then.
+"""Detection that the server of an event loop is stopping, for responses that end only then.
 
-A server waits for open responses before it tells the app to stop (ASGI lifespan). A stream without
-end would wait for the server, and the server for the stream.
+A server waits for open responses before it notifies the app of the stop (ASGI lifespan). An endless
+stream would wait for the server, and the server for the stream.
 
-Promises: listeners are called when SIGINT or SIGTERM arrives, whichever of uvicorn, hypercorn
-and granian serves, and when a hypercorn worker is stopped by its parent process; the server gets
-its signal as if nobody listened.
+Promises:
+
+- Listeners are called when SIGINT or SIGTERM arrives, under uvicorn, hypercorn and granian, and
+  when a hypercorn worker is stopped by its parent process.
+- The server gets its signal as if there were no listeners.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from weakref import WeakKeyDictionary
 from seawall.runtime.stop_signals import STOP_SIGNALS, SignalTap, behind_taps
 
 REMEMBERED: Final = 10.0
-"""Seconds for which a signal means that the server stops. If it still serves then, it did not."""
+"""Seconds for which a signal means that the server is stopping. If it still serves after that, it
+ignored the signal."""
 
 
 class ServerStop:
-    """Calls its listeners when the server of one event loop begins to stop."""
+    """Notifier of listeners when the server of one event loop begins to stop."""
 
     def __init__(self) -> None:
-        """Start with no listeners, and no handlers of signals."""
+        """Start with no listeners and no signal handlers."""
         self._listeners: set[Callable[[], object]] = set()
         self._tap = SignalTap(self._on_signal)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -38,7 +41,7 @@ class ServerStop:
 
     @staticmethod
     def of_this_loop() -> ServerStop:
-        """Return the one of the running event loop."""
+        """Return the instance of the running event loop."""
         return _of_loops.setdefault(asyncio.get_running_loop(), ServerStop())
 
     def listen(self, listener: Callable[[], object]) -> None:
@@ -53,7 +56,7 @@ class ServerStop:
                 task.add_done_callback(self._on_end)
 
     def ignore(self, listener: Callable[[], object]) -> None:
-        """Do not call it any more; without listeners, handlers of signals are put back."""
+        """Stop calling `listener`; without listeners, restore the signal handlers."""
         self._listeners.discard(listener)
         if not self._listeners and self._loop is not None:
             self._loop = None
@@ -63,7 +66,7 @@ class ServerStop:
             self._tasks = []
 
     def asked(self) -> bool:
-        """Tell whether the server was asked to stop, as far as can be known without listening."""
+        """Return whether the server was asked to stop, as far as is known without listening."""
         if asyncio.get_running_loop().time() - self._asked_at < REMEMBERED:
             return True
         return any(_uvicorn_stops(number) for number in STOP_SIGNALS)
@@ -88,7 +91,7 @@ _of_loops: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ServerStop]] = Wea
 def _hypercorn_tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
     """Return the tasks that end when hypercorn begins to stop.
 
-    A worker of hypercorn gets no signal: it looks at a flag of its parent process, in a task.
+    A hypercorn worker gets no signal: it polls a flag of its parent process, in a task.
     """
     wait: Any = getattr(sys.modules.get("hypercorn.utils"), "raise_shutdown", None)
     code = getattr(wait, "__code__", object())
@@ -97,6 +100,6 @@ def _hypercorn_tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]
 
 
 def _uvicorn_stops(number: signal.Signals) -> bool:
-    """Tell whether the handler of this signal is that of a uvicorn server which stops."""
+    """Return whether the handler of this signal belongs to a uvicorn server that is stopping."""
     server = getattr(behind_taps(signal.getsignal(number)), "__self__", None)
     return getattr(server, "should_exit", False) is True

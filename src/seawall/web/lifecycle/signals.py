@@ -1,8 +1,8 @@
-"""SIGTERM begins the draining, and only after its delay does the server hear of it.
+"""SIGTERM handler that starts draining first, and passes the signal to the server after the delay.
 
-A server that hears the signal first closes its port at once, while load balancers still send
-requests there. So the handler stands in front of the server's own, for as long as the app runs: it
-is installed when the server is up, over a handler that somebody else (the server) has installed.
+A server that gets the signal first closes its port immediately, while load balancers still send
+requests there. So this handler is installed in front of the server's own, for as long as the app
+runs: when the server is up, over the handler that the server has installed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, Final, TypeAlias
 from seawall.runtime.stop_signals import behind_taps, is_loop_handler, put_back
 
 Stop: TypeAlias = Callable[[float], None]
-"""Tells the server to stop, and how many seconds it has for that."""
+"""Function that stops the server, and gives it this number of seconds."""
 
 SHORTEST: Final = 0.05
-"""Seconds that a server has at least for closing what is idle."""
+"""Minimum number of seconds for a server to close idle connections."""
 
 
 class Signals:
-    """Stands between the system and the server's handler of SIGTERM."""
+    """SIGTERM handler in front of that of the server."""
 
     def __init__(self) -> None:
-        """Install nothing yet."""
+        """Start without installing a handler."""
         self._loop: AbstractEventLoop | None = None
         self._previous: Any = None
         self._begin: Callable[[Stop], None] = lambda _stop: None
         self._came = False
 
     def install(self, begin: Callable[[Stop], None]) -> str | None:
-        """Call `begin(stop)` in this loop when the signal comes; else return why that cannot be.
+        """Call `begin(stop)` in this loop on SIGTERM; return why if that is impossible.
 
-        Outside of the main thread, or if nobody handles the signal, or the event loop does, it is
-        left alone.
+        Leave the signal alone outside of the main thread, if the signal has no handler, or if the
+        event loop handles it.
         """
         import signal
         from threading import current_thread, main_thread
@@ -43,7 +43,7 @@ class Signals:
         if current_thread() is not main_thread():
             return "its server does not run in the main thread, where signals arrive"
         previous = signal.getsignal(signal.SIGTERM)
-        if not callable(previous):  # the default: the process ends, and nobody drains
+        if not callable(previous):  # the default: the process ends without draining
             return "its server has no handler of SIGTERM in this process"
         if is_loop_handler(behind_taps(previous)):
             return "its server handles SIGTERM by loop.add_signal_handler"
@@ -55,17 +55,17 @@ class Signals:
         return None
 
     def holds(self) -> bool:
-        """Tell whether the signal still comes here first."""
+        """Return whether this handler is still the first for the signal."""
         import signal
 
         return bool(behind_taps(signal.getsignal(signal.SIGTERM)) == self._handle)
 
     def stands_before_uvicorn(self) -> bool:
-        """Tell whether the handler behind this one is that of a uvicorn server."""
+        """Return whether the next handler belongs to a uvicorn server."""
         return _uvicorn_of(self._previous) is not None
 
     def restore(self) -> None:
-        """Give the signal back to whoever had it, unless somebody else took it meanwhile."""
+        """Restore the previous handler, unless another one was installed meanwhile."""
         import signal
 
         if self._loop is None:
@@ -74,14 +74,14 @@ class Signals:
         put_back(signal.SIGTERM, self._handle, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Begin; whoever sends it again does not want to wait for the delay."""
+        """Start draining on the first signal; on a second one, skip the delay."""
         loop = self._loop
         if self._came or loop is None:
             self._previous(number, frame)
             return
         self._came = True
         try:
-            # Nothing else is done here: the handler interrupts whatever runs.
+            # Do nothing else here: the handler interrupts whatever is running.
             loop.call_soon_threadsafe(self._begin, self._stop_of(number))
         except RuntimeError:  # the loop is closed
             self._previous(number, frame)
@@ -97,10 +97,10 @@ class Signals:
 
 
 def _stop_uvicorn(handler: Any, seconds: float) -> bool:
-    """Ask uvicorn's server to stop as its manual says, if `handler` is of one.
+    """Stop uvicorn's server as its manual says, if `handler` belongs to one.
 
-    Its handler would do the same, and raise the signal again at the very end: then the process
-    would be killed by it where all went well. Uvicorn waits for ever, unless told how long.
+    Its handler would do the same, and raise the signal again at the very end, which would kill the
+    process although all went well. Uvicorn waits forever unless a timeout is set.
     """
     server = _uvicorn_of(handler)
     if server is None:
@@ -112,7 +112,7 @@ def _stop_uvicorn(handler: Any, seconds: float) -> bool:
 
 
 def _uvicorn_of(handler: Any) -> Any:
-    """Return the uvicorn server whose handler this is; None if it is another's."""
+    """Return the uvicorn server to which this handler belongs, or None."""
     server: Any = getattr(behind_taps(handler), "__self__", None)
     config: Any = getattr(server, "config", None)
     fits = hasattr(server, "should_exit") and hasattr(config, "timeout_graceful_shutdown")

@@ -1,4 +1,4 @@
-"""The steps that a service takes before it is ready."""
+"""Warm-up steps that a service runs before it is ready."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
 
 PAUSES: Final = exponential(0.5, cap=30.0, jitter="equal")
-"""Between tries: pods that start together must not come back together."""
+"""Pauses between attempts, with jitter: pods that start together must not retry together."""
 
 
 class Step:
-    """One step, and whether it is done."""
+    """One warm-up step, and whether it is done."""
 
     __slots__ = ("_doing", "done", "name", "on_failure", "timeout", "tries")
 
     def __init__(self, function: StepFunction, timeout: float, on_failure: OnFailure) -> None:
-        """Check what was asked for."""
+        """Validate the arguments."""
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self.name = legible(str(name)).rpartition("<locals>.")[2]
         self._doing = Doing(self.name, function, "a function without arguments, def or async def")
@@ -36,14 +36,14 @@ class Step:
         self.tries = 0
 
     async def take(self) -> None:
-        """Take it, within its time."""
+        """Run the step, within its timeout."""
         self.tries += 1
         async with time_limit(self.timeout):
             await self._doing()
 
 
 async def warm(step: Step, service: str) -> None:
-    """Take `step` as often as its `on_failure` says; raise only if it is to fail the start."""
+    """Run `step` as often as its `on_failure` says; raise only if it must fail the start."""
     for pause in PAUSES.delays(SystemRandom().random):
         try:
             await step.take()

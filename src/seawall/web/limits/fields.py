@@ -1,7 +1,7 @@
-"""What answers tell of limits: `RateLimit-Policy`, `RateLimit` and `Retry-After`, as bytes.
+"""Response headers about limits: `RateLimit-Policy`, `RateLimit` and `Retry-After`, as bytes.
 
-Only limits of the caller's own are told. How busy the service is as a whole, and what it watches,
-is no caller's business.
+Only limits of the individual caller are reported. The load of the service as a whole, and its soft
+limits, are not disclosed to callers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATE: Final = STATE_HEADER.lower().encode("ascii")
 
 
 def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
-    """Return what the limits are, which is the same for all requests of a tier; None if nothing."""
+    """Return the header with the limits, the same for all requests of a tier, or None."""
     told = []
     for limit, rate in rates:
         if limit.shown:
@@ -42,17 +42,17 @@ def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
 
 
 def field_name(name: str) -> bytes:
-    """Return a limit's name as the beginning of its state: what is left follows."""
+    """Return a limit's name as the start of its state; the remaining count follows."""
     return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
 
 
 def state_header(told: bytes, left: float, more: float) -> Header:
-    """Return how a limit stands: what is left, and in how many microseconds there is more."""
+    """Return the state of a limit: what remains, and the microseconds until there is more."""
     return STATE, b"%b%d;t=%d" % (told, left, -(-more // MICROSECONDS))
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
-    """Return the same for a request that was refused: nothing is left of what it was over."""
+    """Return the state for a refused request: nothing remains of the limits that it exceeds."""
     after = error.retry_after
     time = b"" if after is None else b";t=%d" % ceil(after)
     over = [limit.told for limit in limits if limit.shown and limit.name in error.violated]

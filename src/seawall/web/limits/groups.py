@@ -1,7 +1,7 @@
-"""Limits that are taken together or not at all: in this process, or in a store.
+"""Limits that are taken all or none: in this process, or in a store.
 
 A `Group` is one `RateLimit` with a limit for each tier of each of its `RequestLimit`s. Which of
-them a request has to pass depends on its tier: that is found once for each tier, as a `Part`.
+them a request has to pass depends on its tier: that is computed once for each tier, as a `Part`.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 
 
 Standing = tuple[bytes, float, float]
-"""A limit's name for a field, what is left, and the microseconds until there is more."""
+"""A limit's name for a field, what remains, and the microseconds until there is more."""
 
 
 class EdgeHost:
-    """What a gate asks of a guard, for the edge of a service."""
+    """Replacement for a guard as the host of a gate, at the edge of a service."""
 
     idempotent = False
     keeps_statistics = False
     max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Be called `name`."""
+        """Create a host called `name`."""
         self.name = name
         self.clock = clock
         self.stats = Stats(clock.now())
-        self.rng = Random(0)  # noqa: S311 - no limit asks for chance
+        self.rng = Random(0)  # noqa: S311 - no limit uses randomness
 
     def pressure_on(self, _call: Call) -> Pressure:
-        """Return nothing known: no limit asks."""
+        """Return an empty pressure: no limit uses it."""
         return Pressure()
 
     def pressure_inside(self) -> Pressure:
-        """Return none: no call is ever inside."""
+        """Return an empty pressure: no call is ever inside."""
         return Pressure()
 
 
@@ -64,16 +64,16 @@ class Entry(NamedTuple):
     rate: Limit
     meter: Meter
     number: int
-    """Which of its group's limits it is."""
+    """Index of the limit in its group."""
 
 
 class Part:
-    """What the requests of one tier have to pass, of one group."""
+    """The limits of one group that the requests of one tier have to pass."""
 
     __slots__ = ("entries", "group", "keys", "quick", "shown", "terms")
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
-        """Pass these."""
+        """Create a part from these entries of `group`."""
         self.group = group
         self.entries = tuple(entries)
         self.keys = tuple(
@@ -81,14 +81,14 @@ class Part:
             for entry in entries
             if entry.limit.by is not None
         )
-        """What tells the key of a request, for each limit that has keys."""
+        """Functions that return the key of a request, for each limit that has keys."""
         self.shown = tuple(
             (entry.number, entry.limit.told, entry.rate.rate.limit)
             for entry in entries
             if entry.limit.shown
         )
-        """Of what callers are told: which it is, its name for a field, and the most that is said to
-        be left, though a burst may be larger."""
+        """Limits reported to callers: index, name for a field, and the maximum that is reported as
+        remaining, though a burst may be larger."""
         self.quick: Quick | None = None
         rules = [entry.meter.rule for entry in entries]
         if not group.shared and all(isinstance(rule, TokenBucket) for rule in rules):
@@ -98,7 +98,8 @@ class Part:
             for place, (entry, rule) in enumerate(zip(entries, rules, strict=True))
             if entry.limit.shown and isinstance(rule, TokenBucket)
         )
-        """The same for what is taken in a hurry: its place here, and what its bucket counts by."""
+        """The same for limits taken on the fast path: index in this part, and the terms of its
+        bucket."""
 
 
 class Held:
@@ -107,24 +108,25 @@ class Held:
     __slots__ = ("_part", "_seen", "_ticket")
 
     def __init__(self, part: Part, ticket: Any, seen: Any) -> None:
-        """Hold a ticket of the group's gate; or keys, where it was taken in a hurry.
+        """Hold a ticket of the group's gate; or keys, if it was taken on the fast path.
 
-        `seen` is what tells how the limits stand: the instant and the states, or nothing.
+        `seen` determines the state of the limits: the time and the bucket states, or the standings
+        by limit, or None.
         """
         self._part = part
         self._ticket = ticket
         self._seen = seen
 
     def cancel(self) -> None:
-        """Give all back, as if it had never been taken; does nothing the second time."""
+        """Give everything back, as if it had never been taken; later calls do nothing."""
         ticket, self._ticket = self._slow_ticket(), None
         if ticket is not None:
             ticket.cancel()
 
     def keep_account(self) -> None:
-        """Have accounts kept of what was taken just now, so that all of it can be given back later.
+        """Open accounts of what was just taken, so that all of it can be given back later.
 
-        A bucket that is one number knows only what it cannot have refilled meanwhile.
+        A bucket that is one number can only give back what it has not refilled meanwhile.
         """
         ticket = self._ticket = self._slow_ticket()
         if isinstance(ticket, Reservation):
@@ -137,7 +139,7 @@ class Held:
             ticket._keep()
 
     def _slow_ticket(self) -> Any:
-        """Return the ticket; made up for what was taken in a hurry."""
+        """Return the ticket; create it for what was taken on the fast path."""
         ticket = self._ticket
         if type(ticket) is not tuple:
             return ticket
@@ -149,22 +151,22 @@ class Held:
         return self._part.group.gate._quick(places, self._seen[0])
 
     def binding(self, before: Standing | None = None) -> Standing | None:
-        """Return how the limit stands that binds first, of those that are shown and of `before`."""
+        """Return the state of the most restrictive limit among the reported ones and `before`."""
         seen = self._seen
         if type(seen) is tuple:
-            # For most requests: by what the buckets owe, without a call.
+            # For most requests: computed from the bucket states, without a call.
             us, states = seen
             for place, told, most, tolerance, units, time in self._part.terms:
                 free = tolerance - states[place] + us
                 left = free * units // time
-                more = -(-(left + 1) * time // units) - free  # as `TokenBucket.wait` has it
+                more = -(-(left + 1) * time // units) - free  # as in `TokenBucket.wait`
                 if left > most:  # noqa: PLR1730 - min() costs a call
                     left = most
                 if before is None or left < before[1] or (left == before[1] and more > before[2]):
                     before = told, left, more
             return before
         for number, told, most in () if seen is None else self._part.shown:
-            if number in seen:  # else it cost nothing there
+            if number in seen:  # otherwise it cost nothing there
                 left, more = seen[number]
                 left = min(left, most)
                 if before is None or (left, -more) < (before[1], -before[2]):
@@ -173,7 +175,7 @@ class Held:
 
 
 class Group:
-    """Limits that are taken together or not at all."""
+    """Limits that are taken all or none."""
 
     def __init__(
         self,
@@ -183,20 +185,20 @@ class Group:
         max_keys: int,
         shared: dict[str, Any] | None = None,
     ) -> None:
-        """Count for `host`; in a store if it is told how to be `shared`."""
+        """Count for `host`; in a store if the options `shared` are given."""
         self.limits = tuple(limits)
         self.shared = shared is not None
         rates: list[Limit] = []
         self._numbers: dict[tuple[int, str | None], int] = {}
         self.owners: dict[str, RequestLimit] = {}
-        """Whose each of the policy's limits is, by its name there."""
+        """The limit to which each of the policy's limits belongs, by its name there."""
         for place, limit in enumerate(limits):
             for tier, rate in limit.rates.items():
                 self._numbers[place, tier] = len(rates)
                 self.owners[rate.name] = limit
                 rates.append(rate)
         self.refused = {limit.name: 0 for limit in limits}
-        """How many requests were over each limit."""
+        """Number of requests that exceeded each limit."""
         self.policy = RateLimit(*rates, max_keys=max_keys, **(shared or {}))
         bound = self.policy.bind(host)
         assert isinstance(bound, RateGate)  # noqa: S101 - for the type checker
@@ -207,7 +209,7 @@ class Group:
             self.policy._sharing.share.see()
 
     def part(self, tier: str | None) -> Part:
-        """Return what requests of `tier` have to pass."""
+        """Return the limits that requests of `tier` have to pass."""
         entries = []
         for place, limit in enumerate(self.limits):
             number = self._numbers[place, tier if tier in limit.rates else None]
@@ -216,7 +218,7 @@ class Group:
         return Part(self, entries)
 
     def take(self, part: Part, incoming: Incoming) -> Held:
-        """Take what a request costs, or raise `RateLimited`; of a group that is not shared."""
+        """Take the cost of a request from a local group, or raise `RateLimited`."""
         now = self._now()
         if part.quick is not None:
             us = whole_microseconds(now)
@@ -229,13 +231,13 @@ class Group:
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
-            # Of none any more, if another thread gave back meanwhile.
+            # The list is empty if another thread gave something back meanwhile.
             self._explain(error, self._over(part, charges, now) or self._named(error))
             raise
         return Held(part, ticket, self._standings(charges, now))
 
     def note(self, part: Part, incoming: Incoming) -> Held | None:
-        """Take what a request costs, or count that it is over; of a group that only alerts."""
+        """Take the cost of a request from a soft group, or count that it exceeds the limit."""
         now = self._now()
         charges = self._charges(part, incoming)
         if not charges:
@@ -250,7 +252,7 @@ class Group:
         return None
 
     async def atake(self, part: Part, incoming: Incoming) -> Held:
-        """Do the same in an event loop, of a group that is shared."""
+        """Take the cost of a request from a shared group, or raise `RateLimited`."""
         now = self._now()
         charges = self._charges(part, incoming)
         if not charges:
@@ -261,7 +263,7 @@ class Group:
         try:
             ticket = await gate.ask_async(charges, now)
         except RateLimited as error:
-            known = error.reason == RateLimited.reason  # else nobody knows: the store is away
+            known = error.reason == RateLimited.reason  # otherwise unknown: no store
             self._explain(error, self._named(error) if known else ())
             raise
         seen = None
@@ -274,7 +276,7 @@ class Group:
         return Held(part, ticket, seen)
 
     def open_accounts(self, ticket: Reservation) -> None:
-        """Take what `ticket` holds again, as estimates: these are given back exactly."""
+        """Take the charges of `ticket` again, as estimates: these are given back exactly."""
         meters, us = self.policy._meters, whole_microseconds(self._clock.now())
         charges = [
             charge
@@ -290,9 +292,9 @@ class Group:
                     charge.meter.take(charge, us)
 
     def _charges(self, part: Part, incoming: Incoming) -> list[Charge]:
-        """Ask the functions of the user what a request takes, of the limits that apply to it.
+        """Compute the charges of a request, from the user's key and cost functions.
 
-        Not under the lock.
+        Must not be called under the lock.
         """
         charges = []
         readers = iter(part.keys)
@@ -304,7 +306,7 @@ class Group:
         return charges
 
     def _all_charges(self, charges: Sequence[Charge]) -> list[Charge]:
-        """Return a charge for each limit, as a store wants it: 0 where it does not apply."""
+        """Return a charge for each limit, as a store requires: 0 where a limit does not apply."""
         meters = self.policy._meters.all
         if len(charges) == len(meters):
             return list(charges)
@@ -312,7 +314,7 @@ class Group:
         return [own.get(meter) or Charge(meter, "", 0, estimated=False) for meter in meters]
 
     def _standings(self, charges: Sequence[Charge], now: float) -> dict[int, tuple[int, float]]:
-        """Return what is left of the limits in this process, and when more is, by number."""
+        """Return what remains of the limits in this process, and when there is more, by index."""
         meters, us = self.policy._meters, whole_microseconds(now)
         times = self.policy._sharing.share.times if self.policy._sharing else 1
         seen = {}
@@ -323,7 +325,7 @@ class Group:
         return seen
 
     def _over(self, part: Part, charges: Sequence[Charge], now: float) -> list[RequestLimit]:
-        """Return, and count, all limits that `charges` are over."""
+        """Return, and count, all limits that `charges` exceed."""
         us = whole_microseconds(now)
         limits = {entry.meter: entry.limit for entry in part.entries}
         over = []
@@ -336,22 +338,23 @@ class Group:
         return over
 
     def _named(self, error: RateLimited) -> list[RequestLimit]:
-        """Return, and count, the limit that a store said is exceeded: the first."""
+        """Return, and count, the limit that a store reported as exceeded: the first one."""
         owner = self.owners[error.limit]
         with self.policy._meters.mutex, self.policy._meters:
             self.refused[owner.name] += 1
         return [owner]
 
     def _explain(self, error: RateLimited, over: Sequence[RequestLimit]) -> None:
-        """Say whose limits a request is over, by the names that callers know."""
+        """Set the exceeded limits of a refusal, by the names that callers know."""
         error.own_limit = any(limit.by is not None for limit in over)
-        # Who is over a limit of its own is told of these only: not that the service is busy, too.
+        # A caller that exceeds its own limit gets only its own limits: not that the service is busy
+        # too.
         told = [limit for limit in over if limit.shown] or over
         error.limit = told[0].name if told else ""
         error.violated = tuple(limit.name for limit in told)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many requests were over each limit, and how many keys have a state here."""
+        """Return how many requests exceeded each limit, and how many keys have a state here."""
         shown: dict[str, Any] = {}
         with self.policy._meters.mutex, self.policy._meters:
             for place, limit in enumerate(self.limits):

@@ -1,15 +1,17 @@
 """Rate limits for requests: by user, API key, tenant, address, or for all together.
 
-Promises: a request passes all of its limits or takes from none; one that is refused further in
-gives back what it took. Who is over a limit of its own is told so (429), with when to come again;
-over the limit of all together, the service is (503). Soft limits refuse nobody: they alert.
-Callers are told their limits and what is left, by the fields `RateLimit-Policy` and `RateLimit`.
+Promises:
 
-What waits further in and is refused then gives back exactly what it took if `Granted.waits()` was
-called before; what a store keeps, only what was not refilled meanwhile.
+- A request passes all of its limits or takes from none. A request that is refused further in gives
+  back what it took.
+- A caller that exceeds its own limit gets 429, with the time to retry. If the limit for all callers
+  together is exceeded, the response is 503. Soft limits never refuse: they alert.
+- Callers get their limits and what remains, in the fields `RateLimit-Policy` and `RateLimit`.
+- A request that waits further in and is refused there gives back exactly what it took if
+  `Granted.waits()` was called before; from a store, only what was not refilled meanwhile.
 
-How callers are told apart is in `principals`; what counts is `seawall.RateLimit`, once for all
-limits of this process, and once for all that a store keeps.
+`principals` distinguishes callers. `seawall.RateLimit` counts, once for all limits of this process,
+and once for all that a store keeps.
 """
 
 from __future__ import annotations
@@ -46,16 +48,17 @@ if TYPE_CHECKING:
 __all__ = ["Granted", "RequestLimit", "RequestLimits", "limit"]
 
 ALERT_EVERY: Final = 1.0
-"""Seconds between two events of one soft limit, at least."""
+"""Minimum number of seconds between two events of one soft limit."""
 
 _LONGEST_NAME: Final = 64
 
 _SHARED: Final[WeakValueDictionary[tuple[int, str], RequestLimits]] = WeakValueDictionary()
-"""The limits of this process by store and name; they keep the store, so its id is its own."""
+"""The limits of this process by store and name; they hold a reference to the store, so its id is
+unique."""
 
 
 class RequestLimit:
-    """One limit for requests: a rate, for whom, and what counts. Written as `limit(...)`."""
+    """Configuration of one request limit: rate, key and cost. Written as `limit(...)`."""
 
     def __init__(
         self,
@@ -71,15 +74,15 @@ class RequestLimit:
         local: bool = False,
         name: str | None = None,
     ) -> None:
-        """Admit `rate`, such as "600/min", to each principal that `by` tells apart.
+        """Admit `rate`, such as "600/min", to each principal that `by` distinguishes.
 
         `by` is "address", "tenant", `user(...)`, `api_key(...)`, `address_and_route(...)`, or any
-        function of the request; None: all requests together. Where `by` finds nobody the limit
-        counts by `otherwise`; without it a limit by `user(...)` does not apply to the request, and
-        any other counts by address. Requests of one of the `tiers` have that tier's rate instead. A
-        request takes `cost`, a number or a function of the request. A `soft` limit refuses nobody.
-        A `local` one is not shared, whatever the others are. `name` is what callers are told; that
-        of the principal unless given.
+        function of the request; None counts all requests together. Where `by` finds no principal,
+        the limit counts by `otherwise`; without it a limit by `user(...)` does not apply to the
+        request, and any other limit counts by address. Requests of one of the `tiers` have that
+        tier's rate instead. A request takes `cost`, a number or a function of the request. A `soft`
+        limit never refuses. A `local` limit is not shared, even if the others are. `name` is the
+        name that callers see; by default that of the principal.
         """
         self.by = principal_of(by)
         self.otherwise = principal_of(otherwise, "otherwise")
@@ -94,7 +97,7 @@ class RequestLimit:
             plain_function("cost", cost)
         key = None if self.by is None else _told
         self.rates: dict[str | None, Limit] = {}
-        """The limit of each tier; that of None is for all others."""
+        """The limit of each tier; None is the key of the limit for all other requests."""
         all_rates: dict[str | None, str] = {None: rate}
         all_rates.update(tiers or {})
         for tier, own in all_rates.items():
@@ -108,7 +111,7 @@ class RequestLimit:
             own.text if tier is None else f"{tier}: {own.text}" for tier, own in self.rates.items()
         )
         self.shown = self.by is not None and not self.soft
-        """Whether callers are told of it."""
+        """Whether the limit is reported to callers."""
         self.told = field_name(self.name)
 
     def __repr__(self) -> str:
@@ -118,11 +121,11 @@ class RequestLimit:
 
 
 limit = RequestLimit
-"""As it reads best: `RequestLimits(limit("600/min", by="address"))`."""
+"""Short name, as in `RequestLimits(limit("600/min", by="address"))`."""
 
 
 class RequestLimits:
-    """Several limits for requests, taken together or not at all."""
+    """Several limits for requests, taken all or none."""
 
     def __init__(
         self,
@@ -136,15 +139,15 @@ class RequestLimits:
         name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Let requests pass all `limits`.
+        """Apply all `limits` to requests.
 
-        `tier(incoming)` says which tier a request is of; unless given, the context does
-        (`seawall.tier`). With `headers=False` callers are not told of their limits. Of each limit
-        `max_keys` keys have a state of their own; if more are in use, the rest share.
+        `tier(incoming)` returns the tier of a request; by default the context provides it
+        (`seawall.tier`). With `headers=False`, limits are not reported to callers. Each limit keeps
+        separate states for `max_keys` keys; if more are in use, the rest share one.
 
-        With a store to be `shared`, all pods that have limits of this `name` count together, but
-        for soft and `local` ones; so it has to be given. How, and what to do while the store is
-        away, is as for `RateLimit`.
+        With a store in `shared`, all pods with limits of this `name` count together, except for
+        soft and `local` limits; so `name` is required. `sharing` and `on_store_failure` are as for
+        `RateLimit`.
         """
         for given in limits:
             if not isinstance(given, RequestLimit):
@@ -183,20 +186,20 @@ class RequestLimits:
         registry.enter(self, "request_limits", self.name)
         self._alerted: dict[str, float] = {}
         self._told_of: set[str] = set()
-        """Soft limits whose functions fail: told once, and nobody is refused."""
+        """Soft limits whose functions fail: logged once, and no request is refused."""
         self.waits = self._shared is not None
-        """Whether a store has to be asked: then `await aadmit(...)`."""
+        """Whether a store is used: then `await aadmit(...)`."""
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
         self._plans = {known: self._plan(known) for known in tiers}
         self._other = self._plans[None]
         self.plain = self._plain_limits()
-        """What takes from all limits in a hurry, for requests of no tier; None if nothing can."""
+        """Fast path that takes from all limits, for requests without a tier; None if impossible."""
 
     def __repr__(self) -> str:
         return f"RequestLimits({', '.join(map(repr, self.limits))}, name={self.name!r})"
 
     def _share_name(self, store: LimitStore) -> None:
-        """See to it that limits of one name on one store are the same: they would be mixed up."""
+        """Ensure that limits of one name on one store are the same: else their counts would mix."""
         known = _SHARED.setdefault((id(store), self.name), self)
         if known._counted != self._counted:
             raise ValueError(
@@ -228,7 +231,7 @@ class RequestLimits:
         return PlainLimits(local, local.quick, self._other.told)
 
     def admit(self, incoming: Incoming) -> Granted:
-        """Take what a request costs from all of its limits, or raise `RateLimited`."""
+        """Take the cost of a request from all of its limits, or raise `RateLimited`."""
         if self.waits:
             raise RuntimeError("these limits are shared: write `await limits.aadmit(...)`")
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
@@ -246,7 +249,7 @@ class RequestLimits:
         return granted
 
     async def aadmit(self, incoming: Incoming) -> Granted:
-        """Do the same in an event loop, which goes on while a store is asked."""
+        """Async twin of `admit`, which also takes from limits in a store."""
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
         granted = Granted(plan)
@@ -263,7 +266,7 @@ class RequestLimits:
         return granted
 
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
-        """Count a request that passes in the soft limits, and alert if it is over one."""
+        """Count an admitted request in the soft limits, and alert if it exceeds one."""
         for part in plan.soft:
             name, now = part.entries[0].limit.name, self._clock.now()
             try:
@@ -283,7 +286,7 @@ class RequestLimits:
                 emit(SoftLimitExceeded, self.name, limit=name)
 
     def _withdraw(self, granted: Granted, error: BaseException) -> None:
-        """Give back what was taken already; let a refusal say what callers are told."""
+        """Give back what was taken already; add the headers for the caller to a refusal."""
         granted.cancel()
         told = granted._plan.told
         if told is not None and isinstance(error, RateLimited):
@@ -291,11 +294,11 @@ class RequestLimits:
             error.headers = (told,) if over is None else (told, over)
 
     def refusal_headers(self, error: BaseException) -> list[Header]:
-        """Return what the answer to a refused request tells of limits; `Retry-After` is apart."""
+        """Return the limit headers of the response to a refused request, without `Retry-After`."""
         return list(error.headers) if isinstance(error, RateLimited) else []
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the limits, how many requests were over each, and how many keys are counted."""
+        """Return the limits, how many requests exceeded each, and how many keys are counted."""
         shown: dict[str, Any] = {"limits": {}, "soft": {}}
         for group in (self._local, self._shared):
             if group is not None:
@@ -308,7 +311,7 @@ class RequestLimits:
 
 
 class _Plan:
-    """What requests of one tier have to pass, and are told."""
+    """The limits and headers for requests of one tier."""
 
     __slots__ = ("local", "shared", "soft", "told")
 
@@ -331,17 +334,17 @@ class Granted:
     __slots__ = ("_plan", "accounted", "held")
 
     def __init__(self, plan: _Plan) -> None:
-        """Have taken nothing yet."""
+        """Start with nothing taken."""
         self._plan = plan
         self.held: list[Held] = []
         self.accounted = False
-        """Whether accounts are kept, until it is told that the request `enters`."""
+        """Whether accounts are kept, until `enters` is called."""
 
     def __repr__(self) -> str:
         return f"<Granted {dict(self.headers())!r}>"
 
     def headers(self) -> list[Header]:
-        """Return what the answer tells of limits: what they are, and what is left."""
+        """Return the limit headers of the response: the limits, and what remains."""
         told = self._plan.told
         if told is None:
             return []
@@ -351,9 +354,9 @@ class Granted:
         return [told] if binding is None else [told, state_header(*binding)]
 
     def waits(self) -> None:
-        """Be told that the request is about to wait further in.
+        """Prepare for a wait further in.
 
-        What it took can then be given back exactly, however long that takes.
+        What the request took can then be given back exactly, however long the wait takes.
         """
         if not self.accounted:
             self.accounted = True
@@ -361,18 +364,18 @@ class Granted:
                 held.keep_account()
 
     def enters(self) -> None:
-        """Be told that a request that had to wait is let in: nothing is given back any more."""
+        """Close the accounts when a waiting request is admitted: nothing is given back any more."""
         for held in self.held:
             held.keep()
 
     def cancel(self) -> None:
-        """Give all back, since the request was refused further in; the second time, nothing."""
+        """Give everything back when the request is refused further in; later calls do nothing."""
         for held in self.held:
             held.cancel()
 
 
 def _told(key: Any) -> Any:
-    """Stand for the principal: keys are asked for before, and told."""
+    """Return `key`: a stand-in for the principal, as keys are computed before."""
     return key
 
 
@@ -382,7 +385,7 @@ def _without_spaces(rate: str) -> str:
 
 
 def _checked_name(name: object) -> str:
-    """Return a name that fits into a field as it is."""
+    """Return `name` if it fits into a field unchanged, else raise `ValueError`."""
     if (
         not isinstance(name, str)
         or not 0 < len(name) <= _LONGEST_NAME

@@ -1,4 +1,4 @@
-"""Limits as the short way into the edge takes them: all of this process, without an object."""
+"""Limits for the short path of the edge: all in this process, taken without creating an object."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 _MOST_WRITTEN: Final = 1000
 
 Fields = Callable[[float, tuple[float, ...]], list[Header]]
-"""What the answer tells of limits, by the instant of taking and the states after it."""
+"""Function that returns the limit headers, given the time of taking and the states after it."""
 
 
 class PlainLimits:
-    """The limits of requests that are of no tier, where all of them can be taken in a hurry."""
+    """Limits for requests without a tier, where all of them support the fast path."""
 
     __slots__ = ("_part", "fields", "quick")
 
     def __init__(self, part: Part, quick: Quick, told: Header | None) -> None:
-        """Take by `quick`; callers are `told` of the limits, if that is not None."""
+        """Take with `quick`; `told` is the policy header for callers, or None for no headers."""
         self._part = part
         self.quick = quick
         self.fields = None if told is None else _fields(part, told)
 
     def give_back(self, us: float, taken: Taken) -> None:
-        """Give back what was taken, since the request cannot be let in yet."""
+        """Give back what was taken, since the request cannot be admitted yet."""
         Held(self._part, taken[0], (us, taken[1])).cancel()
 
 
 def _fields(part: Part, policy: Header) -> Fields:
-    """Return what writes the fields; most services have one limit that callers are told of."""
+    """Return a function that writes the fields; most services report one limit to callers."""
     if len(part.terms) == 1:
         place, told, most, tolerance, units, time = part.terms[0]
         written: dict[tuple[float, float], list[Header]] = {}
 
         def of_one(us: float, states: tuple[float, ...]) -> list[Header]:
-            free = tolerance - states[place] + us  # from here on as `Held.binding`
+            free = tolerance - states[place] + us  # from here on as in `Held.binding`
             left = free * units // time
             more = -(-(left + 1) * time // units) - free
             standing = left, -(-more // MICROSECONDS)
-            try:  # who stays well within a limit is told the same, again and again
+            try:  # a caller well within its limit gets the same values repeatedly
                 return written[standing]
             except KeyError:
                 pass
