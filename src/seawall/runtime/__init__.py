@@ -1,1 +1,1 @@
-"""What runs the policies: gates, flows, the two runners, events, virtual time."""
+"""The machinery that runs policies: gates, flows, the two runners, events, virtual time."""

@@ -1,7 +1,8 @@
-"""Ending tasks that may not want to end: cancelled, waited for so long, and then left alone.
+"""Ending tasks that may refuse to end: cancel, wait for a bounded time, then abandon.
 
-A task may ignore its cancellation, or take minutes over it: a driver that cleans up after a network
-that drops all packets, say. Whoever has to be back in time waits for `end`, and for no task.
+A task may ignore its cancellation, or take minutes over it: for example, a driver that cleans up
+after a network that drops all packets. A caller that must be back in time waits for `end`, which is
+bounded, and not for the tasks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ LEAVING: Final = 0.5
 """Seconds that a task has to end after it was cancelled."""
 
 _left: Final[set[asyncio.Task[Any]]] = set()
-"""Tasks that nobody waits for. The event loop itself holds only weak references to its tasks."""
+"""Abandoned tasks. The event loop itself holds only weak references to its tasks."""
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]], within: float = LEAVING) -> bool:
-    """Cancel `tasks` and wait for them, `within` seconds at most; abandon those that go on.
+    """Cancel `tasks` and wait for them, `within` seconds at most; abandon those still running.
 
     Return whether all of them have ended.
     """
@@ -35,18 +36,18 @@ async def end(tasks: Iterable[asyncio.Task[Any]], within: float = LEAVING) -> bo
 
 
 def abandon(task: asyncio.Task[Any]) -> None:
-    """Let `task` go on by itself; nobody waits for it, and nobody looks at how it ends.
+    """Let `task` continue unobserved: it is not awaited, and its result is discarded.
 
-    `asyncio.run` does not wait for it either: it would, for ever if need be, for any task that is
-    registered.
+    `asyncio.run` does not wait for it either: it would wait for any registered task, for ever if
+    necessary.
     """
     if not task.done():
         _left.add(task)
-        asyncio._unregister_task(task)  # noqa: SLF001 - documented, for those who have own tasks
+        asyncio._unregister_task(task)  # noqa: SLF001 - documented, for code with its own tasks
     task.add_done_callback(_over)
 
 
 def _over(task: asyncio.Task[Any]) -> None:
     _left.discard(task)
     if not task.cancelled():
-        task.exception()  # seen: or asyncio would complain that nobody has
+        task.exception()  # retrieve it, or asyncio would complain that it never was

@@ -1,4 +1,4 @@
-"""A question to the store, asked together with all others that wait at the same moment."""
+"""A question to the store, sent together with all others that wait at the same moment."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from seawall.errors import StoreUnavailable
 
 
 class Asked(Protocol):
-    """What a question is about."""
+    """The subject of a question."""
 
     def unwanted(self, item: Any, answer: Any) -> None:
-        """Take note of an answer that came too late: give back what was granted."""
+        """Handle an answer that came too late: give back what was granted."""
 
 
 class Coalesced(Asked, Protocol):
-    """How questions become one script call. Asked for the same object, they go together."""
+    """How to batch questions into one script call; questions about the same object go together."""
 
     script: str
     """The name of the script."""
     most: int
-    """So many questions in one call at most."""
+    """Maximum number of questions in one call."""
 
     def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str | int | float]]:
-        """Return keys and arguments of the script call that asks for all `items`."""
+        """Return keys and arguments of the script call for all `items`."""
 
     def unpack(self, reply: Any, items: Sequence[Any]) -> Sequence[Any]:
-        """Return the answers, one for each of `items`; raise on a reply that makes no sense."""
+        """Return the answers, one for each of `items`; raise on an invalid reply."""
 
 
 class Asking:
     """One question, as a `Waiter`: `claim` returns the answer or raises `StoreUnavailable`.
 
-    Who gives up and who delivers may be in different threads; the one that comes first decides.
+    The caller may give up in one thread while another delivers; the first one decides.
     """
 
     __slots__ = ("_add", "_answer", "_error", "_open", "_wake", "about", "due", "item", "until")
@@ -42,12 +42,12 @@ class Asking:
     def __init__(
         self, about: Asked, item: Any, until: float | None, add: Callable[[Asking], None]
     ) -> None:
-        """Ask for `item`, and wait no longer than `until`; whoever answers gives up by itself."""
-        self.about: Any = about  # a `Coalesced` where a link is to answer
+        """Ask for `item`, waiting until `until`; the answering side has its own timeout."""
+        self.about: Any = about  # a `Coalesced` if a link answers
         self.item = item
         self.until = until
         self.due = 0.0
-        """When whoever answers gives up, on the clock of its event loop."""
+        """When the answering side gives up, on the clock of its event loop."""
         self._add = add
         self._open = [True]
         self._wake: Callable[[], bool] | None = None
@@ -56,7 +56,7 @@ class Asking:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for the answer any more, or it has come."""
+        """Whether the answer has come, or the caller no longer waits for it."""
         return not self._open
 
     def publish(self, wake: Callable[[], bool]) -> None:
@@ -65,20 +65,20 @@ class Asking:
         self.publish_in(self._add)
 
     def publish_in(self, add: Callable[[Asking], None]) -> None:
-        """Ask the store from the loop that this is called in."""
+        """Ask the store from the current event loop."""
         try:
             add(self)
         except StoreUnavailable as error:
             self.fail(error)
 
     def deliver(self, answer: Any) -> None:
-        """Hand over the answer; if nobody waits for it any more, it is unwanted."""
+        """Deliver the answer; if the caller has given up, it is unwanted."""
         self._answer = answer
         if not (self._end() and self._wake is not None and self._wake()):
             self._unwanted()
 
     def fail(self, error: Exception) -> None:
-        """Say that there is no answer."""
+        """Report that there is no answer."""
         self._error = error
         if self._end() and self._wake is not None:
             self._wake()
@@ -92,23 +92,23 @@ class Asking:
             try:
                 raise error
             finally:
-                del error  # or its own frame would keep it alive
+                del error  # break the reference cycle between the error and this frame
         return self._answer
 
     def abandon(self) -> None:
-        """Wait no longer; what has been granted is given back."""
+        """Stop waiting, and give back what was granted."""
         if not self._end() and self._error is None:
             self._unwanted()
 
     def _unwanted(self) -> None:
         try:
             self.about.unwanted(self.item, self._answer)
-        except Exception:  # others wait for their answers
+        except Exception:  # the other waiters must still get their answers
             logging.getLogger("seawall").exception("what was granted is not given back")
 
     def _end(self) -> bool:
-        """Close the question; False if it was closed already."""
+        """Close the question; return False if it was closed already."""
         try:
-            return self._open.pop()  # atomic: of two threads, one gets it
+            return self._open.pop()  # atomic: only one of two threads gets it
         except IndexError:
             return False

@@ -1,4 +1,4 @@
-"""What a breaker knows of a store: models that are kept for all pods, as protocols."""
+"""Protocols between breakers and a store that keeps their models for all pods."""
 
 from __future__ import annotations
 
@@ -15,52 +15,55 @@ if TYPE_CHECKING:
 
 
 class BreakerOwner(Protocol):
-    """What a share knows of the policy that it belongs to; any thread may call it."""
+    """What a share knows of its policy; methods may be called from any thread."""
 
     @property
     def mutex(self) -> Mutex:
         """The lock of its models."""
 
     def now(self) -> float:
-        """Return the time of the clock that the policy's guards have."""
+        """Return the time of the policy's clock."""
 
     def report(self, model: BreakerModel, key: Hashable) -> None:
-        """Tell of the changes of state that `model` has noted; without the lock."""
+        """Report the state changes that `model` has recorded. Called without the lock."""
 
     def mode_changed(self, before: str, after: str, cause: str) -> None:
-        """Tell that the policy goes on without its store, or with it again; without the lock."""
+        """Report that the policy continues without its store, or with it again.
+
+        Without the lock.
+        """
 
     def settings_differ(self, own: str, other: str) -> None:
-        """Tell that another pod has other settings."""
+        """Report that another pod has other settings."""
 
 
 class BreakerShare(Protocol):
     """The models of one policy, each the same in all pods.
 
-    They are used as any model, under the owner's lock. Where `admit` answers that the state is
+    They are used like any model, under the owner's lock. If `admit` answers that the state is
     "unknown", `ask` finds it out.
     """
 
     def model(self, key: Hashable) -> BreakerModel:
-        """Return the model of `key`, new to this pod."""
+        """Return the model of `key`, which is new to this pod."""
 
     def forget(self, model: BreakerModel) -> None:
-        """Follow this model no more; what the store knows of it stays."""
+        """Stop following this model; what the store knows of it stays."""
 
     def begin(self) -> None:
-        """See to it that the store is told, and heard; without the lock. Called often."""
+        """Start exchanging state with the store. Called often, without the lock."""
 
     def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> Waiter:
-        """Return a waiter for what the store says to a call: its `claim` returns what `admit` does.
+        """Return a waiter for the store's decision; its `claim` returns what `admit` would.
 
-        It never raises: if the store cannot say, what was to be done then is done.
+        It never raises: if the store cannot answer, the configured failure mode applies.
         """
 
     def update(self, settings: BreakerSettings) -> None:
-        """Tell other settings from now on."""
+        """Publish other settings from now on."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is known of the sharing."""
+        """Return the state of the sharing."""
 
 
 class BreakerStore(Protocol):

@@ -1,9 +1,10 @@
 """Degraded answers: how they are reported, and the collectors of them.
 
-Promises: a degraded answer names its source, level and cause to subscribers and collectors, and the
-first of each guard to the log; without any of them, nothing is built. Neither an event nor a
-collector keeps the error itself alive, whose traceback leads to the frames of the caller: only its
-kind, and the redacted line of what it says.
+Promises:
+- A degraded answer reports its source, level and cause to subscribers and collectors, and the first
+  of each guard to the log. Without any of them, nothing is built.
+- Neither an event nor a collector keeps the error itself alive, since its traceback refers to the
+  caller's frames. They keep only its kind, and its message in one redacted line.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ MOST_COLLECTED: Final = 100
 """Maximum number of degraded answers in one collector. Further ones are only counted."""
 
 STALE: Final = "cache: stale"
-"""The source of an old answer of a cache."""
+"""The source of an old answer from a cache."""
 
 
 class Degradation:
-    """What a call was answered with instead of the real answer."""
+    """The lesser answer of a call, and why it was used."""
 
     __slots__ = ("age", "error", "level", "source")
 
     def __init__(self, source: str, level: int, error: Exception, age: float | None = None) -> None:
-        """Come from `source`, because of `error`; `age` is that of a stale answer, in seconds."""
+        """Describe an answer from `source`, because of `error`; `age` in seconds if it is stale."""
         self.source = source
         self.level = level
         self.error = error
         self.age = age
 
     def report(self, guard: str) -> None:
-        """Tell subscribers and collectors, and now and then the log."""
+        """Report to subscribers and collectors, and at a low rate to the log."""
         event = self.collect(guard)
         if is_muted():
             return
@@ -49,7 +50,7 @@ class Degradation:
         changes.write_degraded(guard, lambda: event or self._event(guard))
 
     def collect(self, guard: str) -> Degraded | None:
-        """Tell collectors only; return what they were told, if there are any."""
+        """Report to collectors only; return the event, if there are any."""
         collector = _collector_var.get()
         if collector is None:
             return None
@@ -69,14 +70,14 @@ class Degradation:
 
 
 def source_name(function: Any) -> str:
-    """Return what to call the answers of `function`: its name, and no value that is in it."""
+    """Return a name for the answers of `function`, without any value that it contains."""
     function = getattr(unwrapped(function), "func", function)  # of a partial
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return str(name).rpartition("<locals>.")[2]
 
 
 def unwrapped(function: Any) -> Any:
-    """Return the function that decorators stand around."""
+    """Return the function inside of all decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -88,10 +89,10 @@ class Degradations(Sequence[Degraded]):
     __slots__ = ("__weakref__", "_events", "_mutex", "_open", "_outer", "_token", "left_out")
 
     def __init__(self) -> None:
-        """Collect nothing yet."""
+        """Start empty."""
         self._events: list[Degraded] = []
         self.left_out = 0
-        """How many there were beyond those that are kept."""
+        """Number of degraded answers beyond those that are kept."""
         self._mutex = Mutex()
         self._open = False
         self._outer: Degradations | None = None
@@ -107,13 +108,13 @@ class Degradations(Sequence[Degraded]):
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        # A task that goes on with a copy of this context must not fill it for ever.
+        # A task that continues with a copy of this context must not fill it for ever.
         self._open = False
         if self._token is not None:
             reset(_collector_var, self._token)
 
     def add(self, event: Degraded) -> None:
-        """Take in one degraded answer, and hand it to the blocks around this one."""
+        """Add one degraded answer, here and in the blocks around this one."""
         self._mutex.do(lambda: self._take(event))
         if self._outer is not None:
             self._outer.add(event)
@@ -155,7 +156,7 @@ _collector_var: Final[ContextVar[Degradations | None]] = ContextVar(
 def degradations() -> Degradations:
     """Collect every degraded answer that is given inside a `with` block, until it ends.
 
-    So `with degradations() as seen:`. Those of nested guards, child tasks and worker threads of
-    ours are among them. At most 100 are kept; `seen.left_out` counts the others.
+    Write `with degradations() as seen:`. Answers of nested guards, child tasks and Seawall's worker
+    threads are included. At most 100 are kept; `seen.left_out` counts the others.
     """
     return Degradations()

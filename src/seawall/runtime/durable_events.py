@@ -1,7 +1,7 @@
 """The events of what is kept in a database.
 
-They are told and subscribed to as all others, see `seawall.runtime.events`. A job or a call that
-was given up is a `JobDied`, as that of any queue.
+They are published and subscribed to like all others, see `seawall.runtime.events`. A job or a call
+that was given up is a `JobDied`, as in any queue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from seawall.runtime.events import Event
 
 
 class OutboxBlocked(Event):
-    """An event failed as often as it may, and its aggregate waits; `guard` is the outbox's name."""
+    """An event used up its attempts and blocks its aggregate; `guard` is the outbox's name."""
 
     __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "outbox_blocked"
@@ -27,7 +27,7 @@ class OutboxBlocked(Event):
         cause: str,
         traceback: str = "",
     ) -> None:
-        """Tell which aggregate waits, for which event (its id), how often it was tried, and why."""
+        """Hold the blocked aggregate, the event's id, its number of attempts, and why it failed."""
         super().__init__(guard)
         self.aggregate = aggregate
         self.aggregate_id = aggregate_id
@@ -35,11 +35,11 @@ class OutboxBlocked(Event):
         self.attempts = attempts
         self.cause = cause
         self.traceback = traceback
-        """That of the sink's error, redacted and cut; empty if none was raised."""
+        """Traceback of the sink's error, redacted and shortened; empty if none was raised."""
 
 
 class EventDied(Event):
-    """An event failed as often as it may, and was put aside; `guard` is the outbox's name."""
+    """An event used up its attempts and was set aside; `guard` is the outbox's name."""
 
     __slots__ = ("aggregate", "aggregate_id", "attempts", "cause", "event_id", "traceback")
     name = "event_died"
@@ -56,7 +56,7 @@ class EventDied(Event):
         cause: str,
         traceback: str = "",
     ) -> None:
-        """Tell which event died (its id), of which aggregate, how often it was tried, and why."""
+        """Hold the dead event's id, its aggregate, its number of attempts, and why it failed."""
         super().__init__(guard)
         self.aggregate = aggregate
         self.aggregate_id = aggregate_id
@@ -64,11 +64,11 @@ class EventDied(Event):
         self.attempts = attempts
         self.cause = cause
         self.traceback = traceback
-        """That of the sink's error, redacted and cut; empty if none was raised."""
+        """Traceback of the sink's error, redacted and shortened; empty if none was raised."""
 
 
 class FifoGap(Event):
-    """A message is missing for too long; `guard` is the receiver's name."""
+    """A message has been missing for too long; `guard` is the receiver's name."""
 
     __slots__ = ("age", "epoch", "expected", "sender", "skipped_to")
     name = "fifo_gap"
@@ -84,7 +84,7 @@ class FifoGap(Event):
         age: float,
         skipped_to: int | None,
     ) -> None:
-        """Tell which is missing, for how long, and where it goes on; None while it waits."""
+        """Hold which is missing, for how long, and where delivery resumes; None while it waits."""
         super().__init__(guard)
         self.sender = sender
         self.epoch = epoch

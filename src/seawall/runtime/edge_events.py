@@ -1,6 +1,6 @@
-"""The events of a service's edges: what its clients and its probes, hosts and limits went through.
+"""The events of a service's edges: clients, probes, hosts and limits.
 
-They are told and subscribed to as all others, see `seawall.runtime.events`.
+They are published and subscribed to like all others, see `seawall.runtime.events`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from seawall.runtime.events import Event
 
 
 class SoftLimitExceeded(Event):
-    """A request was over a limit that only alerts; `guard` is the edge's name."""
+    """A request exceeded a limit that only alerts; `guard` is the edge's name."""
 
     __slots__ = ("limit",)
     name = "soft_limit_exceeded"
 
     def __init__(self, guard: str, *, limit: str) -> None:
-        """Tell which limit, by name."""
+        """Hold the limit's name."""
         super().__init__(guard)
         self.limit = limit
 
 
 class OverloadChanged(Event):
-    """The event loop of an edge became overloaded, or is not any more; `guard` is the edge's name.
+    """The event loop of an edge became overloaded, or recovered; `guard` is the edge's name.
 
-    During overload requests are shed. The end is noticed with the next request that comes.
+    Requests are shed during overload. The end is noticed with the next request.
     """
 
     __slots__ = ("load", "overloaded")
@@ -31,7 +31,7 @@ class OverloadChanged(Event):
     is_change = True
 
     def __init__(self, guard: str, *, overloaded: bool, load: float) -> None:
-        """Tell whether it is overloaded now, and its load: above 1 more is asked than fits."""
+        """Hold whether it is overloaded now, and its load: above 1, demand exceeds capacity."""
         super().__init__(guard)
         self.overloaded = overloaded
         self.load = load
@@ -45,7 +45,7 @@ class HealthChanged(Event):
     is_change = True
 
     def __init__(self, guard: str, *, check: str, before: str, after: str, output: str) -> None:
-        """Tell which check, its state before and after, and what it said."""
+        """Hold which check, its state before and after, and its output."""
         super().__init__(guard)
         self.check = check
         self.before = before
@@ -54,14 +54,14 @@ class HealthChanged(Event):
 
 
 class LifecycleChanged(Event):
-    """A service went from one phase of its life to the next; `guard` is its name."""
+    """A service went from one phase of its lifecycle to the next; `guard` is its name."""
 
     __slots__ = ("after", "before", "in_flight")
     name = "lifecycle_changed"
     is_change = True
 
     def __init__(self, guard: str, *, before: str, after: str, in_flight: int) -> None:
-        """Tell the phases, and how many requests were being served at that moment."""
+        """Hold the phases, and the number of requests in flight at that moment."""
         super().__init__(guard)
         self.before = before
         self.after = after
@@ -69,14 +69,14 @@ class LifecycleChanged(Event):
 
 
 class HostEjected(Event):
-    """A host gets no more requests for a while: it did worse than it should, or is suspected."""
+    """A host gets no requests for a while: it performed too badly, or is suspected."""
 
     __slots__ = ("cause", "host", "seconds")
     name = "host_ejected"
     is_change = True
 
     def __init__(self, guard: str, *, host: str, cause: str, seconds: float) -> None:
-        """Tell which host, why, and for how long; 0 seconds means until the cause is over."""
+        """Hold which host, why, and for how long; 0 seconds means until the cause is over."""
         super().__init__(guard)
         self.host = host
         self.cause = cause
@@ -91,7 +91,7 @@ class HostRestored(Event):
     is_change = True
 
     def __init__(self, guard: str, *, host: str, cause: str) -> None:
-        """Tell which host, and why."""
+        """Hold which host, and why."""
         super().__init__(guard)
         self.host = host
         self.cause = cause

@@ -1,4 +1,4 @@
-"""What kind of function a user hands over, told without importing `inspect`."""
+"""Classification of a user's function, without importing `inspect`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from seawall._checks import (
 )
 
 NO_CALL: Final = GENERATOR | ASYNC_GENERATOR
-"""The flags of code that cannot be called under a guard."""
+"""Code flags of functions that cannot be called under a guard."""
 NO_PLAIN_CALL: Final = NO_CALL | COROUTINE
-"""The same where nobody awaits it."""
+"""Code flags of functions that cannot be called under a guard without `await`."""
 
 
 def kind_of(function: Callable[..., Any]) -> FunctionKind:
-    """Tell how `function` runs; raises if it is nothing that can be guarded."""
+    """Return how `function` runs; raise if it cannot be guarded."""
     if isinstance(function, (staticmethod, classmethod)):
         name = type(function).__name__
         raise TypeError(f"put the guard below @{name}, next to the function itself")
@@ -32,11 +32,11 @@ def kind_of(function: Callable[..., Any]) -> FunctionKind:
 
 
 class WrongCall(BaseException):
-    """The program is wrong, not the dependency: no layer answers it, and it ends as a TypeError."""
+    """The program is wrong, not the dependency: no layer handles it; it becomes a TypeError."""
 
 
 def refuse(function: Callable[..., Any]) -> NoReturn:
-    """Raise: what `function` would do is not done by calling it, or not by this kind of call."""
+    """Raise because `function` needs iterating or awaiting, not this kind of call."""
     if kind_of(function) == "async":
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(f"{name} is async: write `await guard.acall({name}, ...)`")
@@ -47,15 +47,16 @@ def refuse(function: Callable[..., Any]) -> NoReturn:
 
 
 def is_async(function: Any) -> bool:
-    """Tell at a glance whether `function` is an `async def`; False if that takes a closer look."""
+    """Return whether `function` is an `async def`, quickly; False if that needs a closer look."""
     code = getattr(function, "__code__", None)
     return code is not None and bool(code.co_flags & COROUTINE)
 
 
 def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` for a call that awaits it, if it may be a plain one: then it just runs.
+    """Return `function` in a form that can be awaited; a plain function simply runs.
 
-    A plain function may hand out a coroutine; what is none was done, and must not count as failed.
+    A plain function may return a coroutine, which is awaited. Any other result is a success, and
+    must not count as a failure because it cannot be awaited.
     """
     if kind_of(function) == "async":
         return function

@@ -1,9 +1,9 @@
-"""Guarded generators: the stack stands around the first item, the gates stay until the end.
+"""Guarded generators: the stack covers the first item, the gates stay until the end.
 
-Timeout and Retry reach as far as the first item: after it something was given away already. Gates
-are held until the generator ends or is closed, and left once; a consumer that has enough and closes
-it is a success like one that reads to the end. Context variables are set for each step and taken
-back after it, since between two steps the caller's own code runs.
+Timeout and Retry apply up to the first item: after that, an item has already been handed out. Gates
+are held until the generator ends or is closed, and left once. A consumer that closes it early is a
+success, like one that reads to the end. Context variables are set for each step and reset after it,
+since the caller's own code runs between two steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seawall.runtime.runners import run_async, run_sync
 
 
 class _Started:
-    """A source that was asked for its first item, and is asked for more."""
+    """A source that has delivered its first item and is asked for more."""
 
     __slots__ = ("_attempt", "_need", "ended", "item", "source")
 
@@ -43,7 +43,7 @@ class _Started:
 
     @contextmanager
     def _context(self) -> Iterator[None]:
-        """Set what the source saw at its first item, for one more step."""
+        """Set the context variables that the source saw at its first item, for one more step."""
         attempt = attempt_var.set(self._attempt)
         need = need_var.set(self._need)
         try:
@@ -53,7 +53,7 @@ class _Started:
             reset(attempt_var, attempt)
 
     def step(self, how: Callable[[Any], Any], argument: Any) -> None:
-        """Go on to the next item, by `send` or `throw`."""
+        """Advance to the next item, by `send` or `throw`."""
         try:
             with self._context():
                 self.item = how(argument)
@@ -62,12 +62,12 @@ class _Started:
             self.item = stop.value
 
     def close(self) -> None:
-        """End the source early."""
+        """Close the source early."""
         with self._context():
             self.source.close()
 
     async def astep(self, how: Callable[[Any], Any], argument: Any) -> None:
-        """Go on to the next item, by `asend` or `athrow`."""
+        """Advance to the next item, by `asend` or `athrow`."""
         try:
             with self._context():
                 self.item = await how(argument)
@@ -75,13 +75,13 @@ class _Started:
             self.ended = True
 
     async def aclose(self) -> None:
-        """End the source early."""
+        """Async twin of `close`."""
         with self._context():
             await self.source.aclose()
 
 
 Pick = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Host, Sequence[Layer]]]
-"""Tells which guard a call with these arguments belongs to, and its layers."""
+"""Returns the guard of a call with these arguments, and its layers."""
 
 
 def _call(
@@ -101,7 +101,7 @@ def _call(
 def guard_generator(
     pick: Pick, function: Callable[..., Generator[Any, Any, Any]]
 ) -> Callable[..., Generator[Any, Any, Any]]:
-    """Return `function` with the layers around it that `pick` says for its arguments."""
+    """Return `function` with the layers around it that `pick` returns for its arguments."""
 
     def first(*args: Any, **kwargs: Any) -> _Started:
         return _first_of(function(*args, **kwargs))
@@ -136,7 +136,7 @@ def guard_generator(
 
 
 def _first_of(items: Any) -> _Started:
-    """Ask a generator, or whatever a fallback gives to be iterated over, for its first item."""
+    """Read the first item of a generator, or of any iterable that a fallback returns."""
     source = items if hasattr(items, "send") else _from_iterable(items)
     try:
         return _Started(source, next(source))
@@ -151,7 +151,7 @@ def _from_iterable(items: Iterable[Any]) -> Generator[Any, Any, None]:
 def guard_async_generator(
     pick: Pick, function: Callable[..., AsyncGenerator[Any, Any]]
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """Return `function` with the layers around it that `pick` says for its arguments."""
+    """Return `function` with the layers around it that `pick` returns for its arguments."""
 
     async def first(*args: Any, **kwargs: Any) -> _Started:
         return await _afirst_of(function(*args, **kwargs))
@@ -184,7 +184,7 @@ def guard_async_generator(
 
 
 async def _afirst_of(items: Any) -> _Started:
-    """Ask an async generator, or whatever a fallback gives, for its first item."""
+    """Read the first item of an async generator, or of any iterable that a fallback returns."""
     source = items if hasattr(items, "asend") else _from_any_iterable(items)
     try:
         return _Started(source, await first_step(source))
@@ -193,11 +193,11 @@ async def _afirst_of(items: Any) -> _Started:
 
 
 def first_step(source: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
-    """Begin with an async generator that another one closes; return what awaits its first item.
+    """Start an async generator that another one closes; return an awaitable of its first item.
 
-    An event loop that ends closes all async generators that it has seen begin, all at once: this
-    one and the one that closes it, which would find it "already running". So the loop does not see
-    it begin. It is closed by its owner, which the loop has seen.
+    An event loop that ends closes all async generators that it has seen start, concurrently: this
+    one and its owner, which also closes it and would find it "already running". So it is started
+    without the loop's hook. Its owner, which the loop knows, closes it.
     """
     seen = get_asyncgen_hooks().firstiter
     set_asyncgen_hooks(firstiter=None)

@@ -1,6 +1,6 @@
 """The gates of a guard around a block of code that cannot be a function.
 
-The block may say itself how it went (`Verdict`): a response with status 503 raises nothing.
+The block may report its own outcome (`Verdict`): a response with status 503 raises nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from seawall.runtime.runners import run_async, run_sync
 
 
 class Verdict:
-    """What a block of code says of itself; the last word counts, whatever the block raises."""
+    """A block's report about itself; the last report counts, whatever the block raises."""
 
     __slots__ = ("_open", "_said")
 
     def __init__(self) -> None:
-        """Begin outside of the block, with nothing said."""
+        """Start outside of the block, without a report."""
         self._open = False
         self._said: BaseException | None = None
 
     def failed(self, error: Exception | str) -> None:
-        """Count the block as failed with `error`, though it does not raise it.
+        """Count the block as failed with `error`, although it does not raise it.
 
-        A text stands for a `ReportedFailure`. A breaker's `is_failure` is asked as if the block had
+        A string becomes a `ReportedFailure`. A breaker's `is_failure` is called as if the block had
         raised it.
         """
         if not isinstance(error, Exception | str):
@@ -48,13 +48,14 @@ class Verdict:
 
     def _end(self, error: BaseException | None) -> BaseException | None:
         """End the block; return the error that it counts with, if any."""
-        said, self._said = self._said, None  # its traceback may lead to the frame that has this
+        # Break the cycle: its traceback may refer to the frame that holds this.
+        said, self._said = self._said, None
         self._open = False
         return error if said is None else said
 
 
 class _NoVerdict(BaseException):
-    """Stands for the error of a block that is to be ignored; no Exception, so never retried."""
+    """Placeholder error of a block to ignore; not an Exception, so it is never retried."""
 
     no_verdict = True
 
@@ -114,13 +115,13 @@ class Hold(Verdict):
 
 @contextmanager
 def explained(method: str, call: Call) -> Iterator[None]:
-    """Say in a TypeError that is raised before `call` begins what it may be for."""
+    """Add advice to a TypeError that is raised before `call` begins."""
     try:
         yield
     except TypeError as error:
         if call.attempts:
             raise
-        # Nothing but a user's own functions (key=, cost=...) is called with arguments here.
+        # Only the user's own functions (key=, cost=...) are called with arguments here.
         advice = f"give {method}(...) the arguments that key=, cost= and the like look at"
         raise TypeError(f"{error}: {advice}") from error
 

@@ -1,7 +1,7 @@
-"""Ask an HTTP server for the status of one path, by a connection of its own.
+"""Request the status of one path from an HTTP server, over a new connection.
 
 For health checks and probes: nothing is pooled, redirected, decoded or kept, so that the answer
-says how the server is now.
+shows the server's current state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 LONGEST: Final = 65_536
-"""Bytes of an answer that are read; its first line is all that matters."""
+"""Maximum bytes of an answer that are read; only its first line matters."""
 
 INTERIM: Final = 8
-"""Maximum number of answers such as "103 Early Hints" before the one that counts."""
+"""Maximum number of interim answers such as "103 Early Hints" before the final one."""
 
 
 async def http_status(
@@ -29,11 +29,11 @@ async def http_status(
     within: float | None = None,
     linger: float = 0.0,
 ) -> int:
-    """GET `target` and return the status; 0 if the answer is no HTTP.
+    """GET `target` and return the status; 0 if the answer is not HTTP.
 
-    `host` is what the header of that name says. Raises OSError, EOFError or ValueError if there is
-    no answer `within` so many seconds, or none that makes sense. Then wait `linger` seconds for
-    the server to hang up first, so that it need not notice a reset.
+    `host` is the value of the Host header. Raise OSError, EOFError or ValueError if there is no
+    valid answer `within` this many seconds. Then wait `linger` seconds for the server to close the
+    connection first, so that it sees no reset.
     """
     writer = None
     try:
@@ -58,7 +58,7 @@ async def http_status(
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    """Return the status of the answer that counts; 0 if there is none."""
+    """Return the status of the final answer; 0 if there is none."""
     for _turn in range(INTERIM):
         version, status, *_ = (await reader.readline()).split(None, 2)
         if not version.startswith(b"HTTP/1.") or not status.isdigit():

@@ -1,7 +1,7 @@
-"""What a rate limit knows of a store: limits that are kept for all pods, as protocols.
+"""Protocols between rate limits and a store that keeps them for all pods.
 
-A policy asks a `LimitStore` once for its `LimitShare`. Charges are always one for each limit, in
-the order of the limits; what costs 0 is never asked for, unless that is an estimate.
+A policy asks a `LimitStore` once for its `LimitShare`. There is always one charge for each limit,
+in the order of the limits. A cost of 0 is never requested, unless it is an estimate.
 """
 
 from __future__ import annotations
@@ -22,81 +22,81 @@ class Wanted(Protocol):
     key: Hashable
     cost: int
     estimated: bool
-    """Whether the actual cost is told later."""
+    """Whether the actual cost is reported later."""
 
 
 class Receipt(Protocol):
-    """What was taken, for whoever has to give it back: known to the share alone.
+    """A record of what was taken, for giving it back; only the share can read it.
 
     After `LimitShare.see()` it may have `standings`, a `Standing` by the number of each limit.
     """
 
 
 class Verdict(NamedTuple):
-    """What the store says to a call."""
+    """The store's decision about a call."""
 
     wait: float | None
-    """0: taken. Else so many microseconds until the same would be admitted; None: never."""
+    """0: taken. Otherwise microseconds until the same call would be admitted; None: never."""
     first: int = 0
-    """Which limit is the first that is exceeded, where nothing was taken."""
+    """Index of the first exceeded limit, if nothing was taken."""
     longest: int = 0
-    """Which limit keeps it longest."""
+    """Index of the limit with the longest wait."""
     receipt: Receipt | None = None
-    """Where it was taken."""
+    """The receipt, if it was taken."""
 
 
 class Standing(NamedTuple):
-    """How one limit stands."""
+    """The current state of one limit."""
 
     left: int
-    """How much may be taken at once now."""
+    """How much may be taken now."""
     rest: float
-    """Microseconds until all that was taken is forgotten; of a receipt, until there is more."""
+    """Microseconds until all usage is forgotten; in a receipt, until there is more to take."""
 
 
 class Door(Protocol):
-    """Where a gate may spend in its success path, in steps that nothing can interrupt."""
+    """What a gate may spend from in its success path, in uninterruptible steps."""
 
     open: Any
-    """The lot to spend from; one that holds nothing where the share has to be asked."""
+    """The lot to spend from; an empty one if the share must be asked."""
     cost: float
-    """What a call costs, set by the policy; infinite where calls have to be looked at."""
+    """Cost of a call, set by the policy; infinite if each call must be inspected."""
 
 
 class LimitShare(Protocol):
     """The limits of one policy, in a store. Every failure of the store is `StoreUnavailable`."""
 
     sharing: str
-    """How: "exact", "leased" or "split"."""
+    """Mode of sharing: "exact", "leased" or "split"."""
 
     door: Door | None
-    """Where to spend in a hurry, of a single limit without keys; None if that cannot be."""
+    """Fast path for spending, for a single limit without keys; None if there is none."""
 
     @property
     def excess(self) -> tuple[int, ...]:
-        """What may be taken beyond each limit, at most; empty if nothing may."""
+        """Maximum amount beyond each limit that may be taken; empty if none."""
 
     @property
     def mode(self) -> str:
-        """What decides: "shared" is the store; else it is what is done while that is away."""
+        """What decides: "shared" is the store; otherwise the mode used while the store is away."""
 
     @property
     def away(self) -> bool:
-        """Whether this pod has to decide alone now."""
+        """Whether this pod currently has to decide alone."""
 
     @property
     def times(self) -> int:
-        """Among how many pods the limits are divided where each decides alone."""
+        """Number of pods among which the limits are divided when each decides alone."""
 
     @property
     def store_name(self) -> str:
-        """What the store is called."""
+        """Name of the store."""
 
     def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
         """Pay from what this pod was granted before; None if it has to ask. Never blocks."""
 
     def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Waiter:
-        """Return a waiter for the store's `Verdict`: its `claim` returns it."""
+        """Return a waiter whose `claim` returns the store's `Verdict`."""
 
     async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
         """Return the store's verdict, in the running event loop.
@@ -105,55 +105,55 @@ class LimitShare(Protocol):
         """
 
     def decide(self, charges: Sequence[Wanted]) -> Verdict:
-        """Take by reservation: blocks this thread for the store's answer."""
+        """Take by reservation; block this thread until the store answers."""
 
     async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
-        """Do the same in the running event loop."""
+        """Async twin of `decide`."""
 
     def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
-        """Take up to `most` for those charges that are estimated; blocks this thread.
+        """Take up to `most` for the estimated charges; block this thread.
 
-        Returns how much; 0 also where another charge does not fit.
+        Return the amount; 0 also if another charge does not fit.
         """
 
     async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
-        """Do the same in the running event loop."""
+        """Async twin of `take_up_to`."""
 
     def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Take nothing, and tell how each limit stands; blocks this thread."""
+        """Return the state of each limit without taking anything; block this thread."""
 
     async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Do the same in the running event loop."""
+        """Async twin of `peek`."""
 
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
-        """Count what was admitted without the store's word, a key and a cost for each limit.
+        """Count calls that were admitted without the store: a key and a cost for each limit.
 
-        Returns at once.
+        Does not block.
         """
 
     def settle(self, receipt: Receipt, used: Sequence[int | None]) -> None:
-        """Tell for each limit what was really used; None where it stays. Returns at once."""
+        """Report the actual use for each limit; None leaves it unchanged. Does not block."""
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Let no more than `remaining` be taken for so many microseconds. Returns at once."""
+        """Allow at most `remaining` for `reset_after` microseconds. Does not block."""
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Do the same, and wait until the store has taken note."""
+        """Async twin of `lower`, which waits until the store has confirmed."""
 
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget what was counted, of these limits and keys; blocks this thread until it is."""
+        """Forget the usage of these limits and keys; block this thread until done."""
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do the same in the running event loop."""
+        """Async twin of `reset`."""
 
     def see(self) -> None:
-        """Let whoever takes be told what is left, where the store was asked."""
+        """Add the state of the limits to receipts, if the store was asked."""
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
-        """Follow other numbers from now on."""
+        """Use other numbers from now on."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is known of the sharing."""
+        """Return the state of the sharing."""
 
 
 class LimitStore(Protocol):
@@ -174,7 +174,7 @@ class LimitStore(Protocol):
         """Return what is shared under `name`.
 
         `changed(before, after, cause)` is called at every change of mode, and `differs(own, other)`
-        if other pods have other settings. `rerule(rules)` lets the meters in memory follow other
-        rules of the same kinds, by their `adopt`: for a share that has a part of the limits. All
-        by any thread.
+        if other pods have other settings. `rerule(rules)` makes the meters in memory adopt other
+        rules of the same kinds: for a share that has a part of the limits. Any thread may call
+        them.
         """

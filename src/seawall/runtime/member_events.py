@@ -1,6 +1,6 @@
 """The events of failure detection: changes of members, and pauses of this process itself.
 
-They are published and subscribed to as all others, see `seawall.runtime.events`.
+They are published and subscribed to like all others, see `seawall.runtime.events`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class MemberChanged(Event):
         """Describe the change of `member`.
 
         `level` is how strongly it was suspected when it changed, as its detector measures that: for
-        a change to alive or left, just before it. `duration` is for how many seconds the state
-        before has lasted; `by` is the member on whose word it changed, empty for this process
-        itself.
+        a change to alive or left, just before it. `duration` is how many seconds the state before
+        lasted. `by` is the member that reported the change, empty for this process itself.
         """
         super().__init__(guard)
         self.member = member
@@ -49,7 +48,7 @@ class MemberChanged(Event):
 
 
 class OwnPause(Event):
-    """The process itself was stopped for a while, and accuses nobody because of it.
+    """The process itself was paused for a while, and suspects no member because of it.
 
     `guard` is the group's name.
     """

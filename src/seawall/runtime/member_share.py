@@ -1,6 +1,6 @@
-"""What heartbeats ask of a store that pods share: where members write, and read of each other.
+"""Protocols between heartbeats and a shared store, where members write and read them.
 
-`members` knows these protocols; `shared` implements them on Redis and Valkey, and in memory.
+`members` uses these protocols; `shared` implements them on Redis and Valkey, and in memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ MEMORY: Final = 3600.0
 
 
 class Beat(NamedTuple):
-    """The last heartbeat of a member, as the store has it."""
+    """The last heartbeat of a member, as stored."""
 
     member: str
     stamp: float
-    """When it was written, by the store's clock; another one means another heartbeat."""
+    """When it was written, by the store's clock; a different stamp means a new heartbeat."""
     age: float
     """Seconds since then, by the same clock."""
 
@@ -26,24 +26,24 @@ class Sighting(NamedTuple):
 
     beats: list[Beat]
     left: list[str]
-    """The members that have said goodbye."""
+    """Members that have left."""
 
 
 class BeatShare(Protocol):
     """The heartbeats of one group in a store."""
 
     async def beat(self, member: str, most: int, patience: float) -> Sighting:
-        """Write a heartbeat of `member`, and return those of `most` members at most.
+        """Write a heartbeat of `member`, and return those of at most `most` members.
 
-        Raises `StoreUnavailable` if there is no answer within `patience` seconds.
+        Raise `StoreUnavailable` if there is no answer within `patience` seconds.
         """
 
     async def leave(self, member: str, patience: float) -> None:
-        """Say that `member` ends."""
+        """Record that `member` leaves."""
 
 
 class BeatStore(Protocol):
     """A store that keeps heartbeats."""
 
     def heartbeats(self, group: str) -> BeatShare:
-        """Return the heartbeats of a group, by its name."""
+        """Return the heartbeats of the group with that name."""

@@ -1,14 +1,14 @@
-"""A lock that neither the garbage collector nor a signal can turn against us, and what forks leave.
+"""A lock that is safe against the garbage collector, signals and forks.
 
 The collector may run while a thread is inside a locked section, and close a coroutine or generator
-that wants to give a slot back: to the very lock which that thread holds. A plain lock would block
+that gives a slot back and so needs the very lock which that thread holds. A plain lock would block
 for ever; a reentrant one would let it into a half-done change. Here such work waits until the
 section is over.
 
-A signal handler that raises may do so wherever CPython looks for signals: as a Python function
-begins, at a jump backwards, after a call of a C function. Between the call of a C function by
-`with` and the block it does not look (CPython 3.11 to 3.13 and 3.15; 3.14 does, gh-148874). So a
-section is entered and left by C code only, and is always left.
+A signal handler may raise wherever CPython checks for signals: at the start of a Python function,
+at a backward jump, after a call of a C function. It does not check between the call of a C function
+by `with` and the block (CPython 3.11 to 3.13 and 3.15; 3.14 does, gh-148874). So a section is
+entered and left by C code only, and is always left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     class CLock:
-        """What a reentrant lock of the interpreter's own can do; its type cannot be named."""
+        """Methods of the interpreter's own reentrant lock, whose type cannot be named."""
 
         def __enter__(self) -> bool: ...
         def __exit__(self, *exc: object) -> None: ...
@@ -37,16 +37,16 @@ else:
 
 
 class Mutex(CLock):
-    """`with mutex:` for a section; `mutex.do(work)` for what may come from the collector."""
+    """`with mutex:` for a section; `mutex.do(work)` for work that the collector may trigger."""
 
     def __init__(self) -> None:
-        """Begin unlocked."""
+        """Start unlocked."""
         super().__init__()
         self._later: deque[Callable[[], Any]] = deque()
         self._working = False
 
     def do(self, work: Callable[[], Any]) -> None:
-        """Do `work` in a section of its own, or after the one that this thread is in."""
+        """Do `work` in its own section, or after the section that this thread is in."""
         if self._is_owned():
             self._later.append(work)
             if not self._working:
@@ -61,11 +61,11 @@ class Mutex(CLock):
                     self._work_off()
                 finally:
                     self._working = False
-        if self._later:  # it came after the last look
+        if self._later:  # it was added after the last check
             self.do(_nothing)
 
     def _work_off(self) -> None:
-        """Do what had to wait. Nobody is left who could handle its errors, so they are logged."""
+        """Do the deferred work. No caller is left to handle its errors, so they are logged."""
         while self._later:
             work = self._later.popleft()
             try:
@@ -76,11 +76,11 @@ class Mutex(CLock):
                 getLogger("seawall").exception("work that had to wait for a lock failed")
 
     def _do_later(self) -> None:
-        """Have another thread wait for the end of the section: nothing of ours runs at it."""
+        """Let another thread wait for the end of the section, where no code of ours runs."""
         try:
             start_new_thread(self.do, (_nothing,))
         except RuntimeError:
-            pass  # no more threads, or the interpreter ends: the next caller does it
+            pass  # no more threads, or the interpreter exits: the next caller does it
 
 
 def _nothing() -> None:
@@ -88,14 +88,14 @@ def _nothing() -> None:
 
 
 class Nesting:
-    """Which sections of one mutex are open; under it. One that a signal cut short is found out."""
+    """The open sections of one mutex, under it. Detects sections that a signal cut short."""
 
     def __init__(self) -> None:
-        """Begin outside of all."""
+        """Start without sections."""
         self._frames: list[FrameType] = []
 
     def enter(self) -> None:
-        """Note a section of the caller of our caller."""
+        """Record a section of the caller's caller."""
         here = sys._getframe(2)  # noqa: SLF001 - inspect would load half the library
         if self._frames:
             running = set()
@@ -107,17 +107,17 @@ class Nesting:
         self._frames.append(here)
 
     def leave(self) -> bool:
-        """End the section; tell whether it was the outermost."""
+        """End the section; return whether it was the outermost."""
         if self._frames:
             self._frames.pop()
         return not self._frames
 
 
 class Forkable(Protocol):
-    """Something that has to be put right in a child process."""
+    """An object that must be repaired in a child process."""
 
     def _after_fork(self) -> None:
-        """Forget the threads that did not come along, and the locks they held."""
+        """Forget the threads that did not survive the fork, and the locks they held."""
 
 
 _forkable: WeakSet[Forkable] = WeakSet()
@@ -130,7 +130,7 @@ def survives_fork(thing: Forkable) -> None:
 
 def _after_fork() -> None:
     for thing in list(_forkable):
-        thing._after_fork()  # noqa: SLF001 - nothing for users
+        thing._after_fork()  # noqa: SLF001 - not for users
 
 
 if hasattr(os, "register_at_fork"):

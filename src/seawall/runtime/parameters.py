@@ -1,7 +1,7 @@
 """How a generated function takes arguments and passes them on.
 
-Taking `*args, **kwargs` builds a tuple and a dict at each call. Where the guarded function is plain
-Python, its own parameters are written instead: they pass straight through.
+Taking `*args, **kwargs` builds a tuple and a dict at each call. If the guarded function is plain
+Python, its own parameters are written instead, and arguments pass straight through.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANY = Parameters("*args, **kwargs", "*args, **kwargs", "args", "kwargs")
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
-    """Return how to take and pass on what `function` takes; `ANY` where that cannot be told."""
+    """Return how to take and pass on the arguments of `function`; `ANY` if that is unknown."""
     if type(function) is not FunctionType:
         return ANY
     code = function.__code__
@@ -44,7 +44,7 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     varargs = extra.pop(0) if code.co_flags & _VARARGS else None
     varkeywords = extra.pop(0) if code.co_flags & _VARKEYWORDS else None
     used = [*positional, *keywords, *filter(None, (varargs, varkeywords))]
-    # The text's own names all end in an underscore. And nothing but a name may become part of it.
+    # The text's own names all end in an underscore, and only identifiers may become part of it.
     if any(not n.isidentifier() or iskeyword(n) or n.endswith("_") for n in used):
         return ANY
     declared, defaults = _declared(function, positional, keywords, varargs, varkeywords)

@@ -1,6 +1,6 @@
-"""The events of pipelines: what fails and comes back, what is set aside, how a run ended.
+"""The events of pipelines: failures and recoveries, dead letters, and the end of a run.
 
-They are published and subscribed to as all others, see `seawall.runtime.events`.
+They are published and subscribed to like all others, see `seawall.runtime.events`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 
 
 class Plan:
-    """How the calls of one guard run; compiled when first needed."""
+    """How the calls of one guard run; compiled on first use."""
 
     def __init__(self, host: Host, bounds: Sequence[Bound], around: Layer | None = None) -> None:
         """Go through `bounds`, the first outermost; with a layer `around` all of them."""
@@ -25,12 +25,12 @@ class Plan:
         self._bounds = bounds
         self._segments: dict[tuple[int, Kind, bool], _Segment] = {}
         self._binders: dict[Kind, Binder] = {}
-        """Where no driver is in the way, what makes a guarded function of any other."""
+        """Factories of guarded functions, if there is no driver."""
 
     def bind(self, function: Function, kind: Kind, parameters: Parameters = ANY) -> Function:
         """Return `function` with all layers around it, taking `parameters`."""
         binder = self._binders.get(kind)
-        if binder is not None and parameters is ANY:  # guard.call(): at each call
+        if binder is not None and parameters is ANY:  # guard.call() takes this path at each call
             return binder(function, ())
         segment = self._segment(0, kind, in_thread=False)
         if segment.driver is None:
@@ -46,11 +46,11 @@ class Plan:
 
     @property
     def runs_in_threads(self) -> bool:
-        """Whether an async call has a plain function run elsewhere."""
+        """Whether an async call runs a plain function through a driver."""
         return self._segment(0, "async", in_thread=False).driver is not None
 
     def check(self, kind: Kind) -> None:
-        """Raise if a function of that kind cannot be at the very inside."""
+        """Raise if a function of that kind cannot be innermost."""
         for bound in self._bounds:
             layer = bound.layer(kind)
             if isinstance(layer, Driver) and not layer.can_run(kind):
@@ -69,7 +69,7 @@ class Plan:
     def _inside(
         self, segment: _Segment, function: Function, kind: Kind, *, interpreted: bool
     ) -> Function:
-        """Return what the segment's driver makes of all that is inside it."""
+        """Return the function that the segment's driver makes of everything inside it."""
         driver = segment.driver
         assert driver is not None  # noqa: S101 - for the type checker
         inner_kind = driver.inner_kind(kind)
@@ -83,7 +83,7 @@ class Plan:
         return wrapped
 
     def layers(self, kind: Kind, purpose: str) -> list[Layer]:
-        """Return all layers, where none of them may be a driver: `purpose` is for the refusal."""
+        """Return all layers; raise if one is a driver. `purpose` is for the error message."""
         layers = [(bound, bound.layer(kind)) for bound in self._bounds]
         for bound, layer in layers:
             if isinstance(layer, Driver):
@@ -117,7 +117,7 @@ class Plan:
         return segment
 
     def _collect_verdicts(self, layers: list[Layer], end: int) -> None:
-        """Stand around a retry whose attempts pass the driver at `end` and then count calls."""
+        """Add a collector around a retry whose attempts pass a driver before gates count them."""
         first = next((n for n, layer in enumerate(layers) if layer.repeats), None)
         inside = self._bounds[end + 1 :]
         if first is not None and any(getattr(one, "attempted", None) for one in inside):
@@ -125,7 +125,7 @@ class Plan:
 
 
 class _Segment(NamedTuple):
-    """Layers in a row, and the driver that ends them (at position `end`), if one does."""
+    """Consecutive layers, and the driver that ends them (at position `end`), if any."""
 
     path: FastPath
     driver: Driver | None

@@ -1,4 +1,4 @@
-"""What every policy has in common, and what binds it to a guard."""
+"""What all policies have in common, and what binds them to a guard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES: tuple[Mode, ...] = ("enforce", "shadow", "off")
 
 
 class Bound:
-    """A policy as part of one guard: its statistics there live here, its state in the policy."""
+    """A policy as part of one guard: holds its statistics there; its state is in the policy."""
 
     def __init__(self, policy: Policy, host: Host) -> None:
         """Belong to `host`."""
@@ -27,7 +27,7 @@ class Bound:
         self.host = host
 
     def layer(self, kind: Kind) -> Layer | Driver:
-        """Return what a call of that kind goes through."""
+        """Return the layer that a call of that kind goes through."""
         raise NotImplementedError
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -42,15 +42,15 @@ class Policy:
     """The policy's name in errors, events and metrics."""
 
     needs_statistics: ClassVar[bool] = True
-    """Whether it reads how its guard's calls went. Alone, one that does not has none kept."""
+    """Whether it reads its guard's statistics. If not, used alone, none are kept."""
 
     def __init__(self) -> None:
-        """Be bound to no guard yet."""
+        """Start unbound."""
         self._bindings: list[ref[Bound]] = []
 
     def __call__(self, function: F) -> F:
         """Use this policy alone as a decorator."""
-        # By name: a guard is made of policies, so policies cannot import it.
+        # Imported by name: a guard is made of policies, so policies cannot import it.
         guarded: F = import_module("seawall.guard").Guard.alone(self, function)
         return guarded
 
@@ -58,18 +58,18 @@ class Policy:
         """Become part of `host`."""
         bound = self._bind(host)
         kept = [known for known in self._bindings if known() is not None]
-        self._bindings = [*kept, ref(bound)]  # swapped whole: others read it meanwhile
+        self._bindings = [*kept, ref(bound)]  # swapped whole: other threads read it meanwhile
         return bound
 
     @property
     def bindings(self) -> list[Bound]:
-        """What binds this policy to the guards that it is part of."""
+        """The bounds of this policy in the guards that it is part of."""
         return [bound for known in self._bindings if (bound := known()) is not None]
 
     def update(self, **changes: Any) -> None:
         """Change settings at run time; state and calls in flight are kept.
 
-        Takes the names of the constructor's arguments. Bad values raise and change nothing.
+        Takes the names of the constructor's arguments. Invalid values raise and change nothing.
         """
         if not changes:
             raise TypeError(f"{type(self).__name__}.update(): name what to change")
@@ -81,7 +81,7 @@ class Policy:
         raise NotImplementedError
 
     def _at_rest(self, now: float) -> bool:
-        """Tell whether forgetting its state would break no bound and let nobody off."""
+        """Return whether forgetting its state would break no limit and erase no penalty."""
         return True
 
     def _update(self, changes: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class GatePolicy(Policy):
     """A policy that admits or refuses. It acts (`enforce`), only counts (`shadow`), or is `off`."""
 
     def __init__(self, mode: Mode) -> None:
-        """Begin in `mode`."""
+        """Start in `mode`."""
         super().__init__()
         self.mode: Mode = check.choice("mode", mode, MODES)
 
@@ -109,17 +109,17 @@ class GateBound(Layer, Bound):
     policy: GatePolicy
 
     def __init__(self, policy: GatePolicy, host: Host) -> None:
-        """Belong to `host`; nothing refused yet."""
+        """Belong to `host`; nothing is refused yet."""
         super().__init__(policy, host)
         self.refused = 0
         self.would_refuse = 0
 
     def layer(self, kind: Kind) -> Layer:
-        """Return this gate: one for sync and async."""
+        """Return this gate, for both sync and async."""
         return self
 
     def refuse(self, error: Rejected) -> None:
-        """Raise `error` if the policy is to be enforced; else count it and admit."""
+        """Raise `error` if the policy is enforced; otherwise count it and admit the call."""
         mode = self.policy.mode
         if mode == "off":
             return
@@ -144,7 +144,7 @@ class GateBound(Layer, Bound):
         try:
             raise error
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # break the reference cycle between the error and this frame
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the mode and how many calls of this guard were, or would have been, refused."""

@@ -1,4 +1,4 @@
-"""A quantile of recent latency, read now and then and kept: reading it costs microseconds."""
+"""A cached quantile of recent latency, re-read now and then: a read costs microseconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from seawall.runtime.layers import Host
 from seawall.runtime.mutex import survives_fork
 
 MOST: Final = 4096
-"""Samples that may lie about until somebody folds them in; of more, some of the oldest are lost."""
+"""Maximum number of samples that are not folded in; beyond it, some of the oldest are lost."""
 
 REREAD: Final = 0.25
-"""Seconds for which a number that was read is good enough."""
+"""Seconds for which a cached number is good enough."""
 
 
 class Recent:
-    """What `read(now)` returned lately. Two threads may read at once; that does no harm."""
+    """The cached result of `read(now)`. Two threads may read at once; that does no harm."""
 
     __slots__ = ("_due", "_every", "_read", "_value")
 
@@ -30,7 +30,7 @@ class Recent:
         self._value: float | None = None
 
     def __call__(self, now: float) -> float | None:
-        """Return the number, read again if it is old."""
+        """Return the number; read it again if it is old."""
         if now >= self._due:
             self._due = now + self._every
             self._value = self._read(now)
@@ -38,14 +38,14 @@ class Recent:
 
 
 def service_time(host: Host, quantile: float = 0.5) -> Recent:
-    """Return the latency that a share `quantile` of the guard's calls stayed below, if any."""
+    """Return a cached `quantile` of the guard's latency; it is None if unknown."""
     return Recent(lambda now: host.stats.quantile(quantile, now))
 
 
 class ResponseTimes:
-    """How long calls took from this gate on, waiting further in included.
+    """How long calls took from this gate on, including waits further in.
 
-    A call costs one append; the list is folded into a histogram when somebody wants to know.
+    A call costs one append; the list is folded into a histogram when it is read.
     """
 
     def __init__(self, window: float) -> None:
@@ -56,18 +56,18 @@ class ResponseTimes:
         survives_fork(self)
 
     def add(self, seconds: float) -> None:
-        """Note what a call took."""
+        """Record the duration of a call."""
         samples = self.samples
         samples.append(seconds)
-        if len(samples) > MOST:  # nobody has asked for long, and need not at all
+        if len(samples) > MOST:  # not read for a long time, and need not be
             del samples[: MOST // 2]
 
     def quantile(self, p: float) -> Recent:
-        """Return what a share `p` of them stayed below; None without samples."""
+        """Return a cached quantile `p` of the durations; None without samples."""
         known: list[float | None] = [None]
 
         def read(now: float) -> float | None:
-            # If somebody is at it already, what was known is good enough.
+            # If another thread is folding already, the last known value is good enough.
             if self._lock.acquire(blocking=False):
                 try:
                     taken = self.samples[:]

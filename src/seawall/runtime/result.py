@@ -1,4 +1,4 @@
-"""How a call went, as a value instead of an exception."""
+"""The outcome of a call, as a value instead of an exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Result(Generic[T]):
-    """What `guard.attempt(...)` returns: the value, or the error, and how it came about."""
+    """The return value of `guard.attempt(...)`: the value or the error, and details."""
 
     __slots__ = (
         "age",
@@ -39,7 +39,7 @@ class Result(Generic[T]):
         self.value = value
         """The answer; None if there is an error."""
         self.error = error
-        """What the call would have raised; None if it was answered."""
+        """The error that the call would have raised; None if it was answered."""
         self.level = level
         """0 for the real answer, 1 for the first fallback, and so on."""
         self.reason = reason
@@ -52,11 +52,11 @@ class Result(Generic[T]):
         Its traceback keeps the frames it went through alive for as long as this result.
         """
         self.age = age
-        """Seconds since a stale answer was fetched; None if it is none."""
+        """Seconds since a stale answer was fetched; None if it is not stale."""
         self.attempts = attempts
-        """How often the function was started."""
+        """Number of times the function was started."""
         self.elapsed = elapsed
-        """Seconds from beginning to end."""
+        """Seconds from start to end."""
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""The two runners: they carry out what the interpreter asks for, blocking or awaiting."""
+"""The two runners: they carry out the interpreter's requests, blocking or awaiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seawall.runtime.layers import Waiter
 
 
 def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
-    """Carry `call` to its end in this thread; return its value or raise its error."""
+    """Run `call` to its end in this thread; return its value or raise its error."""
     steps = interpret(call, waiter=waiter, upwards=upwards)
     clock = call.host.clock
     request: Request | None = None
@@ -37,12 +37,12 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
                 request = steps.send(result)
     except StopIteration:
         pass
-    del request  # it may lead to the error, and so would keep itself alive
+    del request  # break the cycle: it may refer to the error
     return result_of(call)
 
 
 async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
-    """Carry `call` to its end in this task; return its value or raise its error."""
+    """Run `call` to its end in this task; return its value or raise its error."""
     steps = interpret(call, waiter=waiter, upwards=upwards)
     clock = call.host.clock
     request: Request | None = None
@@ -64,7 +64,7 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
                 request = steps.send(result)
     except StopIteration:
         pass
-    del request  # it may lead to the error, and so would keep itself alive
+    del request  # break the cycle: it may refer to the error
     return result_of(call)
 
 
@@ -73,7 +73,7 @@ def result_of(call: Call) -> Any:
     error = call.error
     if error is None:
         return call.value
-    # Nothing may lead from the error back to itself, or it lives until the next collection.
+    # Break reference cycles of the error, or it would live until the next garbage collection.
     call.error = None
     try:
         if isinstance(error, WrongCall):
@@ -84,21 +84,21 @@ def result_of(call: Call) -> Any:
 
 
 def fulfil_sync(request: Waiter | float, clock: Clock) -> Any:
-    """Do what the interpreter asks for, other than to run the function; return what it is sent."""
+    """Carry out a request other than running the function; return its result."""
     if isinstance(request, float):
         return clock.sleep(request)
     return wait_sync(request, clock)
 
 
 async def fulfil_async(request: Waiter | float, clock: Clock) -> Any:
-    """Do what the interpreter asks for, other than to run the function; return what it is sent."""
+    """Async twin of `fulfil_sync`."""
     if isinstance(request, float):
         return await sleep_async(request)
     return await wait_async(request, clock)
 
 
 def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> None:
-    """Raise: what a plain function handed out here would run, and fail, where nobody looks."""
+    """Raise: this coroutine of a plain function would run, and fail, where no caller sees it."""
     coroutine.close()
     name = getattr(function, "__qualname__", repr(function))
     if level:
@@ -115,7 +115,8 @@ def wait_sync(waiter: Waiter, clock: Clock) -> Any:
     bell.acquire()
 
     def wake() -> bool:
-        if bell.locked():  # else a signal came as it was rung, and it is rung again
+        # Otherwise a signal interrupted the first wake-up, and this is a second one.
+        if bell.locked():
             bell.release()
         return True
 
@@ -154,7 +155,7 @@ async def wait_async(waiter: Waiter, clock: Clock) -> Any:
             else:
                 loop.call_soon_threadsafe(ring)
         except RuntimeError:
-            return False  # the loop is closed: nobody will claim what is granted
+            return False  # the loop is closed: no task will claim what is granted
         return True
 
     timer = None
@@ -173,7 +174,7 @@ async def wait_async(waiter: Waiter, clock: Clock) -> Any:
 
 
 def held_time() -> AbstractContextManager[None]:
-    """On a virtual loop, let no time pass while a thread is at work for this task."""
+    """On a virtual loop, hold time while a thread works for this task."""
     from asyncio import get_running_loop
 
     hold = getattr(get_running_loop(), "hold_time", nullcontext)

@@ -1,4 +1,4 @@
-"""What a guard knows of its own calls: counts, recent latency, recent error rate."""
+"""Statistics of a guard's calls: counts, recent latency, recent error rate."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from seawall.models.histogram import USUAL, LatencyWindow, Tally
 from seawall.runtime.mutex import survives_fork
 
 FOLD_EVERY: Final = 0.25
-"""Seconds between two foldings of raw samples into the histogram."""
+"""Seconds between two folds of raw samples into the histogram."""
 
 FOLD_AT_MOST: Final = 512
-"""Samples used of one fold: at high rates latency is sampled, counts stay exact."""
+"""Maximum samples used of one fold: at high rates latency is sampled, counts stay exact."""
 
 ENOUGH_SAMPLES: Final = 20
-"""Calls that must be known before the typical one is believed."""
+"""Minimum number of known calls before the typical latency is used."""
 
 RATE_SPAN: Final = 10.0
-"""The error rate is that of the last 10 to 20 seconds."""
+"""The error rate covers the last 10 to 20 seconds."""
 
 
 DESCRIBE_EVERY: Final = 0.1
-"""Seconds for which the text of the last error stands for others of the same name."""
+"""Seconds for which the text of the last error is reused for errors of the same name."""
 
 
 class LastError(NamedTuple):
-    """What the latest failed attempt failed with, as text: no error is kept alive."""
+    """The error of the latest failed attempt, as text: no exception is kept alive."""
 
     reason: str
-    """Its name, as events have it."""
+    """Its name, as in events."""
     text: str
     described_at: float
     at: float
     times: int
-    """How many failed with an error of that name since one failed with another."""
+    """Number of failures with this name since one with another name."""
 
 
 class Stats:
-    """Plain integers and one histogram; written by the runners, read by whoever looks.
+    """Plain integers and one histogram, written by the runners and read by observers.
 
     A success costs one list append. The list is folded into the histogram four times a second.
     """
@@ -56,19 +56,19 @@ class Stats:
         self.latency = LatencyWindow()
         self.succeeded = 0
         self.succeeded_blocks = 0
-        """How many of these were `hold` blocks, which no flow stands around."""
+        """Number of these that were `hold` blocks, which have no flow around them."""
         self.failed = 0
         self.rejected = 0
         self.cancelled = 0
         self.timed_out = 0
         self.retries = 0
         self.degraded = 0
-        """Calls that were answered by less; `stale` of them by an old answer."""
+        """Calls with a lesser answer; `stale` of them got an old answer."""
         self.stale = 0
         self.abandoned = 0
         """Worker threads whose caller gave up and which still run."""
         self.waits = Tally()
-        """How long calls waited at a gate that then admitted them; others are not in it."""
+        """How long calls waited at a gate that then admitted them; other calls are not included."""
         self.last_error: LastError | None = None
         self._lock = Lock()
         self._cut_off: list[float] = []
@@ -81,8 +81,8 @@ class Stats:
     def fold(self, now: float) -> None:
         """Move the samples so far into the histogram and the counts; safe from any thread.
 
-        If somebody is at it already (another thread, or this one, interrupted by the garbage
-        collector) there is nothing left to do.
+        Do nothing if a fold is already in progress (in another thread, or in this one, interrupted
+        by the garbage collector).
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -91,7 +91,7 @@ class Stats:
                 self._lock.release()
 
     def fold_in_call(self, now: float) -> None:
-        """Fold, and let `watch` look at the call that has just succeeded."""
+        """Fold, and let `watch` inspect the call that has just succeeded."""
         self.fold(now)
         if self.watch is not None:
             self.watch()
@@ -114,11 +114,11 @@ class Stats:
         self._rate_since = now
 
     def fail(self, error: BaseException | None, now: float) -> None:
-        """Count a failed attempt, and remember what it failed with."""
+        """Count a failed attempt, and remember its error."""
         self.failed += 1
         if error is None:
             return
-        # What is cut off by a timeout of ours is cancelled, and becomes a TimedOut further out.
+        # An attempt cut off by one of our timeouts is cancelled; further out it becomes a TimedOut.
         late = not isinstance(error, Exception)
         reason = TimedOut.reason if late else reason_of(error)
         last = self.last_error
@@ -133,15 +133,15 @@ class Stats:
         self.last_error = LastError(reason, text, now, now, times)
 
     def cut_off(self, elapsed: float) -> None:
-        """Note an attempt that ran out of time: it took at least this long."""
+        """Record an attempt that ran out of time: it took at least this long."""
         self._cut_off.append(elapsed)
 
     def quantile(self, p: float, now: float) -> float | None:
-        """Return the latency that a share `p` of recent calls stayed below, or None."""
+        """Return the quantile `p` of recent latency, or None."""
         return self._ask((p,), now)[0]
 
     def tally(self, now: float) -> Tally:
-        """Return the durations of all attempts that succeeded or ran out of time, by bucket."""
+        """Return the durations of all attempts that succeeded or timed out, by bucket."""
         if self._lock.acquire(blocking=False):
             try:
                 self._fold(now)
@@ -151,7 +151,8 @@ class Stats:
         return self._tally
 
     def _ask(self, shares: tuple[float, ...], now: float) -> list[float | None]:
-        # Who asks in the middle of a fold (a signal handler, a finaliser) is told what was known.
+        # A reader in the middle of a fold (a signal handler, a finaliser) gets the last known
+        # values.
         if self._lock.acquire(blocking=False):
             try:
                 self._fold(now)
@@ -194,13 +195,13 @@ class Stats:
         }
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, and know of no thread there."""
+        """Reset the lock and the thread count in a child process."""
         self._lock = Lock()
         self.abandoned = 0
 
 
 def last_error_of(stats: Iterable[Stats], now: float) -> dict[str, Any] | None:
-    """Return the latest error of some guards, as a snapshot has it; None if there was none."""
+    """Return the latest error of some guards, as in a snapshot; None if there was none."""
     known = [one.last_error for one in stats if one.last_error is not None]
     if not known:
         return None

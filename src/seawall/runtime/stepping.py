@@ -1,7 +1,7 @@
 """Operations written once, and carried out by blocking or by awaiting.
 
-An operation is a generator: it yields what it asks for, and is sent the answer. What answers may
-raise; the operation sees that where it asked, and may act on it.
+An operation is a generator: it yields requests and is sent the answers. If answering raises, the
+operation sees the exception at its `yield` and may handle it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 Steps = Generator[Any, Any, T]
-"""An operation that ends with a T."""
+"""An operation that returns a T."""
 
 
 def drive(steps: Steps[T], answer: Callable[[Any], Any]) -> T:
-    """Carry `steps` out; `answer(asked)` tells what each of them asks for."""
+    """Run `steps`; `answer(asked)` returns the answer to each request."""
     send: Any = steps.send
     given: Any = None
     while True:
@@ -27,12 +27,12 @@ def drive(steps: Steps[T], answer: Callable[[Any], Any]) -> T:
             return ended
         try:
             send, given = steps.send, answer(asked)
-        except BaseException as error:  # noqa: BLE001 - the operation has a say in it
+        except BaseException as error:  # noqa: BLE001 - the operation may handle it
             send, given = steps.throw, error
 
 
 async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
-    """Do the same in an event loop."""
+    """Async twin of `drive`."""
     send: Any = steps.send
     given: Any = None
     while True:
@@ -43,5 +43,5 @@ async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
             return ended
         try:
             send, given = steps.send, await answer(asked)
-        except BaseException as error:  # noqa: BLE001 - the operation has a say in it
+        except BaseException as error:  # noqa: BLE001 - the operation may handle it
             send, given = steps.throw, error

@@ -1,8 +1,10 @@
-"""SIGINT and SIGTERM: for workers that stop by them, and for streams that end with their server.
+"""SIGINT and SIGTERM: for workers that stop on them, and streams that end with their server.
 
-Promises: a handler that the program or its server installed still gets every signal, and so does
-the event loop that handles signals itself; handlers are put back when they are not needed any more;
-outside of the main thread, where Python handles no signals, nothing is installed.
+Promises:
+- A handler that the program or its server installed still gets every signal, and so does an event
+  loop that handles signals itself.
+- Handlers are restored when they are no longer needed.
+- Outside of the main thread, where Python handles no signals, nothing is installed.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-# --- Listening in front of somebody else's handler ---
+# --- Listening in front of another handler ---
 
 
 class _Link:
-    """A handler that stands in front of the one before it."""
+    """A handler in front of the previous one."""
 
     __slots__ = ("_pid", "heard", "previous")
 
@@ -43,10 +45,11 @@ class _Link:
 
 
 class SignalTap:
-    """Calls `heard(number, frame)` before the handler that is in place.
+    """Calls `heard(number, frame)` before the handler that is installed.
 
-    A signal that ends the process, or is ignored, is left alone. An event loop hears of a signal by
-    a file descriptor, whatever the handler is: what `loop.add_signal_handler` installed goes on.
+    A signal whose default action applies, or that is ignored, is left alone. An event loop receives
+    a signal by a file descriptor, whatever the handler is: what `loop.add_signal_handler` installed
+    still works.
     """
 
     def __init__(self, heard: Handler) -> None:
@@ -65,7 +68,7 @@ class SignalTap:
                 _set_handler(number, link)
 
     def remove(self) -> None:
-        """Listen no more; a handler that was put in front of this one since stays there."""
+        """Stop listening; a handler that was installed in front of this one since then stays."""
         links, self._links = self._links, {}
         for number, link in links.items():
             link.heard = None  # a handler in front of it may still call it
@@ -79,9 +82,9 @@ def _set_handler(number: signal.Signals, handler: Any) -> None:
 
 
 def put_back(number: signal.Signals, handler: Handler, previous: Any) -> None:
-    """Put `previous` in the place of `handler`, which may stand behind taps.
+    """Restore `previous` in the place of `handler`, which may be behind taps.
 
-    A handler that somebody else has put in front of it since stays there.
+    A handler that other code has installed in front of it since then stays.
     """
     if current_thread() is not main_thread():
         return
@@ -97,24 +100,24 @@ def put_back(number: signal.Signals, handler: Handler, previous: Any) -> None:
 
 
 def behind_taps(handler: Any) -> Any:
-    """Return the handler behind all taps: `handler` itself if it is none."""
+    """Return the handler behind all taps, which is `handler` itself if there are none."""
     while isinstance(handler, _Link):
         handler = handler.previous
     return handler
 
 
 def is_loop_handler(handler: Any) -> bool:
-    """Tell whether `handler` is the empty function that `loop.add_signal_handler` installs."""
+    """Return whether `handler` is the empty function that `loop.add_signal_handler` installs."""
     module = getattr(handler, "__module__", None) or ""
     return module.partition(".")[0] in {"asyncio", "uvloop"}
 
 
-# --- Handlers of our own ---
+# --- Our own handlers ---
 
 
 @contextmanager
 def stop_signals_handled(handler: Handler) -> Iterator[None]:
-    """Have `handler` called for both signals, inside of the block.
+    """Call `handler` for both signals, inside of the block.
 
     A signal that the program handles itself, or ignores, is left to it. Outside of the main thread
     nothing is installed.
@@ -135,10 +138,10 @@ def stop_signals_handled(handler: Handler) -> Iterator[None]:
 def run_until_signal(
     run: Callable[[], Coroutine[Any, Any, None]], stop: Callable[[float], object], drain: float
 ) -> None:
-    """Run `run()` in an event loop of its own until it returns, or a signal has stopped it.
+    """Run `run()` in a new event loop until it returns, or a signal has stopped it.
 
-    The first signal calls `stop(drain)`, the second one `stop(0)`; both may come while `run` has
-    not begun yet. A third one ends the process, as it would without a handler.
+    The first signal calls `stop(drain)`, the second one `stop(0)`; both may come before `run` has
+    begun. A third one ends the process, as it would without a handler.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""What a policy may ask of a store; `seawall.shared` implements it."""
+"""The protocol between policies and a store; `seawall.shared` implements it."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from seawall.runtime.limit_share import LimitStore
 
 
 class Store(BreakerStore, LimitStore, Protocol):
-    """A store that keeps whatever policies share."""
+    """A store that keeps everything that policies share."""

@@ -1,10 +1,10 @@
-"""Streams that have begun: `primed` reads the first item before anybody answers with the stream.
+"""Started streams: `primed` reads the first item before the caller responds with the stream.
 
 Promises:
 - An error before the first item is raised by `primed`, not by the first step of the iteration.
 - The items are those of the source, in order; an empty source gives an empty stream.
 - The source is closed exactly once: at its end, after an error, when it is cancelled, or when the
-  stream is closed early, also before anybody has iterated over it.
+  stream is closed early, even if it was never iterated over.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def primed(source: Any) -> Any:
 
 
 def prime(source: Iterable[T]) -> Generator[T, None, None]:
-    """Do as `primed` for a plain iterable."""
+    """Prime a plain iterable; see `primed`."""
     stream: Any = _stream(source)
     next(stream)
     return stream  # type: ignore[no-any-return]
 
 
 async def aprime(source: AsyncIterable[T], *, owned: bool = False) -> AsyncGenerator[T, None]:
-    """Do as `primed` for an async iterable; `owned` if another async generator closes it."""
+    """Prime an async iterable, see `primed`; `owned` if another async generator closes it."""
     stream: Any = _astream(source)
     await (first_step(stream) if owned else anext(stream))
     return stream  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def _stream(source: Any) -> Generator[Any, None, None]:
     try:
         rest = iter(source)
         first = next(rest, _NO_MORE)
-        yield None  # Taken by `prime`. Only a generator that has begun runs its `finally`.
+        yield None  # Taken by `prime`. Only a started generator runs its `finally`.
         if first is not _NO_MORE:
             yield first
             for item in rest:  # noqa: UP028 - `yield from` would close `rest` a second time

@@ -1,4 +1,4 @@
-"""Running what is inside a layer in a worker thread, waited for by a thread or by a task."""
+"""Running the inside of a layer in a worker thread, for a waiting thread or task."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class ThreadDriver(Driver):
-    """Carries what is inside it to a worker thread, with deadline and context variables."""
+    """Runs what is inside it in a worker thread, with deadline and context variables."""
 
     whose = "guard"
     worker = "thread"
-    """What its errors call the host, and one of those who work."""
+    """What its errors call the host (`whose`) and one of its workers (`worker`)."""
 
     def __init__(
         self, host: Host, pool: WorkerPool, policy: str, typical: Recent | None = None
     ) -> None:
-        """Use the threads of `pool`; `typical` is how long a call takes, if that is known."""
+        """Use the threads of `pool`; `typical` is how long a call takes, if known."""
         self.host = host
         self.pool = pool
         self.policy = policy
@@ -37,11 +37,11 @@ class ThreadDriver(Driver):
         self._typical = service_time(host) if typical is None else typical
 
     def limit(self, now: float) -> float | None:
-        """Return for how many seconds to wait at most, besides the deadline; None: no limit."""
+        """Return how many seconds to wait at most, besides the deadline; None means no limit."""
         return None
 
     def full(self) -> BulkheadFull:
-        """Return the refusal when no thread and no place in the queue is free."""
+        """Return the refusal for when no thread and no place in the queue is free."""
         pool, name = self.pool, self.host.name
         return BulkheadFull(
             f"{self.whose} {name!r}: all {pool.size} {self.worker}s are busy"
@@ -52,7 +52,7 @@ class ThreadDriver(Driver):
         )
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
-        """Return the error for work that was waited for `seconds` in vain."""
+        """Return the error for work that did not finish in `seconds`."""
         name = self.host.name
         passed = f"{self.whose} {name!r}: the deadline passed"
         if began:
@@ -62,7 +62,7 @@ class ThreadDriver(Driver):
         return DeadlineExceeded(message, guard=name, policy=self.policy)
 
     def inner_kind(self, kind: Kind) -> Kind:
-        """Return "sync": so it runs in a worker thread, whoever waits for it."""
+        """Return "sync": the inside runs in a worker thread, for sync and async callers."""
         return "sync"
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
@@ -80,10 +80,10 @@ class ThreadDriver(Driver):
         return off_loop
 
     def _times(self, *, in_task: bool) -> tuple[float | None, Scope | None]:
-        """Return for how long to wait here, and the scope of the deadline inside the thread.
+        """Return how long to wait here, and the scope of the deadline inside the thread.
 
-        A Timeout around a task cancels its wait by itself. The scope ends with the work, and not
-        with a Timeout outside of it: work that is given up is under its deadline until it stops.
+        A Timeout around a task cancels the wait itself. The scope ends with the work, not with a
+        Timeout outside of it: abandoned work is under its deadline until it stops.
         """
         clock = self.host.clock
         wait = limit = self.limit(clock.now())
@@ -96,7 +96,7 @@ class ThreadDriver(Driver):
         return wait, None if limit is None else [clock.now() + limit, clock, None, True]
 
     def _nested(self) -> bool:
-        """Tell whether to queue would be to wait for oneself: inside a thread of a full pool."""
+        """Return whether queueing would deadlock: this runs in a thread of the same, full pool."""
         inside = job_var.get()
         return (
             inside is not None and inside.pool is self.pool and self.pool.in_use >= self.pool.size
@@ -157,7 +157,7 @@ class ThreadDriver(Driver):
             try:
                 loop.call_soon_threadsafe(ring, True)  # noqa: FBT003
             except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
+                pass  # the loop is closed: no task waits any more
 
         job, seconds = self._submit(inner, args, kwargs, done, in_task=True)
         timer = None if seconds is None else loop.call_later(max(0.0, seconds), ring, False)  # noqa: FBT003
@@ -185,7 +185,7 @@ class ThreadDriver(Driver):
         try:
             raise error
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # break the reference cycle between the error and this frame
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         self._left_running(self.pool.give_up(job), error)

@@ -1,11 +1,13 @@
-"""One verdict for a call whose attempts do not run in one piece.
+"""One verdict for a call whose attempts run as separate calls.
 
-Where a driver (a hedge, a thread, a cache) stands between a retry and a gate that counts calls,
-each attempt is a call of its own to the interpreter. How the whole call counts is then kept outside
-of the retry, where all of its attempts find it.
+If a driver (a hedge, a thread, a cache) is between a retry and a gate that counts calls, each
+attempt is a separate call to the interpreter. How the whole call counts is then kept outside of the
+retry, where all of its attempts find it.
 
-Promises: all attempts of a call count as one call, also those that run at the same time. An attempt
-that was abandoned and ends after its call changes nothing, unless no other attempt had a verdict.
+Promises:
+- All attempts of a call count as one call, including those that run at the same time.
+- An attempt that was abandoned and ends after its call changes nothing, unless no other attempt had
+  a verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class _CallCounts:
         self._over = False
 
     def at(self, gate: Layer) -> CallCount:
-        """Return how the call counts at `gate`; any thread may ask."""
+        """Return how the call counts at `gate`; any thread may call this."""
         count = self._by_gate.get(gate)
         if count is None:
             count = self._by_gate.setdefault(gate, CallCount())
@@ -40,7 +42,7 @@ class _CallCounts:
         return count
 
     def end(self) -> None:
-        """Note that the call is over."""
+        """Record that the call is over."""
         self._over = True
         for count in list(self._by_gate.values()):
             count.over = True
@@ -50,12 +52,12 @@ _counts_var: Final[ContextVar[_CallCounts | None]] = ContextVar("seawall_verdict
 
 
 class VerdictCollector(Flow):
-    """Stands outside of the outermost retry: what is inside of it is one call."""
+    """A flow outside of the outermost retry: everything inside it is one call."""
 
     passes_refusals = True
 
     def __init__(self, host: Host) -> None:
-        """Be there for calls of `host`."""
+        """Collect for calls of `host`."""
         self._host = host
 
     def enter(self, _now: float, /) -> tuple[_CallCounts, Token[_CallCounts | None]]:
@@ -70,7 +72,7 @@ class VerdictCollector(Flow):
         counts.end()
 
     def settle(self, call: Call, ticket: Any) -> None:
-        """Do the same, on the way up."""
+        """End the call on the way up."""
         self.leave(ticket, call.outcome(), None, call.host.clock.now())
 
 
@@ -95,7 +97,7 @@ class CollectedGate(Layer):
         return ticket
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Leave the gate with the end of an attempt."""
+        """Leave the gate at the end of an attempt."""
         gate = self._gate
         assert gate.leave is not None  # noqa: S101 - for the type checker
         assert gate.attempted is not None  # noqa: S101 - for the type checker
