@@ -1,9 +1,9 @@
 """Seawall: the resilience layer for Python services.
 
-All public names are here, but for those of a service's edges (`seawall.web`, `seawall.clients`),
-of what is kept in a database (`seawall.durable`) and of tests (`seawall.testing`); all errors and
-events are. Each is loaded when it is first used: importing the package costs next to nothing, and a
-service pays only for the mechanisms it has.
+All public names are here, except those of a service's edges (`seawall.web`, `seawall.clients`), of
+durable storage (`seawall.durable`) and of tests (`seawall.testing`); all errors and events are
+here. Each name is loaded on first use: importing the package costs next to nothing, and a service
+pays only for the mechanisms it uses.
 """
 
 from seawall._lazy import lazily
@@ -421,7 +421,7 @@ _HOMES = {
     "shared.queue": "PriorityQueue",
     "watchdog": "LoopWatchdog",
 }
-"""The public names by the module in which they are at home."""
+"""The public names by the module that defines them."""
 
-if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -1,4 +1,4 @@
-"""Arguments are checked where they are given, and the message says what to write instead."""
+"""Argument checks: each error message says what to write instead."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GENERATOR: Final = 0x20
 COROUTINE: Final = 0x80
 ITERABLE_COROUTINE: Final = 0x100
 ASYNC_GENERATOR: Final = 0x200
-"""Flags of code objects, as in `inspect`, which takes long to import."""
+"""Flags of code objects, as in `inspect`, which is slow to import."""
 
 MOST: Final = 2**53
-"""Up to here all whole numbers are floats too, also in other languages."""
+"""Largest number up to which every integer is also an exact float, in any language."""
 
 
 def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:
@@ -35,7 +35,7 @@ def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = Fa
 
 
 def count(name: str, value: object, *, minimum: int = 1, maximum: int = MOST) -> int:
-    """Return `value` as a whole number from `minimum` to `maximum`, or raise."""
+    """Return `value` as an integer from `minimum` to `maximum`, or raise."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r}: write a whole number, such as {name}={max(minimum, 3)}")
     if value < minimum:
@@ -46,7 +46,7 @@ def count(name: str, value: object, *, minimum: int = 1, maximum: int = MOST) ->
 
 
 def ratio(name: str, value: object, *, zero: bool = False) -> float:
-    """Return `value` as a share of one, or raise: above 0 (or 0, if allowed) and at most 1."""
+    """Return `value` as a fraction, or raise: above 0 (or 0, if allowed) and at most 1."""
     number = _number(name, value, "a share between 0 and 1, such as 0.5")
     if isnan(number) or number > 1 or number < 0 or (number == 0 and not zero):
         least = "from 0" if zero else "above 0"
@@ -82,17 +82,17 @@ def choice(name: str, value: T, options: Iterable[T]) -> T:
 
 
 def function(name: str, value: Callable[..., T] | None) -> Callable[..., T]:
-    """Return `value` if it can be called, or raise. What it returns may have to be awaited."""
+    """Return `value` if it can be called, or raise. Its result may be an awaitable."""
     if not callable(value):
         raise TypeError(f"{name}={value!r}: pass a function, not its result")
     return value
 
 
 def plain_function(name: str, value: F, advice: str = "nothing here would await it") -> F:
-    """Return `value` if calling it gives the result itself, or raise.
+    """Return `value` if calling it returns the result itself, or raise.
 
-    A coroutine or a generator would be taken for the result: as a key it is always another one, as
-    an answer to a question it is always yes.
+    A coroutine or a generator would be taken for the result: as a key, it differs each time; as the
+    result of a predicate, it is always true.
     """
     function(name, value)
     kind = function_kind(value)
@@ -103,7 +103,7 @@ def plain_function(name: str, value: F, advice: str = "nothing here would await 
 
 
 def function_kind(function: Callable[..., Any]) -> FunctionKind:
-    """Tell how a callable runs; a class makes an object, as a plain function does."""
+    """Return how a callable runs; a class counts as a plain function."""
     if isinstance(function, type):
         return "sync"
     inner: Any = function
@@ -123,7 +123,7 @@ def function_kind(function: Callable[..., Any]) -> FunctionKind:
 
 
 def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
-    """Tell of a function that was not compiled from Python."""
+    """Classify a function that was not compiled from Python."""
     import inspect
 
     if inspect.isasyncgenfunction(function):
@@ -134,7 +134,7 @@ def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
 
 
 def error_types(name: str, value: object) -> tuple[type[Exception], ...]:
-    """Return one class of errors, or several, as a tuple; or raise."""
+    """Return one exception class, or several, as a tuple; or raise."""
     kinds = tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise TypeError(f"{name}={value!r}: write classes of errors, such as {name}=ValueError")
@@ -142,20 +142,20 @@ def error_types(name: str, value: object) -> tuple[type[Exception], ...]:
 
 
 def environment(name: str, options: Iterable[str]) -> str | None:
-    """Return what the environment variable `name` says, None if nothing; or raise."""
+    """Return the value of the environment variable `name`, None if it is unset; or raise."""
     value = environ.get(name, "")
     return choice(name, value, options) if value else None
 
 
 def listed(name: str, value: Iterable[T], example: str) -> tuple[T, ...]:
-    """Return what there is in `value`, or raise; text is taken for a mistake."""
+    """Return the items of `value` as a tuple, or raise; a string is taken for a mistake."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}={value!r}: write a list, such as {name}=[{example}]")
     return tuple(value)
 
 
 def chance(name: str, value: T) -> T:
-    """Return `value` if it gives random numbers as `random.Random` does, or raise."""
+    """Return `value` if it is a random number generator like `random.Random`, or raise."""
     if isinstance(value, type) or not hasattr(value, "random"):
         raise TypeError(f"{name}={value!r}: pass a random.Random, such as random.Random(7)")
     return value

@@ -1,6 +1,6 @@
-"""One moment at which an asyncio task is cancelled, with the semantics of `asyncio.timeout`.
+"""A timer that cancels an asyncio task, with the semantics of `asyncio.timeout`.
 
-Only imported where asyncio is in use already.
+Imported only where asyncio is already in use.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from threading import get_ident
 from typing import Any, Final
 
 EXPIRED: Final = "seawall: out of time"
-"""The message of every cancellation that is a timeout of ours.
+"""The message of every cancellation that one of our timeouts causes.
 
-It travels with the CancelledError, so that a guard further in can tell "out of time" (a failure
-of what it called) from "no longer wanted" (no verdict).
+It travels with the CancelledError, so that an inner guard can distinguish "out of time" (a failure
+of its dependency) from "no longer wanted" (no verdict).
 """
 
 
 def is_expiry(error: BaseException) -> bool:
-    """Tell whether `error` is the cancellation by which a timeout of ours stops a task."""
+    """Return whether `error` is the cancellation by which one of our timeouts stops a task."""
     return (
         isinstance(error, asyncio.CancelledError) and bool(error.args) and error.args[0] is EXPIRED
     )
 
 
 class Expiry:
-    """A timer that cancels one task, and the bookkeeping to tell its cancellation from others'."""
+    """A timer that cancels one task and can distinguish its cancellation from others."""
 
     __slots__ = ("_cancelling", "_fired", "_handle", "task")
 
     def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
-        """Arm: cancel `task` after `delay` seconds of its loop's time."""
+        """Start the timer: cancel `task` after `delay` seconds of its loop's time."""
         self.task = task
         self._cancelling = task.cancelling()
         self._fired = False
@@ -48,11 +48,11 @@ class Expiry:
         return self._fired
 
     def has_fired(self, _holder: object) -> bool:
-        """Tell the same: a scope's watch may have more than one task."""
+        """Return whether it has cancelled its task; other watches of a scope may have several."""
         return self._fired
 
     def fire_now(self) -> bool:
-        """Cancel the task now; False if that has happened already."""
+        """Cancel the task now; return False if that has already happened."""
         if self._fired:
             return False
         self._handle.cancel()
@@ -60,26 +60,26 @@ class Expiry:
         return True
 
     def stop(self) -> None:
-        """Stop the timer; `disarm` is still to be called."""
+        """Stop the timer; `disarm` must still be called."""
         self._handle.cancel()
 
     def disarm(self, error: BaseException | None) -> bool:
-        """Stop the timer; tell whether `error` is its own cancellation, and so a timeout."""
+        """Stop the timer; return whether `error` is its own cancellation, and so a timeout."""
         self._handle.cancel()
         return self._fired and take_back(self.task, self._cancelling, error)
 
 
 def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | None) -> bool:
-    """Withdraw a cancellation of ours; tell whether `error` is due to it alone.
+    """Withdraw our cancellation; return whether it alone caused `error`.
 
-    `cancelling` is the task's count at entry: a higher count now means that somebody else
-    cancelled too, and then that cancellation must win.
+    `cancelling` is the task's count at entry: a higher count now means that other code cancelled
+    the task too, and then that cancellation must win.
     """
     return task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError)
 
 
 def running_task() -> asyncio.Task[Any]:
-    """Return the current task, or raise with what to do when there is none."""
+    """Return the current task; if there is none, raise and say what to do."""
     try:
         task = current_task()
     except RuntimeError:
@@ -93,9 +93,9 @@ if sys.version_info >= (3, 12):
     current_task = asyncio.current_task
     current_tasks: dict[Any, asyncio.Task[Any]] = {}
 else:
-    # On 3.11 current_task() asks the kernel for the process id each time, which costs more than
-    # all the rest of a timeout. So the loop of each thread is remembered, and believed only while
-    # it runs in this very thread.
+    # On 3.11 current_task() asks the kernel for the process id each time, which costs more than the
+    # rest of a timeout. So each thread's loop is remembered, and used only while it runs in that
+    # very thread.
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     current_tasks: dict[Any, asyncio.Task[Any]] = _current_tasks
@@ -107,7 +107,7 @@ else:
         os.register_at_fork(after_in_child=_loops.clear)
 
     def current_task() -> asyncio.Task[Any] | None:
-        """Return the task that runs now, in this thread; None outside of any."""
+        """Return the task that runs now in this thread; None outside of any task."""
         ident = get_ident()
         loop = _loops.get(ident)
         if loop is not None and loop._thread_id == ident:  # noqa: SLF001

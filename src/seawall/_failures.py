@@ -1,12 +1,12 @@
-"""How an error is named, described and reported: logs, events, metrics, dead letters and the page.
+"""Naming and description of errors: for logs, events, metrics, dead letters and the page.
 
 Promises:
 - `reason_of` returns a stable word with few values, fit for a metric's label: an HTTP status
-  ("503"), a gRPC code ("UNAVAILABLE"), the `reason` of an error of ours, else the type's name.
+  ("503"), a gRPC code ("UNAVAILABLE"), the `reason` of a Seawall error, otherwise the type's name.
 - `described` returns a line for people: "503 from vendor.example", "ConnectTimeout: ...".
 - An SDK's wrapper is named after the error inside: `APIConnectionError -> CircuitOpen: ...`.
-- `report_of` returns that line and the traceback, as dead letters keep them; `split_report` takes
-  them apart again.
+- `report_of` returns that line and the traceback, as dead letters keep them; `split_report` splits
+  them again.
 - All text is redacted, printable and bounded (`_redaction`). Nothing here raises or keeps a
   reference to the error.
 """
@@ -22,8 +22,10 @@ LONGEST_NAME: Final = 80
 """Maximum length of a reason and of a host, in characters."""
 
 WRAPPERS: Final = frozenset({"APIConnectionError", "APITimeoutError"})
-"""Errors by which SDKs (openai, anthropic, stripe...) report that their HTTP client failed. Their
-own text says no more than "Connection error."."""
+"""Errors by which SDKs (openai, anthropic, stripe...) report that their HTTP client failed.
+
+Their own text is only "Connection error.".
+"""
 
 LONGEST_TRACEBACK: Final = 2_000
 """Maximum length of a traceback, in characters; the innermost frames are kept."""
@@ -36,7 +38,7 @@ _LEFT_OUT: Final = "  ..."
 _STATUS_ERRORS: Final = frozenset(
     {"BadStatus", "KeyAtWork", "HTTPStatusError", "HTTPError", "ClientResponseError"}
 )
-"""Errors whose text says nothing but the status and the URL."""
+"""Errors whose text contains only the status and the URL."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -49,7 +51,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def described(error: BaseException, longest: int = LONGEST) -> str:
-    """Return the name of `error` and the first line of what it says, redacted."""
+    """Return the name of `error` and the first line of its message, redacted."""
     inner = cause_in(error)
     said = said_by(inner, longest)
     kind = printable(type(inner).__name__, longest)
@@ -67,7 +69,7 @@ def described(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def said_by(error: BaseException, longest: int = LONGEST) -> str:
-    """Return the first line of what `error` says, redacted; nothing if it cannot say anything."""
+    """Return the first line of the message of `error`, redacted; empty if it has none."""
     inner = cause_in(error)
     status, answer = answer_of(inner)
     if status:
@@ -83,9 +85,9 @@ def said_by(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of `error`, redacted and cut; empty if it was not raised.
+    """Return the traceback of `error`, redacted and shortened; empty if it was not raised.
 
-    The innermost frames are kept. The outermost ones, as far as they are ours, are left out.
+    The innermost frames are kept. Seawall's own outermost frames are left out.
     """
     from traceback import StackSummary, walk_tb
 
@@ -117,7 +119,7 @@ def report_of(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def split_report(stored: str) -> tuple[str, str]:
-    """Split what `report_of` made into the line and the traceback; any stored text is safe."""
+    """Split the text of `report_of` into the line and the traceback; safe for any stored text."""
     said, _, trace = stored.partition("\n")
     lines = trace[:LONGEST_TRACEBACK].splitlines()
     return said, "\n".join(printable(line, LONGEST_TRACEBACK) for line in lines)
@@ -128,13 +130,13 @@ def _is_ours(filename: str) -> bool:
 
 
 def attribute_of(error: object, name: str, default: Any = None) -> Any:
-    """Return that attribute of somebody else's error, or `default` if reading it raises.
+    """Return an attribute of a foreign error, or `default` if reading it raises.
 
     `getattr` lets anything but an AttributeError through, which would replace the user's error.
     """
     try:
         return getattr(error, name, default)
-    except Exception:  # noqa: BLE001 - a property or a `__getattr__` of somebody else's error
+    except Exception:  # noqa: BLE001 - a property or a `__getattr__` of a foreign error
         return default
 
 
@@ -155,10 +157,10 @@ def cause_in(error: BaseException) -> BaseException:
 
 
 def answer_of(error: BaseException) -> tuple[str, Any]:
-    """Return the status of the HTTP answer that `error` reports, and the answer; "" if none."""
+    """Return the status of the HTTP response that `error` reports, and the response; "" if none."""
     try:
         answer: Any = getattr(error, "response", None)
-        if answer is None:  # aiohttp; urllib, where the error is the answer
+        if answer is None:  # aiohttp; urllib, where the error is the response
             answer = getattr(error, "request_info", None)
             if answer is None and hasattr(error, "geturl"):
                 answer = error
@@ -171,13 +173,13 @@ def answer_of(error: BaseException) -> tuple[str, Any]:
             getattr(error, "code", None),
         )
         statuses = [one for one in told if type(one) is int and 400 <= one <= 599]  # noqa: PLR2004
-    except Exception:  # noqa: BLE001 - the properties of somebody else's error
+    except Exception:  # noqa: BLE001 - properties of a foreign error
         return "", None
     return (str(statuses[0]), answer) if statuses else ("", None)
 
 
 def _host_of(error: Any, answer: Any) -> str:
-    """Return the host that gave `answer`; nothing if that is not known."""
+    """Return the host that sent `answer`; empty if unknown."""
     from operator import attrgetter
     from urllib.parse import urlsplit
 
@@ -193,7 +195,7 @@ def _host_of(error: Any, answer: Any) -> str:
 
 
 def grpc_code(error: BaseException) -> tuple[str, str]:
-    """Return the code of the gRPC call that `error` reports, and its details; or empty texts."""
+    """Return the code of the gRPC call that `error` reports, and its details; or empty strings."""
     code = attribute_of(error, "code")
     details = attribute_of(error, "details")
     if not (callable(code) and callable(details)):
@@ -201,14 +203,14 @@ def grpc_code(error: BaseException) -> tuple[str, str]:
     try:
         name = getattr(code(), "name", "")
         return printable(name, LONGEST_NAME), str(details() or "")
-    except Exception:  # noqa: BLE001 - somebody else's methods
+    except Exception:  # noqa: BLE001 - foreign methods
         return "", ""
 
 
 def _text_of(error: BaseException, longest: int) -> str:
-    """Return the first line of the error's own text, redacted; nothing if it cannot be made."""
+    """Return the first line of the error's own text, redacted; empty if `str` fails."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - an error of the user's whose text cannot be made
+    except Exception:  # noqa: BLE001 - a user's error whose `str` fails
         return ""
     return safe_line(text, longest)

@@ -1,8 +1,8 @@
-"""Public names that are loaded when they are first used."""
+"""Public names that are loaded on first use."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in `seawall` itself: importing typing costs more than what is lazy here
+TYPE_CHECKING = False  # as in `seawall` itself: importing typing costs more than this saves
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
@@ -13,7 +13,7 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose `globals()` are `namespace`.
 
-    `homes` has the modules of `seawall`, each with the names that are at home there.
+    `homes` maps modules of `seawall` to the names that they define.
     """
 
     def load(name: str) -> Any:

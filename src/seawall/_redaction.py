@@ -1,14 +1,14 @@
-"""Text made fit to be logged, stored and shown: without secrets, on one line, short.
+"""Text made safe to log, store and show: without secrets, on one line, short.
 
 Promises:
 - Of a URL only scheme, host and port are left. User, password, path and query may be secrets,
   whatever characters they contain. The same holds for `user:password@host`, `user/password@host`
   and `?query`.
 - Values named like secrets (`password=`, `"api_key":`, `token:`) are hidden, and so are the values
-  of headers that carry credentials (`Authorization:`, `Cookie:`, `X-Api-Key:`), to the end of the
-  line where a colon precedes them.
+  of headers that carry credentials (`Authorization:`, `Cookie:`, `X-Api-Key:`), up to the end of
+  the line if a colon precedes them.
 - If in doubt, it hides too much.
-- No line break or control character is left. Nothing is longer than asked for.
+- No line break or control character is left. Nothing is longer than requested.
 - All of it takes linear time, and never raises.
 """
 
@@ -21,13 +21,13 @@ LONGEST: Final = 200
 """Default maximum length of a line, in characters."""
 
 _EXAMINED: Final = 4_000
-"""Maximum length of a text that is looked at, in characters."""
+"""Maximum length of a text that is examined, in characters."""
 
 _HIDDEN: Final = "***"
 _CLOSING: Final = "'\"`<>()[]{},.;:"
 """Characters that end a sentence or a quotation rather than a URL."""
 
-# These two match at the beginning of a word only, or a search would take quadratic time.
+# These two match only at the beginning of a word, or a search would take quadratic time.
 _ADDRESS: Final = re.compile(r"(?<!\S)(\S*?)://(\S*)")
 _LOGIN: Final = re.compile(r"(?<!\S)[^\s:/]*[:/]\S*@\S*")
 _END_OF_HOST: Final = re.compile(r"[/?#\\'\"`<>(){},;]")
@@ -36,7 +36,7 @@ _HOST: Final = re.compile(r"(?:\[[0-9a-zA-Z:.%]*\]|[^:\[\]]*)(?::[0-9]*)?")
 _PATH: Final = re.compile(r"(url: )/(\S*)")
 _QUERY: Final = re.compile(r"\?\S+")
 
-# It begins with plain letters, and case is folded before: much faster to search than otherwise.
+# It begins with plain letters, and the text is lowercased first: that makes the search much faster.
 _NAMED: Final = re.compile(
     r"(?:authorization|cookie|pass(?:word|wd|phrase)?|pwd|secret(?:[-_ ]?key)?|token|credentials?"
     r"|api[-_ ]?key|access[-_ ]?key|private[-_ ]?key|account[-_ ]?key|signature|sig|auth"
@@ -50,7 +50,7 @@ _NAMED: Final = re.compile(
     r"|(?P<basic>(?<=basic)\s{1,3})[a-z0-9+/=]{8,}[^\n]*)"
 )
 _KEPT: Final = ("colon", "equals", "bearer", "basic")
-"""What is kept of a match ends with one of these groups."""
+"""The kept part of a match ends with one of these groups."""
 
 
 def redacted(text: str) -> str:
@@ -65,7 +65,7 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str, longest: int) -> str:
-    """Return `text` with all that is not printable escaped, of at most `longest` characters."""
+    """Return `text` with unprintable characters escaped, of at most `longest` characters."""
     if len(text) <= longest and text.isprintable():
         return text
     escaped = "".join(
@@ -76,14 +76,14 @@ def printable(text: str, longest: int) -> str:
 
 
 def safe_line(text: str, longest: int = LONGEST) -> str:
-    """Return the first line of `text` that has something in it: redacted, printable and short.
+    """Return the first non-empty line of `text`: redacted, printable and short.
 
-    Only the first, since below it some drivers tell all parameters of a statement.
+    Only the first line, since some drivers list all parameters of a statement below it.
     """
     examined = text[:_EXAMINED].strip()
     line = (examined.splitlines() or [""])[0].rstrip()
     if len(text) > _EXAMINED and line == examined:
-        # The last word may be half of a URL, whose password cannot be told from a host any more.
+        # The last word may be half of a URL, whose password can no longer be recognised as one.
         line = f"{line.rpartition(' ')[0]} …"
     return printable(redacted(line), longest)
 
@@ -96,7 +96,7 @@ def safe_text(text: str) -> str:
 
 
 def _split_closing(run: str) -> tuple[str, str]:
-    """Return `run` without the punctuation at its end, and that punctuation."""
+    """Return `run` without its trailing punctuation, and that punctuation."""
     kept = run.rstrip(_CLOSING)
     return kept, run[len(kept) :]
 
@@ -105,11 +105,11 @@ def _host_only(found: re.Match[str]) -> str:
     scheme = found[1]
     address, closing = _split_closing(found[2])
     login, at, rest = address.rpartition("@")
-    if at and (":" in scheme or "/" in scheme):  # the `://` may be a part of a password
+    if at and (":" in scheme or "/" in scheme):  # the `://` may be part of a password
         return f"{_HIDDEN}{closing}"
     host = _END_OF_HOST.split(rest, maxsplit=1)[0]
-    # Before the `@` is a password that has a slash in it, or a host and a path: show neither. And
-    # what does not look like a host may be a user and half of a password.
+    # Before the `@` is a password with a slash in it, or a host and a path: show neither. And text
+    # that does not look like a host may be a user and half of a password.
     if _END_OF_LOGIN.search(login) or _HOST.fullmatch(host) is None:
         return f"{scheme}://{_HIDDEN}{closing}"
     more = "/..." if len(host) < len(rest) else ""
@@ -133,9 +133,9 @@ def _query_hidden(found: re.Match[str]) -> str:
 
 
 def _without_named(text: str) -> str:
-    """Return `text` without the values of secrets that have a name, and those of headers."""
+    """Return `text` without the values of named secrets and of credential headers."""
     folded = text.lower()
-    if len(folded) != len(text):  # some letters become two: then places do not agree
+    if len(folded) != len(text):  # some letters become two: then positions differ
         text = folded
     kept: list[str] = []
     end = 0

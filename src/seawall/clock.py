@@ -1,7 +1,7 @@
-"""Time is a parameter: the machine's own clock in service, a virtual one in tests and simulations.
+"""Clocks: the machine's own in production, a virtual one in tests and simulations.
 
-A clock counts monotonic seconds from an arbitrary beginning. `sleep` blocks the calling thread, so
-only the synchronous runner uses it; coroutines sleep on their event loop.
+A clock counts monotonic seconds from an arbitrary start. `sleep` blocks the calling thread, so only
+the synchronous runner uses it; coroutines sleep on their event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRACE: Final = 0.02
 
 
 class Clock(Protocol):
-    """What a guard needs to know of time."""
+    """What a guard needs from a clock."""
 
     def now(self) -> float:
         """Return monotonic seconds."""
@@ -36,8 +36,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's monotonic clock.
 
-    `now` and `sleep` are the interpreter's own functions: who stores `clock.now` and calls it pays
-    for no Python frame.
+    `now` and `sleep` are the interpreter's own functions: storing and calling `clock.now` costs no
+    Python frame.
     """
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class SystemClock:
         return lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
     def epoch(self) -> float:
-        """Return the instant at which 1970 began in UTC, by the time of day that it is now."""
+        """Return the instant at which 1970 began in UTC, by the current time of day."""
         return time.monotonic() - time.time()
 
     def __repr__(self) -> str:
@@ -60,9 +60,9 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to, and never backwards. Safe to share by threads.
+    """A clock that moves only on request, and never backwards. Thread-safe.
 
-    `sleep` moves it and returns at once: to the caller the time has passed.
+    `sleep` advances it and returns immediately: for the caller, the time has passed.
     """
 
     __slots__ = ("_lock", "_now")
@@ -72,17 +72,17 @@ class VirtualClock:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Return the instant the clock stands at."""
+        """Return the current instant of the clock."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass at once; a negative number raises ValueError, as in `time.sleep`."""
+        """Advance by `seconds` without waiting; a negative number raises ValueError."""
         self.advance(seconds)
 
     def wait(self, lock: threading.Lock, seconds: float | None) -> bool:
-        """Get `lock`, or let `seconds` pass at once (False).
+        """Acquire `lock`, or advance by `seconds` without waiting (False).
 
-        What other threads do takes no virtual time: they are given a moment of real time first.
+        Other threads take no virtual time: they get a moment of real time first.
         """
         if seconds is None:
             return lock.acquire()
@@ -98,9 +98,9 @@ class VirtualClock:
             self._now += step
 
     def advance_to(self, instant: float) -> None:
-        """Move forward to exactly `instant`, free of the rounding that a sum of steps carries.
+        """Move forward to exactly `instant`, without the rounding of a sum of steps.
 
-        An instant the clock has passed raises ValueError.
+        An instant that the clock has passed raises ValueError.
         """
         target = check.at_least("instant", instant, 0.0)
         with self._lock:
@@ -116,11 +116,11 @@ class VirtualClock:
 
 
 SYSTEM: Final[SystemClock] = SystemClock()
-"""The clock of everything that is given no other."""
+"""The default clock."""
 
 
 def epoch_of(clock: Clock) -> float:
-    """Return the instant of `clock` at which 1970 began in UTC; 0 if it knows no time of day."""
+    """Return the instant of `clock` at which 1970 began in UTC; 0 if it has no time of day."""
     epoch = getattr(clock, "epoch", None)
     return 0.0 if epoch is None else float(epoch())
 
@@ -136,12 +136,12 @@ _current: Final[ContextVar[Clock]] = ContextVar("seawall_clock", default=SYSTEM)
 
 
 def current_clock() -> Clock:
-    """Return the clock of whatever is made here without one: the system's, unless in a test."""
+    """Return the default clock here: the system's, except in tests."""
     return _current.get()
 
 
 def set_current_clock(clock: Clock) -> Token[Clock]:
-    """Let what is made in this context from now on use `clock`; for tests and simulations."""
+    """Make `clock` the default in this context from now on; for tests and simulations."""
     return _current.set(clock)
 
 

@@ -85,7 +85,7 @@ _POSITIONAL: Final = {
     "timeout": "seconds",
 }
 _LISTS: Final = {"fallback": "levels", "rate_limit": "limits", "shed": "rules"}
-"""Which argument stands for those that are given one after another."""
+"""The argument whose items are passed positionally."""
 
 _LISTED: Final = (*_LISTS.values(), "fallback")
 _FUNCTIONS: Final = (
@@ -101,7 +101,7 @@ _FUNCTIONS: Final = (
     "tier",
     "when",
 )
-"""Which arguments are functions (or a store), and so are handed over by name."""
+"""Arguments that are functions (or a store), and so are passed by name in `names`."""
 _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "attempts": {"adaptive": adaptive_attempts},
     "backoff": {
@@ -138,9 +138,9 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
 def guards_from_toml(
     text: str, *, names: Names | None = None, replace: bool = False
 ) -> dict[str, Guard]:
-    """Make all guards of a TOML text, by name; none is left behind if one cannot be made.
+    """Make all guards of a TOML text, by name; if one cannot be made, make none.
 
-    With `replace=True` live guards of these names are closed: all of them, or none if one fails.
+    `replace=True` closes live guards of these names: all of them, or none if one fails.
     """
     import tomllib
 
@@ -165,7 +165,7 @@ def guards_from_toml(
 def guard_from_table(
     name: str, table: Table, *, names: Names | None = None, replace: bool = False
 ) -> Guard:
-    """Make the guard that `table` describes; with `replace=True` in place of one of that name."""
+    """Make the guard that `table` describes; `replace=True` replaces a guard of that name."""
     try:
         return _guard(name, table, names or {}, replace=replace)
     except Exception as error:
@@ -246,7 +246,7 @@ def _listed(key: str, value: Any) -> list[Any]:
 
 
 def _listed_item(key: str, item: Any, names: Names) -> Any:
-    """Return one item of a list: text is a rate or a name, a table is what it describes."""
+    """Return one item of a list: a string is a rate or a name, a table is what it describes."""
     if key in ("levels", "fallback"):
         is_static = isinstance(item, Mapping) and "static" in item
         return static(item["static"]) if is_static else _given(key, item, names)
@@ -287,7 +287,7 @@ def _exception(name: Any, names: Names, key: str = "on") -> Any:
 
 
 def _error_rule(key: str, value: Any, names: Names) -> Any:
-    """Return the function handed over under that name, or the types of errors named."""
+    """Return the function given under that name, or the named exception types."""
     if isinstance(value, str) and value in names:
         return names[value]
     return tuple(_exception(item, names, key) for item in _listed(key, value))

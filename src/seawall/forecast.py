@@ -1,8 +1,8 @@
-"""What a stack does to a failing dependency: the load it makes, and the share of calls it serves.
+"""What a stack does to a failing dependency: the load it makes, and the share of served calls.
 
 The stack's own Retry and Breaker, as new ones with the same settings, run calls that arrive evenly
-and whose attempts fail by chance. Time is virtual and the chance has a seed: the same stack always
-gets the same numbers. Policies whose effect depends on how long calls take (timeouts, slots,
+and whose attempts fail at random. Time is virtual and the randomness is seeded: the same stack
+always gets the same numbers. Policies whose effect depends on how long calls take (timeouts, slots,
 hedges), and rate limits, are left out.
 """
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 FAILING: Final = (0.1, 0.3, 0.6, 1.0)
 RATE: Final = 20
-"""Calls a second."""
+"""Calls per second."""
 SECONDS: Final = 40
 SEED: Final = 7
 
 
 class Forecast(NamedTuple):
-    """What becomes of the calls if a share `failing` of the attempts fails."""
+    """What happens to the calls if a share `failing` of the attempts fails."""
 
     failing: float
     load: float
-    """Attempts that reach the dependency, for each call."""
+    """Attempts that reach the dependency, per call."""
     served: float
     """The share of calls that the dependency answers."""
 
@@ -54,7 +54,7 @@ class _Failure(Exception):
 
 
 class _Time:
-    """A clock that stands until it is set."""
+    """A clock that does not move until it is set."""
 
     def __init__(self) -> None:
         self.instant = 0.0
@@ -64,11 +64,11 @@ class _Time:
 
 
 MakeHost = Callable[[tuple["Policy", ...], "Clock", Random], tuple["Host", list[Layer]]]
-"""Makes what calls of such a stack run in, from the policies, a clock and a source of chance."""
+"""Makes the host and layers of such a stack, from the policies, a clock and a generator."""
 
 
 def forecasts(policies: Sequence[Policy], make_host: MakeHost) -> list[Forecast]:
-    """Return what to expect at each share of failures; nothing without Retry and Breaker."""
+    """Return the forecast for each share of failures; nothing without Retry and Breaker."""
     if not any(isinstance(policy, (Retry, Breaker)) for policy in policies):
         return []
     return [_run(tuple(_copies(policies)), make_host, failing) for failing in FAILING]
@@ -88,7 +88,7 @@ def _copies(policies: Sequence[Policy]) -> list[Policy]:
 
 
 def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> Forecast:
-    """Let the calls arrive, and attempts fail, in the order of time."""
+    """Simulate arriving calls and failing attempts, in order of time."""
     time: Any = _Time()
     rng = Random(SEED)  # noqa: S311 - a forecast is no secret
     host, layers = make_host(policies, time, rng)
@@ -121,4 +121,4 @@ def _step(steps: Generator[Request, Any, None], failure: _Failure | None) -> Req
 
 
 def _never_called() -> None:
-    """Stand for the guarded function: attempts are decided by chance."""
+    """Stand in for the guarded function: chance decides the attempts."""

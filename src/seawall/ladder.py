@@ -1,8 +1,13 @@
-"""How much of a service is given, by load and by the state of what it depends on.
+"""The level of service, by load and by the state of dependencies.
 
-Promises: what a dependency's outage demands is given up at once; load takes one level at a time,
-and gives it back one at a time, later and lower than it took it; reading the level never fails and
-hardly costs; `pin` overrides everything. The rules are in `seawall.models.ladder`.
+Promises:
+- An outage of a dependency lowers the level immediately.
+- Load lowers it one level at a time, and it recovers one at a time, later and at a lower load than
+  it was lowered.
+- Reading the level never fails and costs little.
+- `pin` overrides everything.
+
+The rules are in `seawall.models.ladder`.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ LevelName = ServiceLevel | str
 
 
 class Ladder:
-    """Full, cached, partial, static, maintenance: where the service stands."""
+    """The current level of a service: full, cached, partial, static or maintenance."""
 
     def __init__(
         self,
@@ -43,12 +48,12 @@ class Ladder:
         recover_after: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        """Go down by `load`, any signal, and while something in `depends_on` is out of order.
+        """Lower the level by `load`, any signal, and while something in `depends_on` is in trouble.
 
-        `thresholds` are the load from which on each level is taken (a level left out never is);
-        one at a time, `hold` seconds apart. One level is given back once load has been `gap` below
+        `thresholds` are the loads at which each level is entered (a level left out never is); one
+        level at a time, `hold` seconds apart. One level is recovered once load has been `gap` below
         its threshold for `recover_after` seconds. `depends_on` maps a breaker, a guard that has
-        one, or a function that tells of trouble, to the level that is left while it is open.
+        one, or a function that reports trouble, to the level that is left while it is open.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Ladder({name!r}): the first argument is a name, such as 'shop'")
@@ -84,16 +89,16 @@ class Ladder:
 
     @property
     def level(self) -> ServiceLevel:
-        """Where the service stands now."""
+        """The current level."""
         now = self._now()
         if now >= self._due:
             self._look(now)
         return self._standing
 
     def allows(self, level: LevelName) -> bool:
-        """Tell whether answers of that level may be given: the ladder stands there, or better.
+        """Return whether answers of that level may be given: the ladder is there, or better.
 
-        If not, less is given: `degradations()` collects that.
+        If not, record a lesser answer, which `degradations()` collects.
         """
         wanted = ServiceLevel.of(level)
         if self.level <= wanted:
@@ -113,22 +118,22 @@ class Ladder:
     def gate(self, level: LevelName = ServiceLevel.FULL, *, mode: Mode = "enforce") -> LadderGate:
         """Return a policy that refuses calls with `Overloaded` while `level` is not allowed.
 
-        Put it between a `Fallback`, which then answers, and what makes the real call.
+        Put it between a `Fallback`, which then answers, and the policies of the real call.
         """
         return LadderGate(self, ServiceLevel.of(level), mode)
 
     def pin(self, level: LevelName) -> None:
-        """Stand at `level`, whatever happens, until `unpin`."""
+        """Stay at `level`, whatever happens, until `unpin`."""
         self._pin(ServiceLevel.of(level), Cause.PINNED)
 
     def unpin(self) -> None:
-        """Stand where load and dependencies put the ladder, from the next look on."""
+        """Follow load and dependencies again, from the next check on."""
         self._pin(None, Cause.UNPINNED)
 
     def update(self, **changes: Any) -> None:
-        """Change `thresholds`, `gap`, `hold` or `recover_after` at run time; it stays where it is.
+        """Change `thresholds`, `gap`, `hold` or `recover_after` at run time; the level stays.
 
-        Bad values raise and change nothing.
+        Invalid values raise and change nothing.
         """
         if not changes:
             raise TypeError("Ladder.update(): name what to change")
@@ -140,7 +145,7 @@ class Ladder:
         emit(SettingsChanged, self.name, policy="ladder", changes=changes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the level, for how long it has stood, and what it depends on."""
+        """Return the level, how long it has lasted, and the dependencies."""
         level = self.level
         return {
             "name": self.name,
@@ -152,7 +157,7 @@ class Ladder:
         }
 
     def _demanded(self) -> dict[str, Any]:
-        """Return by name what each dependency demands; a name that is taken gets a number."""
+        """Return by name what each dependency demands; a duplicate name gets a number."""
         shown: dict[str, Any] = {}
         for read_name, trouble, level in self._demands:
             plain = name = read_name()
@@ -163,7 +168,7 @@ class Ladder:
         return shown
 
     def _look(self, now: float) -> None:
-        """Take in load and dependencies; whoever comes meanwhile takes the level there is."""
+        """Check load and dependencies; callers that come meanwhile use the current level."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -185,7 +190,7 @@ class Ladder:
         self._stand(cause, self._now())
 
     def _stand(self, cause: Cause, now: float) -> None:
-        with self._mutex:  # or a look that began before a pin would end after it
+        with self._mutex:  # so that a check that began before a pin cannot overwrite it
             after = self._model.level if self._pinned is None else self._pinned
             before, self._standing = self._standing, after
             if before is not after:
@@ -195,13 +200,13 @@ class Ladder:
             emit(LevelChanged, self.name, **fields)
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, also if another thread was looking."""
+        """Reset the locks in a child process: another thread may have held them."""
         self._lock = Lock()
         self._mutex = Mutex()
 
 
 class _Demand(NamedTuple):
-    """What is left of the service while something is in trouble."""
+    """The level of service that is left while a dependency is in trouble."""
 
     name: Callable[[], str]
     trouble: Signal
@@ -209,7 +214,7 @@ class _Demand(NamedTuple):
 
 
 def _name(thing: Any) -> Callable[[], str]:
-    """Return what tells the name of a guard, a function, or the guard that a breaker is in."""
+    """Return a function that names a guard, a function, or the guard of a breaker."""
     if hasattr(thing, "is_open"):
         return lambda: next((bound.host.name for bound in thing.bindings), thing.kind)
     name = str(getattr(thing, "name", None) or getattr(thing, "__name__", "trouble"))
@@ -217,7 +222,7 @@ def _name(thing: Any) -> Callable[[], str]:
 
 
 def _trouble(thing: Any) -> Signal:
-    """Return a signal that is 1.0 while `thing` is out of order."""
+    """Return a signal that is 1.0 while `thing` is in trouble."""
     of = () if isinstance(thing, type) else getattr(thing, "policies", (thing,))
     parts = [part for part in of if hasattr(part, "is_open")]
     if parts:
@@ -233,7 +238,7 @@ def _trouble(thing: Any) -> Signal:
 
 
 class _Rung:
-    """A function that stands on a ladder; looks like the function to who asks what it takes."""
+    """A function at one level of a ladder; has the signature of the function itself."""
 
     def __init__(self, ladder: Ladder, level: ServiceLevel, function: Callable[..., Any]) -> None:
         self._ladder = ladder
@@ -259,12 +264,12 @@ def _refusal(ladder: Ladder, level: ServiceLevel) -> str:
 
 
 class LadderGate(GatePolicy):
-    """Refuse calls while a ladder stands lower than `level`. Make it with `ladder.gate(...)`."""
+    """Refuses calls while a ladder is lower than `level`. Make it with `ladder.gate(...)`."""
 
     kind: ClassVar[str] = "ladder"
 
     def __init__(self, ladder: Ladder, level: ServiceLevel, mode: Mode) -> None:
-        """Let calls through where `ladder` stands at `level` or better."""
+        """Admit calls while `ladder` is at `level` or better."""
         super().__init__(mode)
         self.ladder = ladder
         self.level = level
@@ -290,7 +295,7 @@ class _LadderBound(GateBound):
     def __init__(self, policy: LadderGate, host: Host) -> None:
         super().__init__(policy, host)
         ladder = policy.ladder
-        if ladder.clock is host.clock:  # else `now` says nothing of when to look again
+        if ladder.clock is host.clock:  # otherwise `now` is on another clock than the next check
             self.inline = Inline(
                 names={"ladder": ladder, "policy": policy},
                 enter=(
@@ -302,12 +307,12 @@ class _LadderBound(GateBound):
             )
 
     def enter(self, now: float, /) -> None:
-        """Let the call through, or refuse it."""
+        """Admit the call, or refuse it."""
         ladder, level = self.policy.ladder, self.policy.level
         if ladder.level > level:
             self.refuse(Overloaded(f"guard {self.host.name!r}: {_refusal(ladder, level)}"))
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return where the ladder stands, and what is needed here."""
+        """Return the ladder's level, and the level needed here."""
         stands = self.policy.ladder.level.label
         return {**super().snapshot(now), "level": stands, "needs": self.policy.level.label}

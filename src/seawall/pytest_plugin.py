@@ -22,7 +22,7 @@ def empty_registry() -> Iterator[None]:
 
 @pytest.fixture
 def policies_off() -> Iterator[None]:
-    """Let all guards call their functions straight during a test."""
+    """Let all guards call their functions directly during a test."""
     with testing.policies_off():
         yield
 

@@ -1,4 +1,4 @@
-"""Helpers for testing code that uses Seawall: virtual time, services and stores that fail.
+"""Helpers for testing code that uses Seawall: virtual time, failing services and stores.
 
     def test_outage() -> None:
         async def main() -> None:
@@ -8,7 +8,7 @@
 
         run_virtual(main())        # the pauses between attempts take no real time
 
-Guards made inside `run_virtual` or `virtual_time` run on virtual time by themselves.
+Guards made inside `run_virtual` or `virtual_time` use virtual time automatically.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @contextmanager
 def virtual_time(clock: VirtualClock | None = None) -> Iterator[VirtualClock]:
-    """Let guards made inside the block use a virtual clock: sync pauses return at once."""
+    """Make guards inside the block use a virtual clock: sync pauses return immediately."""
     clock = VirtualClock() if clock is None else clock
     check_clock(clock)
     token = set_current_clock(clock)
@@ -79,7 +79,8 @@ def run_virtual(
 
     With `seed`, what is ready at the same moment runs in an order drawn from it: the same seed
     gives the same order, another seed another one. When nothing can ever wake the loop again, a
-    RuntimeError says who waits where, after `patience` real seconds (a thread might still come).
+    RuntimeError lists the waiting tasks, after `patience` real seconds (a thread might still wake
+    it).
     """
     from seawall.runtime.virtual import run
 
@@ -89,11 +90,11 @@ def run_virtual(
 
 @contextmanager
 def empty_registry() -> Iterator[None]:
-    """Let the block begin without any guard, so that all names are free in it.
+    """Start the block without any guard, so that all names are free in it.
 
-    At its end the guards made inside are closed, and those from before are found by name again.
-    Functions that they guard work all the time. Lines of the log that come once or rarely for each
-    guard come again.
+    At its end the guards made inside are closed, and the previous ones can be found by name again.
+    The functions that they guard work all the time. Log lines that are limited for each guard are
+    written again.
     """
     log.changes.reset()
     with registry.emptied():
@@ -114,10 +115,11 @@ def retries(mode: Literal["instant", "off"]) -> Iterator[None]:
 
 @contextmanager
 def policies_off() -> Iterator[None]:
-    """Let all guards inside the block call their functions straight, as if they had no policy.
+    """Make all guards inside the block call their functions directly, as if they had no policy.
 
-    For the whole process: also for functions that were decorated before. Calls under way go on as
-    they began. What is no guard (an edge, a pool, an executor) works as ever.
+    This applies to the whole process, including functions that were decorated before. Calls in
+    progress continue as they began. What is not a guard (an edge, a pool, an executor) works as
+    usual.
     """
     with _blocks_lock:
         _blocks.append(bypass.on)
@@ -134,7 +136,7 @@ def policies_off() -> Iterator[None]:
 
 _blocks_lock: Final = Lock()
 _blocks: Final[list[bool]] = []
-"""For each block of `policies_off()` that is open, whether policies were off before it."""
+"""For each open block of `policies_off()`, whether policies were off before it."""
 
 
 class Step:
@@ -160,12 +162,12 @@ class Step:
 
 
 def answer(value: Any = None, *, times: int | None = 1) -> Step:
-    """Return `value` at once."""
+    """Return `value` immediately."""
     return Step(value=value, times=times)
 
 
 def fail(error: Exception | Callable[[], Exception], *, times: int | None = 1) -> Step:
-    """Raise `error`, or what `error()` makes: a type makes a new one each time."""
+    """Raise `error`, or the result of `error()`: a type makes a new error each time."""
     if not isinstance(error, Exception) and not callable(error):
         raise TypeError(f"fail({error!r}): pass an error, its type, or a function that makes one")
     return Step(error=error, times=times)
@@ -182,18 +184,18 @@ def hang(*, times: int | None = 1) -> Step:
 
 
 class ScriptedService:
-    """A service that does what its script says, call by call; the last step repeats for ever."""
+    """A service that follows its script, call by call; the last step repeats for ever."""
 
     def __init__(self, *steps: Step, clock: VirtualClock | None = None) -> None:
-        """Follow `steps`. Sync calls that are slow need the `clock` on which they are slow."""
+        """Follow `steps`. Slow sync calls need the `clock` on which they are slow."""
         if not steps:
             raise ValueError("ScriptedService(): give it a step, such as answer('hello')")
         self.calls = 0
-        """How many calls have begun."""
+        """Number of calls that have begun."""
         self.running = 0
-        """How many calls are under way."""
+        """Number of calls in progress."""
         self.peak = 0
-        """The most calls that were under way at once."""
+        """Maximum number of calls that were in progress at the same time."""
         for step in steps:
             if not isinstance(step, Step):
                 raise TypeError(f"ScriptedService({step!r}): write answer({step!r}), fail(...)...")
@@ -202,7 +204,7 @@ class ScriptedService:
         self._script = _script(steps)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Be called, as a plain function; whatever the arguments."""
+        """Simulate a call of a plain function, with any arguments."""
         step = self._begin()
         try:
             if step.delay:
@@ -218,14 +220,14 @@ class ScriptedService:
             self._ended()
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Be called, as an async function; whatever the arguments."""
+        """Simulate a call of an async function, with any arguments."""
         import asyncio
 
         step = self._begin()
         try:
             if step.delay == float("inf"):
                 await asyncio.get_running_loop().create_future()
-            # Also without a delay the loop has its turn, as with a real service.
+            # Even without a delay, the loop gets its turn, as with a real service.
             await asyncio.sleep(step.delay)
             return _end(step)
         finally:
@@ -260,8 +262,8 @@ def _end(step: Step) -> Any:
 def held_permits() -> dict[str, int]:
     """Return how many slots (of bulkheads, limits, pools) and worker threads are taken.
 
-    By the names of the guards they are in, whether these are registered or not, or of the pool;
-    those with none are left out.
+    They are listed by the names of their guards, registered or not, or of the pool; entries without
+    any are left out.
     """
     held: dict[str, int] = {}
     for slots in list(live_slots):

@@ -1,9 +1,11 @@
-"""Tell when an event loop is blocked, by what, and for how long.
+"""Detects blocked event loops, and reports the cause and the duration.
 
-Promises: a loop is reported only if it is late by `threshold` or more, and always if it was blocked
-for a quarter more than that; once while it lasts, with the stack that blocks it, and once when it
-is over, with the whole time. A watchdog that was paused itself accuses no stack. A loop pays for
-four timers in a time of `threshold`; the thread that watches never touches it.
+Promises:
+- A loop is reported only if it is late by `threshold` or more, and always if it was blocked for a
+  quarter more than that: once while it lasts, with the stack that blocks it, and once when it is
+  over, with the total time.
+- A watchdog that was paused itself blames no stack.
+- A loop pays for four timers per `threshold`; the watching thread never touches it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 LOOKS: Final = 4
-"""How often, in a time of `threshold`, a loop gives a sign of life, and is looked at."""
+"""Number of heartbeats of a loop, and of checks, per `threshold`."""
 
 FRAMES: Final = 30
-"""At most so many frames of a stack are told: the innermost."""
+"""Maximum number of reported frames of a stack: the innermost."""
 
 UNSEEN: Final = "(it was over before anybody looked)\n"
 PAUSED: Final = (
@@ -40,15 +42,15 @@ PAUSED: Final = (
 
 
 class LoopWatchdog:
-    """Watch event loops from a thread of its own: `async with LoopWatchdog(): ...`."""
+    """Watches event loops from its own thread: `async with LoopWatchdog(): ...`."""
 
     def __init__(
         self, threshold: float = 0.1, *, name: str = "loop", clock: Clock | None = None
     ) -> None:
-        """Report a loop that has not come round for `threshold` seconds, under `name`.
+        """Report a loop that has not completed an iteration for `threshold` seconds, under `name`.
 
-        On a virtual clock there is no thread: a block is reported when it is over, and by
-        `check()` if that is called meanwhile.
+        On a virtual clock there is no thread: a block is reported when it is over, and by `check()`
+        if that is called meanwhile.
         """
         self.threshold = check.seconds("threshold", threshold)
         if not isinstance(name, str) or not name:
@@ -68,7 +70,7 @@ class LoopWatchdog:
         self._pulses: dict[int, _Pulse] = {}
         self._quit: Signal | None = None
         self._looked = float("inf")
-        """When the thread came round last; there may be none."""
+        """When the thread made its last check; infinite without a thread."""
 
     def __repr__(self) -> str:
         return f"<LoopWatchdog {self.name!r}: {len(self._pulses)} loops, {self._blocks} blocks>"
@@ -84,11 +86,11 @@ class LoopWatchdog:
                 raise RuntimeError(f"watchdog {self.name!r} watches this loop already")
             pulse = self._pulses[id(loop)] = _Pulse(loop, self._clock.now() + self._period)
             self._hire()
-        # In no context: that of whoever starts it, a request perhaps, would live as long.
+        # In an empty context: the starter's context, perhaps of a request, would live as long.
         loop.call_later(self._period, self._beat, pulse, context=Context())
 
     def stop(self) -> None:
-        """Watch the running loop no more."""
+        """Stop watching the running loop."""
         from asyncio import get_running_loop
 
         with self._lock:
@@ -108,15 +110,16 @@ class LoopWatchdog:
         self.stop()
 
     def check(self, frame_of: Callable[[int], FrameType | None] | None = None) -> list[float]:
-        """Look at all loops now; report those newly found blocked, and return for how long.
+        """Check all loops now; report newly blocked ones, and return for how long each is blocked.
 
-        The watchdog's thread does this by itself. `frame_of(thread_id)` tells where a thread is.
+        The watchdog's thread does this automatically. `frame_of(thread_id)` returns where a thread
+        is.
         """
         reader = _frame_of if frame_of is None else check.plain_function("frame_of", frame_of)
         return self._check(reader, paused=False)
 
     def snapshot(self) -> dict[str, float]:
-        """Return how many loops are watched, how late they are, and what there was so far."""
+        """Return how many loops are watched, how late they are, and the totals so far."""
         now = self._clock.now()
         with self._lock:
             lags = [max(0.0, now - pulse.due) for pulse in self._pulses.values()]
@@ -133,7 +136,7 @@ class LoopWatchdog:
     # --- In the loop ---
 
     def _beat(self, pulse: _Pulse) -> None:
-        """Give a sign of life; if it comes too late, tell for how long there was none."""
+        """Record a heartbeat; if it comes too late, report for how long there was none."""
         loop = pulse.loop()
         now = self._clock.now()
         with self._lock:
@@ -166,17 +169,17 @@ class LoopWatchdog:
         self._check(_frame_of, paused=paused)
 
     def _was_paused(self, now: float) -> bool:
-        """Tell whether the thread itself did not come round in time."""
+        """Return whether the thread itself missed its check."""
         return now - self._looked >= self._period + self.threshold
 
     def _check(self, frame_of: Callable[[int], FrameType | None], *, paused: bool) -> list[float]:
         found = []
         for pulse in self._suspects(paused=paused):
             due = pulse.due
-            stack = _told(frame_of(pulse.thread))  # outside of the lock: it takes its time
+            stack = _told(frame_of(pulse.thread))  # outside of the lock: it is slow
             with self._lock:
                 if pulse.due != due:
-                    continue  # it came round meanwhile: that is not the stack which blocked it
+                    continue  # it recovered meanwhile: that is not the stack which blocked it
                 pulse.stack = stack
                 self._blocks += 1
             found.append(self._clock.now() - due)
@@ -184,7 +187,7 @@ class LoopWatchdog:
         return found
 
     def _suspects(self, *, paused: bool) -> list[_Pulse]:
-        """Return who is late and not reported yet; forget loops that are gone."""
+        """Return loops that are late and not reported yet; forget loops that are gone."""
         suspects = []
         now = self._clock.now()
         with self._lock:
@@ -193,10 +196,10 @@ class LoopWatchdog:
                 if loop is None or loop.is_closed():
                     del self._pulses[key]
                 elif not loop.is_running():
-                    pulse.alive(now + self._period)  # it rests, and blocks nobody
+                    pulse.alive(now + self._period)  # it is not running, so it blocks nothing
                 elif pulse.stack is None and now - pulse.due >= self.threshold:
                     if paused:
-                        pulse.excused = True  # it has one more turn
+                        pulse.excused = True  # give it one more turn
                     else:
                         suspects.append(pulse)
             self._dismiss_if_idle()
@@ -225,12 +228,12 @@ class LoopWatchdog:
             self._looked = float("inf")
 
     def _after_fork(self) -> None:
-        """Watch nothing in a child process: the thread is gone, the loops are its parent's."""
+        """Watch nothing in a child process: the thread is gone, the loops belong to the parent."""
         self._begin()
 
 
 class _Pulse:
-    """What is known of one loop, which it does not keep alive."""
+    """The state of one watched loop, held weakly."""
 
     __slots__ = ("due", "excused", "loop", "stack", "thread")
 
@@ -240,12 +243,12 @@ class _Pulse:
         self.alive(due)
 
     def alive(self, due: float) -> None:
-        """Note a sign of life; the next is expected at the instant `due`."""
+        """Record a heartbeat; the next is expected at the instant `due`."""
         self.due = due
         self.excused = False
-        """Whether the watchdog could not look at it in time."""
+        """Whether the watchdog could not check it in time."""
         self.stack: str | None = None
-        """What it was found blocked by, until that is over."""
+        """The stack that blocks it, until that is over."""
 
 
 def _frame_of(thread: int) -> FrameType | None:
@@ -261,7 +264,7 @@ def _told(frame: FrameType | None) -> str:
     stack = StackSummary.extract(reversed(list(walk_stack(frame))), lookup_lines=False)
     loops = [number for number, entry in enumerate(stack) if _is_loop(entry.filename)]
     begin = loops[-1] + 1 if loops else 0
-    # A loop at rest has nothing inside: then where it rests is all there is to tell.
+    # A loop at rest has nothing inside: then report where it rests.
     return "".join(StackSummary.from_list((stack[begin:] or stack)[-FRAMES:]).format())
 
 
