@@ -1,9 +1,10 @@
 """A bounded queue between producers and consumers: threads and tasks of any loop, in any mixture.
 
-Promises: never more than `capacity` inside, but for what is given back; what was put is taken
-exactly once, or dropped and counted; what one producer put comes out in its order; a put that was
-cancelled or late has put nothing, such a get has taken nothing; who waits is served in order;
-closing wakes everybody.
+Promises:
+- It never holds more than `capacity` items, except for items that are given back.
+- Each item is taken exactly once, or dropped and counted. Items of one producer keep their order.
+- A put that was cancelled or timed out has put nothing; such a get has taken nothing.
+- Waiters are served in order, and closing wakes all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WHEN_FULL: tuple[WhenFull, ...] = ("block", "drop_newest", "drop_oldest", "rejec
 
 
 class Channel(Generic[T]):
-    """Hold at most `capacity` items between those who put and those who get."""
+    """Holds at most `capacity` items between producers and consumers."""
 
     def __init__(
         self,
@@ -43,16 +44,16 @@ class Channel(Generic[T]):
         name: str = "channel",
         clock: Clock | None = None,
     ) -> None:
-        """Have room for `capacity`; `when_full` says what becomes of an item beyond that.
+        """Set the capacity; `when_full` decides what happens to an item beyond it.
 
-        "block": its producer waits. "drop_newest": it is dropped. "drop_oldest": the oldest inside
-        is dropped for it. "reject": `ChannelFull`. With `demand`, there is room only for what
-        consumers asked for by `request(n)`. `on_drop(item)` is told of each dropped item.
+        "block": its producer waits. "drop_newest": it is dropped. "drop_oldest": the oldest item is
+        dropped instead. "reject": `ChannelFull`. With `demand`, there is room only for items that
+        consumers requested by `request(n)`. `on_drop(item)` is called for each dropped item.
 
-        `shed` says when items have waited for too long: `codel()` or `adaptive_lifo()`, with times
-        as given, since a channel does not know what consumers take for an item. A newcomer is then
-        refused with `Overloaded`, or dropped where `when_full` says so of any; what has waited past
-        its use is dropped. The order stays as it is.
+        `shed` decides when items have waited for too long: `codel()` or `adaptive_lifo()`, with
+        times as given, since a channel does not know how long consumers take for an item. A new
+        item is then refused with `Overloaded`, or dropped where `when_full` drops items; items that
+        have waited for too long are dropped. The order does not change.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Channel(name={name!r}): write a name, such as 'orders'")
@@ -77,13 +78,13 @@ class Channel(Generic[T]):
         extra += "" if self.shed is None else f", shed={self.shed!r}"
         return f"Channel({self.capacity}, when_full={self.when_full!r}{extra}, name={self.name!r})"
 
-    # What producers do
+    # For producers
 
     def put(self, item: T, timeout: float | None = None) -> bool:
-        """Put `item` in; tell whether it is in (False: it was dropped).
+        """Put `item` in; return whether it is in (False: it was dropped).
 
-        Where producers wait, they do so for up to `timeout` seconds (0: not at all), then
-        `ChannelFull` is raised. After `close` it is `ChannelClosed`.
+        If producers wait, they do so for up to `timeout` seconds (0: not at all), then
+        `ChannelFull` is raised. After `close`, `ChannelClosed` is raised.
         """
         try:
             return self._offer(item, timeout)
@@ -93,7 +94,7 @@ class Channel(Generic[T]):
         return True
 
     async def aput(self, item: T, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as `put`
-        """Put `item` in, as `put` does; the task waits, not the thread."""
+        """Async twin of `put`."""
         try:
             return self._offer(item, timeout)
         except Wait as wait:
@@ -101,7 +102,7 @@ class Channel(Generic[T]):
         await wait_async(waiter, self._clock)
         return True
 
-    # What consumers do
+    # For consumers
 
     def get(self, timeout: float | None = None) -> T:
         """Take the oldest item; wait for one up to `timeout` seconds (0: not at all).
@@ -116,7 +117,7 @@ class Channel(Generic[T]):
         return item
 
     async def aget(self, timeout: float | None = None) -> T:  # noqa: ASYNC109 - as `get`
-        """Take the oldest item, as `get` does; the task waits, not the thread."""
+        """Async twin of `get`."""
         try:
             return self._take(timeout)
         except Wait as wait:
@@ -143,9 +144,9 @@ class Channel(Generic[T]):
             raise StopAsyncIteration from None
 
     def give_back(self, items: Iterable[T]) -> None:
-        """Put items that were taken, and not used, in front of all others again, in their order.
+        """Put items that were taken but not used back in front of all others, in their order.
 
-        There is always room for them: until they are taken again nothing is put in beyond the
+        There is always room for them: until they are taken again, nothing is put in beyond the
         capacity. They can also be taken after `close`.
         """
         returned = list(items)
@@ -153,7 +154,7 @@ class Channel(Generic[T]):
             self._buffer.put_back(returned, self._now())
 
     def request(self, n: int) -> None:
-        """Ask producers for `n` items more; only with `demand=True`. Requests add up."""
+        """Ask producers for `n` more items; only with `demand=True`. Requests add up."""
         check.count("n", n)
         if not self._buffer.demanding:
             raise TypeError(f"{self!r} takes no requests: make it with demand=True")
@@ -161,10 +162,10 @@ class Channel(Generic[T]):
             self._buffer.requested += n
             self._buffer.serve()
 
-    # The end
+    # Closing
 
     def close(self) -> None:
-        """Let nothing in any more; what is inside can still be taken. Again does nothing."""
+        """Accept no more items; those inside can still be taken. Idempotent."""
         with self._mutex:
             self._buffer.closed = self._buffer.attention = True
             self._buffer.serve()
@@ -172,27 +173,27 @@ class Channel(Generic[T]):
     def drain(self, timeout: float | None = None) -> list[T]:
         """Close, wait until consumers have taken everything, and return [].
 
-        After `timeout` seconds (0: at once), or when the deadline passes, what is left is taken
-        out and returned instead, oldest first.
+        After `timeout` seconds (0: immediately), or when the deadline passes, the remaining items
+        are removed and returned instead, oldest first.
         """
         left: list[T] = wait_sync(self._closing(timeout), self._clock)
         return left
 
     async def adrain(self, timeout: float | None = None) -> list[T]:  # noqa: ASYNC109 - as `drain`
-        """Close and wait, as `drain` does; the task waits, not the thread."""
+        """Async twin of `drain`."""
         left: list[T] = await wait_async(self._closing(timeout), self._clock)
         return left
 
-    # What can be seen and changed
+    # State and settings
 
     @property
     def capacity(self) -> int:
-        """How many items there is room for."""
+        """The maximum number of items."""
         return self._buffer.capacity
 
     @property
     def depth(self) -> int:
-        """How many items are inside."""
+        """The number of items inside."""
         return len(self._buffer.items)
 
     @property
@@ -202,11 +203,11 @@ class Channel(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be put in any more."""
+        """Whether no more items can be put in."""
         return self._buffer.closed
 
     def update(self, *, capacity: int | None = None, when_full: WhenFull | None = None) -> None:
-        """Change settings at run time. A lower capacity drops nothing: it is reached by taking."""
+        """Change settings at run time. A lower capacity drops nothing; the excess is taken out."""
         changes: dict[str, Any] = {}
         if capacity is not None:
             changes["capacity"] = check_capacity(capacity)
@@ -221,28 +222,28 @@ class Channel(Generic[T]):
         emit(SettingsChanged, self.name, policy="channel", changes=changes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is inside, what went through, and who waits."""
+        """Return the items inside, the counts, and the waiters."""
         with self._mutex:
             shown = self._buffer.snapshot(self._now())
             counts = {"dropped": self._dropped, "rejected": self._rejected}
             return {"name": self.name, **shown, **counts}
 
-    # How it is done: at once without the lock if all is well, else in turn
+    # Implementation: a fast path without the lock, otherwise in turn under the lock
 
     def _offer(self, item: T, timeout: float | None) -> bool:
-        """Put at once, refuse, or raise `Wait`."""
+        """Put without waiting, refuse, or raise `Wait`."""
         if timeout is not None:
             check.seconds("timeout", timeout, zero=True, infinite=True)
         buffer = self._buffer
         if not buffer.attention and buffer.admit(item, self._now()):
-            # In this order: who begins to wait sets the flag first, and looks for tokens after.
+            # The order matters: a new waiter sets the flag first, and looks for tokens afterwards.
             if buffer.attention:
                 self._serve()
             return True
         return self._offer_in_turn(item, timeout)
 
     def _serve(self) -> None:
-        """Hand tokens to those who wait, also if a signal comes meanwhile."""
+        """Hand tokens to waiters, even if a signal interrupts the first try."""
         try:
             self._mutex.do(self._buffer.serve)
         except BaseException:
@@ -252,7 +253,7 @@ class Channel(Generic[T]):
     def _offer_in_turn(self, item: T, timeout: float | None) -> bool:
         with self._mutex:
             buffer = self._buffer
-            buffer.serve()  # who waits comes first
+            buffer.serve()  # waiters come first
             if buffer.closed:
                 raise self._closed_error()
             shed = self._refuses()
@@ -267,14 +268,14 @@ class Channel(Generic[T]):
             if not refuses:
                 dropped = item if newest else buffer.exchange(item, self._now())
                 self._dropped += 1
-        # What others are told of, they are told without the lock.
+        # Callbacks and errors are called and raised without the lock.
         if refuses:
             raise self._refused(self._shed_error() if shed else self._full_error())
         self._tell_dropped(dropped)
         return not newest
 
     def _refuses(self) -> bool:
-        """Tell whether a newcomer would wait for too long."""
+        """Return whether a new item would wait for too long."""
         discipline, ready = self._discipline, self._buffer.ready
         if discipline is None:
             return False
@@ -285,7 +286,7 @@ class Channel(Generic[T]):
         return False
 
     def _take(self, timeout: float | None) -> T:
-        """Take at once, refuse, or raise `Wait`."""
+        """Take without waiting, refuse, or raise `Wait`."""
         if timeout is not None:
             check.seconds("timeout", timeout, zero=True, infinite=True)
         buffer = self._buffer
@@ -293,7 +294,7 @@ class Channel(Generic[T]):
             room, free = buffer.room, _FREE
             try:
                 item = buffer.items.popleft()
-            except BaseException:  # a signal: the item is lost with this call, not its place
+            except BaseException:  # a signal: the item is lost with this call, but not its place
                 self._dropped += 1
                 room += free
                 raise
@@ -325,7 +326,7 @@ class Channel(Generic[T]):
         return item
 
     def _take_stale(self) -> list[T]:
-        """Take out what has waited past its use; never the last one."""
+        """Take out items that have waited for too long; never the last one."""
         discipline, buffer = self._discipline, self._buffer
         stale: list[T] = []
         if discipline is not None:
@@ -363,7 +364,7 @@ class Channel(Generic[T]):
         return error
 
     def _refused(self, error: Rejected) -> Rejected:
-        """Count a refusal, tell of it, and return its error; not under the lock."""
+        """Count a refusal, emit its event, and return its error. Call without the lock."""
         with self._mutex:
             self._rejected += 1
         emit(CallRejected, self.name, policy="channel", reason=error.reason, enforced=True)
@@ -372,7 +373,7 @@ class Channel(Generic[T]):
         return error
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: what was inside belongs to the parent's consumers."""
+        """Start empty in a child process: the items belong to the parent's consumers."""
         old = self._buffer
         self._mutex = Mutex()
         self._buffer = Buffer(old.capacity, demanding=old.demanding, lock_free=old.lock_free)
@@ -383,9 +384,9 @@ class Channel(Generic[T]):
 
 
 _FREE: Final = (None,)
-"""A token of room. Added by `+=`: no signal is let in then, as after a call of `append`."""
+"""A token of room. Added by `+=`, which lets no signal handler run, unlike a call of `append`."""
 
 
 def _instant(_now: float) -> float:
-    """Return what an item takes, of which a channel knows nothing."""
+    """Return the time that an item takes, which a channel does not know."""
     return 0.0

@@ -1,4 +1,4 @@
-"""Those who wait for a channel: for room, for an item, or for the end."""
+"""Waiters of a channel: for room, for an item, or for the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """Somebody who waits for a channel. Its state changes under the channel's lock only."""
+    """A caller that waits for a channel. Its state changes only under the channel's lock."""
 
     def __init__(
         self, channel: Channel[Any], line: Line, timeout: float | None, item: Any = None
@@ -34,7 +34,7 @@ class Waiter:
         self.until, self._late = give_up_at(channel._clock.now(), seconds)
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Stand in line."""
+        """Join the queue."""
         self._wake = wake
         with self._channel._mutex:
             self._buffer.attention = True
@@ -42,19 +42,20 @@ class Waiter:
             self._buffer.serve()
 
     def end(self, state: End, since: float = 0.0) -> bool:
-        """Learn what became of it; False if nobody is there to go on."""
+        """Record the outcome; return False if the caller is no longer there."""
         there = self._wake()
         self._state, self._since = (state if there else "gone"), since
         return there
 
     def revoke(self) -> None:
-        """Lose what was granted and is not claimed yet, as if the end had come first."""
+        """Revoke what was granted but not yet claimed, as if the channel had closed first."""
         self._give_back()
         self._state = "closed"
 
     def abandon(self) -> None:
-        """Wait no more, and give back what was granted."""
-        # After a fork the buffer is another one, and what is given back to the old one is gone.
+        """Stop waiting, and give back what was granted."""
+        # After a fork the channel has another buffer, and what is given back to the old one is
+        # lost.
         self._channel._mutex.do(self._withdraw)
 
     def _withdraw(self) -> None:
@@ -67,7 +68,7 @@ class Waiter:
         """Return the token, as if it had never been granted."""
 
     def _settle(self) -> str:
-        """Leave the line, if still in it; return what became of it."""
+        """Leave the queue, if still in it; return the outcome."""
         self._line.pop(self, None)
         return self._state
 
@@ -85,7 +86,7 @@ class Putter(Waiter):
         self._buffer.room.append(None)
 
     def claim(self) -> None:
-        """Put the item in, if there is room for it, or say why there is none."""
+        """Put the item in if there is room, otherwise raise the reason."""
         channel = self._channel
         with channel._mutex:
             state = self._settle()
@@ -101,7 +102,7 @@ class Getter(Waiter):
     """Waits for an item."""
 
     def end(self, state: End, since: float = 0.0) -> bool:
-        """Learn what became of it; until it comes for its item, that can be revoked."""
+        """Record the outcome; until the item is claimed, it can be revoked."""
         there = super().end(state, since)
         if there and state == "granted":
             self._buffer.promised[self] = None
@@ -116,7 +117,7 @@ class Getter(Waiter):
         self._buffer.ready.appendleft(self._since)
 
     def claim(self) -> Any:
-        """Take the item out, or say why there is none."""
+        """Take the item out, or raise the reason why there is none."""
         channel = self._channel
         with channel._mutex:
             state = self._settle()
@@ -129,9 +130,9 @@ class Getter(Waiter):
 
 
 class Drainer(Waiter):
-    """Waits until all is taken."""
+    """Waits until all items are taken."""
 
     def claim(self) -> list[Any]:
-        """Return what is left."""
+        """Return the remaining items."""
         with self._channel._mutex:
             return self._buffer.clear() if self._settle() == "waiting" else []

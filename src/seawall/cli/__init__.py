@@ -1,8 +1,10 @@
 """The command line: `seawall worker`, `top`, `members`, `metrics`, `keys`, `dead-letters`, `demo`.
 
-Promises: a mistake is told in a line, on the standard error, with exit status 2; Ctrl-C ends it
-quietly with 130, and so does a reader who has seen enough with 141. A command is loaded when it is
-called for: one that needs more than the standard library says what to install.
+Promises:
+- A mistake is reported in one line on the standard error, with exit status 2.
+- Ctrl-C ends a command quietly with status 130, and a closed pipe with 141.
+- A command is loaded when it is called. One that needs more than the standard library reports what
+  to install.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ __all__ = ["main"]
 MISTAKEN: Final = 2
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
-"""As a shell tells of a process that a broken pipe ended."""
+"""The status that shells report for a process ended by a broken pipe."""
 
 SHELLS: Final = ("bash", "zsh", "fish", "tcsh")
 _FOR_SHELLS: Final = f"print a script that completes commands and options: {', '.join(SHELLS)}"
@@ -33,16 +35,16 @@ EXTRAS: Final = {
     "psycopg_pool": "psycopg",
     "shtab": "cli",
 }
-"""What brings a missing module, where an extra of ours does."""
+"""The extra that installs a missing module, if there is one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say, those of the process unless given; return the exit status."""
+    """Run the command in `argv`, by default the process's arguments; return the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(given)
         sys.stdout.flush()
-    except SystemExit as ended:  # argparse has told what is wrong, or helped
+    except SystemExit as ended:  # argparse has printed the error or the help
         return _status(ended)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -206,7 +208,7 @@ def _print_completion(shell: str) -> int:
     for name, command in COMMANDS.items():
         its_parser = commands.add_parser(name, help=command.about)
         import_module(command.module).add_arguments(its_parser)
-        its_parser.description = None  # scripts have one line about each command
+        its_parser.description = None  # the output of the command
     print(shtab.complete(parser, shell))  # noqa: T201 - that is what was asked for
     return 0
 

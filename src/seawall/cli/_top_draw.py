@@ -1,8 +1,11 @@
-"""What `seawall top` shows: a message and its past as lines for a terminal.
+"""Drawing of `seawall top`: turns a message and its history into lines for a terminal.
 
-Pure: the same message, past and size give the same lines. Promises: no line is wider than `width`,
-there are no more than `height` lines, and nothing of what is told is taken for markup. It is given
-what `_top_message.understood` returned, in which every text is fit to be shown.
+It is pure: the same message, history and size give the same lines. Its input is the result of
+`_top_message.understood`, in which every text is safe to show.
+
+Promises:
+- No line is wider than `width`, and there are at most `height` lines.
+- No text of a message is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -54,14 +57,14 @@ from seawall.dashboard.views import (
 )
 
 SPACIOUS: Final = 36
-"""From so many lines on, there is an empty one between two blocks."""
+"""Number of lines from which blocks are separated by an empty line."""
 
 NARROWEST: Final = 20
-"""Columns for which lines are made; in fewer they are cut."""
+"""Minimum width for which lines are made; narrower terminals truncate them."""
 
 OLD: Final = 3.0
 LATE: Final = 1.5
-"""From so many seconds on, and so many times those between two views, it is said how old one is."""
+"""A view's age is shown beyond this many seconds, and this many times the update interval."""
 
 MOST_HAPPENINGS: Final = 12
 _MOST_WRAPPED: Final = 4
@@ -81,7 +84,7 @@ def frame(
     status: Text | str = "",
     glyphs: Glyphs = UNICODE,
 ) -> Group:
-    """Return what is shown in `width` columns and `height` lines (None: as many as it takes).
+    """Return the frame for `width` columns and `height` lines (None: as many as needed).
 
     With `stacks` each guard's policies are drawn below it; `status` is the last line, if any.
     """
@@ -126,10 +129,10 @@ class _Drawing:
         names = [cell_len(view["pod"]["name"]) for view in self._views]
         self._pod_width = min(max(names, default=0), 10 if width < 120 else 20)  # noqa: PLR2004
 
-    # What is said in a sentence
+    # Header
 
     def header(self) -> Text:
-        """Return who is shown, and when."""
+        """Return the line with title, time and pods."""
         guards = sum(len(view["guards"]) for view in self._views)
         there = sum(view.get("all_guards", len(view["guards"])) for view in self._views)
         of_all = f"{guards} of " if there > guards else ""
@@ -142,15 +145,15 @@ class _Drawing:
         return line((self._message["title"], "bold"), dot, moment(now, now), dot, (told, "dim"))
 
     def says(self) -> Text:
-        """Return in a line how it is."""
+        """Return the line with the overall verdict."""
         tone, told = verdict(self._message), self._message["verdict"]
         words = told["words"] if told["tone"] != "ok" or tone == "ok" else "Worth a look"
         return line((f"{self._glyphs.tones[tone]} {words}.", STYLES[tone]))
 
-    # What is said in blocks
+    # Blocks
 
     def blocks(self) -> Iterator[Block]:
-        """Give what there is to show, the most important first."""
+        """Yield the blocks to show, the most important first."""
         troubles = [self._problem(problem) for problem in self._message["troubles"]]
         if troubles:
             yield Block(line(("TROUBLES", "bold")), troubles, 7)
@@ -174,7 +177,7 @@ class _Drawing:
             yield Block(line(("LATELY", "bold")), happenings, 4)
 
     def _problem(self, problem: Problem) -> Unit:
-        """Return a problem, what follows from it below."""
+        """Return a problem, with its consequences below."""
         lines = self._trouble(problem, f"{self._glyphs.tones[problem['tone']]} ", problem["advice"])
         follows = problem["consequences"]
         ends = [self._glyphs.branch] * (len(follows) - 1) + [self._glyphs.last]
@@ -199,7 +202,7 @@ class _Drawing:
         return lines
 
     def _old(self, view: View) -> Unit | None:
-        """Return from when what is shown of a pod is, if that is not now."""
+        """Return the age of a pod's view, if it is not current."""
         now, age = self._message["at"], view.get("age", 0.0)
         tone: Tone = "warn"
         if "gone" in view:
@@ -213,7 +216,7 @@ class _Drawing:
         return Unit([line((text, STYLES[tone]))], tone)
 
     def _wrapped(self, text: str) -> list[str]:
-        """Return a sentence on as many lines as it takes, within reason."""
+        """Return a sentence wrapped into several lines, up to a limit."""
         return textwrap.wrap(
             text,
             self._width,
@@ -258,8 +261,8 @@ class _Drawing:
         return Block(title, units, 8)
 
     def _columns(self, longest: int, longest_state: int) -> list[Column]:
-        """Return the columns for which there is room: what matters most first comes in."""
-        names = max(6, min(longest, 10 if self._width < 50 else 16))  # noqa: PLR2004 - narrow
+        """Return the columns that fit; the most important ones are chosen first."""
+        names = max(6, min(longest, 10 if self._width < 50 else 16))  # noqa: PLR2004 - a narrow terminal
         chosen = {"tone": 1, "name": names, "state": _STATE, "err": 5}
         left = self._width - sum(chosen.values()) - len(chosen) + 1
         wished = {"pod": self._pod_width if self._many else 0, "p99": 6, "rate": 6}
@@ -335,7 +338,7 @@ class _Drawing:
                 text.append(dot + one, "dim")
         return text
 
-    # The rest
+    # Sections and events
 
     def _section(self, title: str, rows: list[tuple[View, Row]]) -> Block:
         longest = max(cell_len(row["name"]) for _view, row in rows)
@@ -345,7 +348,7 @@ class _Drawing:
         if any(row["gauge"] is not None for _view, row in rows):
             columns.append(Column("gauge", _GAUGE))
         tracked = any(row["track"] is not None for _view, row in rows)
-        if tracked and self._width >= 80:  # noqa: PLR2004 - what is now comes before what was
+        if tracked and self._width >= 80:  # noqa: PLR2004 - the present comes before the past
             columns.append(Column("past", 12 if self._width < 120 else 24))  # noqa: PLR2004
         rest = self._width - sum(column.width + 1 for column in columns)
         columns.append(Column("told", max(rest, 1)))

@@ -1,7 +1,9 @@
-"""What a frame is made of: glyphs, lines that fit a width, columns, and blocks that fit a height.
+"""Parts of a frame: glyphs, lines that fit a width, columns, and blocks that fit a height.
 
-Promises: a line is never wider than it may be, whatever the text, and a glyph tells by its shape
-what it tells by its colour. Where only ASCII can be written, nothing else is.
+Promises:
+- A line is never wider than allowed, whatever the text.
+- A glyph shows by its shape what it shows by its colour.
+- Where only ASCII can be written, nothing else is used.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ STYLES: Final[Mapping[str, str]] = {
 
 BAD_SHARE: Final = 0.5
 WARN_SHARE: Final = 0.05
-"""From these shares of failed and refused calls on, a bar is red, or yellow."""
+"""Shares of failed and refused calls from which a bar is red, or yellow."""
 
 
 class Glyphs(NamedTuple):
-    """The characters that are drawn with."""
+    """The characters used for drawing."""
 
     bars: str
     tones: Mapping[str, str]
@@ -95,7 +97,7 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 def fit(text: Text, width: int, glyphs: Glyphs, *, pad: bool = False, right: bool = False) -> Text:
-    """Return `text` cut to `width` cells, and filled up to it if asked to."""
+    """Return `text` truncated to `width` cells, and padded to it on request."""
     text = text.copy()
     if glyphs.ascii and not text.plain.isascii():
         text.plain = text.plain.encode("ascii", "replace").decode("ascii")
@@ -120,7 +122,7 @@ class Column(NamedTuple):
 
 
 def joined(columns: Iterable[Column], cells: Mapping[str, Text], glyphs: Glyphs) -> Text:
-    """Return the cells of a row, each as wide as its column, with a blank between two."""
+    """Return the cells of a row, each as wide as its column, separated by a blank."""
     row = line()
     for place, (name, width, right) in enumerate(columns):
         if place:
@@ -130,7 +132,7 @@ def joined(columns: Iterable[Column], cells: Mapping[str, Text], glyphs: Glyphs)
     return row
 
 
-# Pictures of the past
+# Charts of the history
 
 
 def bars(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
@@ -151,7 +153,7 @@ def _bar(value: float | None, top: float, glyphs: Glyphs) -> str:
 
 
 def outcomes(track: GuardTrack | None, width: int, glyphs: Glyphs) -> Text:
-    """Return how many calls there were, as bars coloured by the share that did not succeed."""
+    """Return the number of calls over time, as bars coloured by the share that did not succeed."""
     if track is None:
         return line()
     lost = [a + b for a, b in zip(track["failed"], track["rejected"], strict=True)]
@@ -167,7 +169,7 @@ def outcomes(track: GuardTrack | None, width: int, glyphs: Glyphs) -> Text:
 
 
 def call_count(succeeded: float, degraded: float, lost: float) -> float:
-    """Return how many calls there were; `lost` failed or were refused.
+    """Return the number of calls; `lost` failed or were refused.
 
     A degraded call is one of the lost ones: its real attempt failed or was refused. Only callers
     that shared the failure of another call (`Cache`) are degraded without one of their own. The
@@ -191,11 +193,11 @@ def gauge(value: float, width: int, glyphs: Glyphs) -> str:
     return glyphs.full * filled + glyphs.empty * (width - filled)
 
 
-# Numbers in words
+# Numbers as text
 
 
 def span(seconds: float) -> str:
-    """Return how long something lasts, in its largest unit."""
+    """Return a duration in its largest unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{min(int(seconds // size), 99_999)} {unit}"
@@ -212,8 +214,8 @@ def latency(seconds: float | None) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a number a second in at most six characters."""
-    if value < 10:  # noqa: PLR2004 - two digits say enough
+    """Return a rate per second in at most six characters."""
+    if value < 10:  # noqa: PLR2004 - two digits are enough
         return f"{value:.1f}"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -222,15 +224,15 @@ def rate(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share of one in percent; what is not nothing is not written as 0."""
+    """Return a share in percent; a small share is not rounded to 0."""
     percent = 100 * value
     return f"{percent:.1f}%" if 0 < percent < 10 else f"{percent:.0f}%"  # noqa: PLR2004 - as above
 
 
 def moment(at: float, now: float) -> str:
-    """Return a time of the day, with its date if it is not of the last hours; "" if it is none."""
+    """Return the time of day, with the date if it is older than hours; "" if it is invalid."""
     try:
-        when = datetime.fromtimestamp(at)  # noqa: DTZ006 - the time on the wall of who looks
+        when = datetime.fromtimestamp(at)  # noqa: DTZ006 - in the user's local time
     except (OverflowError, OSError, ValueError):
         return ""
     old = abs(now - at) > 20 * 3600
@@ -241,14 +243,14 @@ def moment(at: float, now: float) -> str:
 
 
 class Unit(NamedTuple):
-    """Lines that stay together, and how it is with what they are about."""
+    """Lines that stay together, and the tone of their subject."""
 
     lines: list[Text]
     tone: Tone
 
 
 class Block(NamedTuple):
-    """Units under a title. `least` is how many lines it wants before others get more than that."""
+    """Units under a title. `least` is the number of lines that it gets before others get more."""
 
     title: Text
     units: list[Unit]
@@ -256,14 +258,14 @@ class Block(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Return how many lines it has as a whole."""
+        """Return the total number of its lines."""
         return 1 + sum(len(unit.lines) for unit in self.units)
 
     def cut(self, height: int, glyphs: Glyphs) -> list[Text]:
-        """Return its lines, at most `height`: if not all fit, the worst first, and how many not."""
+        """Return at most `height` lines: if not all fit, the worst units and the number omitted."""
         if height >= self.height:
             return [self.title, *(text for unit in self.units for text in unit.lines)]
-        if height < 2:  # noqa: PLR2004 - a title alone tells nothing
+        if height < 2:  # noqa: PLR2004 - a title alone is useless
             return []
         lines, kept = [self.title], 0
         for unit in sorted(self.units, key=lambda unit: WORST.index(unit.tone)):
@@ -275,7 +277,7 @@ class Block(NamedTuple):
 
 
 def allotted(height: int, blocks: Sequence[Block]) -> list[int]:
-    """Return how many of `height` lines each block gets; the first come first."""
+    """Return how many of `height` lines each block gets; earlier blocks come first."""
     given = [0] * len(blocks)
     for whole in (False, True):
         for place, block in enumerate(blocks):

@@ -1,8 +1,10 @@
-"""`seawall top` while it runs: what comes is read by a thread, what is shown is drawn by this one.
+"""Live mode of `seawall top`: a thread reads the messages, and the main thread draws them.
 
-Promises: a lost dashboard is asked again, and the last line says so; keys work where there is a
-terminal to press them in. However it ends (a key, Ctrl-C, SIGTERM, an error), the terminal's
-settings, screen and cursor are what they were.
+Promises:
+- A lost dashboard is contacted again, and the last line reports it.
+- Keys work if there is a terminal.
+- However it ends (a key, Ctrl-C, SIGTERM, an error), the terminal's settings, screen and cursor are
+  restored.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from seawall.clock import current_clock
 from seawall.dashboard.views import History
 
 REDRAWN_EVERY: Final = 0.5
-"""Seconds after which a frame is drawn anew, message or not: sizes and ages change."""
+"""Seconds after which a frame is redrawn even without a message: sizes and ages change."""
 
 PATIENCE: Final = 2.0
-"""Seconds, beyond three times the usual, after which it says that there is no news."""
+"""Seconds, beyond three update intervals, after which missing messages are reported."""
 
 _JOIN: Final = 1.0
 
 
 def run(options: Options, console: Console) -> int:
-    """Show it until somebody has seen enough, and return the exit status."""
+    """Show the dashboard until the user quits, and return the exit status."""
     if not console.is_terminal or console.is_dumb_terminal:
         raise ValueError("this is no terminal to draw in: write --once or --json")
     with ExitStack() as stack:
@@ -59,7 +61,7 @@ def run(options: Options, console: Console) -> int:
 
 
 class _Feed:
-    """What came last from the dashboard, read by a thread of its own.
+    """The last message from the dashboard, read by a separate thread.
 
     `bell` becomes readable when there is something new.
     """
@@ -84,7 +86,7 @@ class _Feed:
 
     def __exit__(self, *_exc: object) -> None:
         self._source.close()
-        self._thread.join(_JOIN)  # a name that is being looked up cannot be interrupted
+        self._thread.join(_JOIN)  # a DNS lookup cannot be interrupted
         if not self._thread.is_alive():
             self.bell.close()
             self._ringer.close()
@@ -99,14 +101,14 @@ class _Feed:
         try:
             for raw in self._source.messages(self._told):
                 reading = understood(raw)
-                # Copied: the screen draws this while the next message extends the other.
+                # Copied, because the screen draws this while the next message extends the original.
                 history = _copied(self._past.take(reading.message))
                 with self._lock:
                     self._latest, self._history = reading, history
                     self._lost, self._heard = "", self._clock.now()
                 self._ring()
         finally:
-            self._told("nothing is read any more")  # nobody sees it, unless this is a mistake
+            self._told("nothing is read any more")  # visible only if the thread ended by a bug
 
     def _told(self, why: str) -> None:
         with self._lock:
@@ -114,7 +116,7 @@ class _Feed:
         self._ring()
 
     def _ring(self) -> None:
-        with suppress(OSError):  # full: it rings already
+        with suppress(OSError):  # full: it is readable already
             self._ringer.send(b".")
 
 
@@ -125,7 +127,7 @@ def _copied(value: Any) -> Any:
 
 
 class _Screen:
-    """What is drawn, at the size that the terminal has at that moment."""
+    """Draws frames at the current size of the terminal."""
 
     def __init__(self, options: Options, console: Console) -> None:
         self.stacks = options.stacks
@@ -134,7 +136,7 @@ class _Screen:
         self._glyphs = glyphs_for(console.encoding)
 
     def draw(self, feed: _Feed) -> RenderableType:
-        """Return the frame of this moment."""
+        """Return the current frame."""
         reading, history, lost, age = feed.latest()
         if reading is None:
             waiting = lost or f"waiting for {self._options.source.place}"
@@ -159,11 +161,11 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """Give the file descriptor that keys come from one by one; None if there is none."""
+    """Yield the file descriptor that keys are read from one by one; None if there is none."""
     try:
         import termios
         import tty
-    except ImportError:  # not a POSIX system: shown without keys
+    except ImportError:  # not a POSIX system: no keys
         yield None
         return
     try:
@@ -175,7 +177,7 @@ def _keys() -> Iterator[int | None]:
     try:
         tty.setcbreak(fd)
         during = termios.tcgetattr(fd)
-        during[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the shell in our screen
+        during[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the shell on our screen
         termios.tcsetattr(fd, termios.TCSANOW, during)
         yield fd
     finally:
@@ -190,12 +192,12 @@ def _pressed(keys: int | None, bell: socket.socket) -> str:
         bell.recv(4096)
     if keys is None or keys not in ready:
         return ""
-    return os.read(keys, 64).decode("ascii", "replace") or "q"  # its end: nobody is there
+    return os.read(keys, 64).decode("ascii", "replace") or "q"  # EOF: no user is there
 
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that the terminal is put in order."""
+    """Let SIGTERM end the block as Ctrl-C does, so that the terminal is restored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

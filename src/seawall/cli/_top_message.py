@@ -1,9 +1,12 @@
-"""What came from a dashboard, read with suspicion: bounded, typed, and fit for a terminal.
+"""Validation of messages from a dashboard: bounded, typed, and safe for a terminal.
 
-A dashboard is a server, and what it tells was named by users and by other pods. Promises: reading
-raises `NotADashboard` or gives a whole message. A pod whose view cannot be read is left out and a
-note says so. No text in it has control characters, escape sequences or what turns text around
-(`dashboard._bounds.shown` escapes them), nor piles of marks on one letter.
+A dashboard is a server, and its texts come from users and from other pods, so they are untrusted.
+
+Promises:
+- Reading raises `NotADashboard` or returns a whole message.
+- A pod whose view is invalid is omitted, with a note.
+- No text has control characters, escape sequences or direction overrides (`dashboard._bounds.shown`
+  escapes them), nor many combining marks on one letter.
 """
 
 from __future__ import annotations
@@ -40,36 +43,38 @@ from seawall.dashboard.views import (
 )
 
 MOST_PODS: Final = 200
-"""Of more, the first are shown."""
+"""Maximum number of pods; the first ones are shown."""
 
 MOST_POINTS: Final = 180
-"""Of the past of a pod; more is not drawn."""
+"""Maximum number of points in the history of a pod; more are not drawn."""
 
 MOST_MARKS: Final = 4
-"""In a row on one letter: no script needs more, and a pile of them covers the lines above."""
+"""Maximum number of combining marks on one letter: no script needs more, and more would cover other
+lines.
+"""
 
 _NOT_ONE: Final = "what answers there is not a Seawall dashboard"
 
 _SELECTORS: Final = range(0xFE00, 0xFE10)
-"""They choose between widths of a character, about which terminals disagree."""
+"""Variation selectors: they change the width of a character, about which terminals disagree."""
 
 _STATES: Final = frozenset({"closed", "open", "half_open", "isolated"})
 _RATES: Final = ("succeeded", "degraded", "failed", "rejected")
 
 
 class NotADashboard(ValueError):
-    """What was sent is no message of a dashboard; its text says what is wrong with it."""
+    """The received data is no message of a dashboard; the text says what is wrong with it."""
 
 
 class Reading(NamedTuple):
-    """A message that can be shown, and what to say about what is missing in it."""
+    """A message that can be shown, and notes about what is missing in it."""
 
     message: Message
     notes: tuple[str, ...]
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Return the object that `text` tells as JSON, or raise `NotADashboard`."""
+    """Parse `text` as a JSON object, or raise `NotADashboard`."""
     try:
         raw = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -80,7 +85,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
 
 
 def understood(raw: dict[str, Any]) -> Reading:
-    """Return what `parse` gave as a message that can be shown."""
+    """Turn the result of `parse` into a message that can be shown."""
     views: dict[str, View] = {}
     foreign = broken = 0
     for one in raw["views"][:MOST_PODS]:
@@ -105,9 +110,10 @@ def understood(raw: dict[str, Any]) -> Reading:
 
 
 def narrowed(message: Message, pods: Iterable[str], guards: Iterable[str]) -> Message:
-    """Return `message` with only the pods and the guards whose name is like one of those given.
+    """Return `message` with only the pods and guards whose names match one of the patterns.
 
-    Nothing given is all. With guards, what is not about one of them is left out.
+    Without patterns, everything is kept. With guards, everything that is not about one of them is
+    omitted.
     """
     wanted_pods, wanted = tuple(pods), tuple(guards)
     views = [v for v in message["views"] if not wanted_pods or _like(v["pod"]["name"], wanted_pods)]
@@ -124,7 +130,7 @@ class _Summary(TypedDict):
 
 
 def _summary(views: list[View], at: float) -> _Summary:
-    """Return the views with a new summary: the views may be fewer than were sent."""
+    """Return the views with a new summary, as they may be fewer than were sent."""
     problems = problems_of(views, at)
     return {
         "verdict": verdict_of(views, problems),
@@ -135,12 +141,12 @@ def _summary(views: list[View], at: float) -> _Summary:
 
 
 def worst(tones: Iterable[Tone]) -> Tone:
-    """Return the tone among `tones` that asks most for attention; "ok" if there is none."""
+    """Return the most urgent of `tones`; "ok" if there is none."""
     return min(tones, key=WORST.index, default="ok")
 
 
 def verdict(message: Message) -> Tone:
-    """Return how everything in `message` is, taken together: "bad", "warn" or "ok"."""
+    """Return the overall tone of `message`: "bad", "warn" or "ok"."""
     tones: list[Tone] = ["ok"]
     for view in message["views"]:
         told: list[Trouble | GuardView | Row] = [*view["troubles"], *view["guards"]]
@@ -150,7 +156,7 @@ def verdict(message: Message) -> Tone:
 
 
 def calm(text: str) -> str:
-    """Return `text` without piles of marks and without what chooses a character's width."""
+    """Return `text` without excess combining marks and without variation selectors."""
     if text.isascii():
         return text
     kept, marks = [], 0
@@ -162,7 +168,7 @@ def calm(text: str) -> str:
 
 
 def legible(text: str, longest: int = LONGEST_NAME) -> str:
-    """Return `text` as it can be written to a terminal, at most so long."""
+    """Return `text` in a form that is safe for a terminal, at most `longest` characters."""
     return calm(shown(text, longest))
 
 
@@ -199,7 +205,7 @@ def _like(name: str, patterns: Iterable[str]) -> bool:
 
 def _about(view: View, patterns: tuple[str, ...]) -> View:
     whole = view.copy()
-    whole.pop("all_guards", None)  # of those that are asked for, nobody knows
+    whole.pop("all_guards", None)  # the total number of matching guards is unknown
     return {
         **whole,
         "guards": [guard for guard in view["guards"] if _like(guard["name"], patterns)],
@@ -209,7 +215,7 @@ def _about(view: View, patterns: tuple[str, ...]) -> View:
     }
 
 
-# The past
+# History
 
 
 def _histories(told: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
@@ -219,7 +225,7 @@ def _histories(told: dict[str, Any], views: Iterable[str]) -> dict[str, History]
 
 
 def _history(told: Any) -> History:
-    """Return the past of a pod, all its lists of one length; empty where it makes no sense."""
+    """Return the history of a pod, with lists of equal length; empty where it is invalid."""
     told = told if isinstance(told, dict) else {}
     instants = told.get("at")
     at = [number(one) for one in instants[-MOST_POINTS:]] if isinstance(instants, list) else []
@@ -259,7 +265,7 @@ def _track(told: dict[str, Any], length: int) -> GuardTrack:
 
 
 def _points(told: Any, length: int) -> list[float | None]:
-    """Return the last `length` numbers of a list, filled up at its old end."""
+    """Return the last `length` numbers of a list, padded at its old end."""
     points = [
         max(number(one), 0.0) if isinstance(one, (int, float)) else None
         for one in (told[-length:] if isinstance(told, list) and length else ())

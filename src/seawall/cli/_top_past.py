@@ -1,7 +1,9 @@
-"""The past as far as it is drawn: taken over from the first message, then one point for each.
+"""History for drawing: taken from the first message, then one point for each message.
 
-Promises: all lists of a pod have the same length, at most `MOST_POINTS`; what is kept is bounded
-whatever is sent; a point comes only with a new sample of the pod.
+Promises:
+- All lists of a pod have the same length, at most `MOST_POINTS`.
+- Memory is bounded whatever is sent.
+- A point is added only for a new sample of the pod.
 """
 
 from __future__ import annotations
@@ -12,24 +14,24 @@ from seawall.cli._top_message import MOST_PODS, MOST_POINTS
 from seawall.dashboard.views import GuardTrack, GuardView, History, Message, View
 
 KEPT_FOR: Final = 600.0
-"""Seconds for which the past of a pod is kept that is not told of any more."""
+"""Seconds for which the history of a pod is kept that is no longer reported."""
 
 MOST_TRACKS: Final = 4000
-"""Guards and rows over all pods whose past is kept; those that come later have none."""
+"""Maximum number of guards and rows with a history, over all pods; later ones have none."""
 
 
 class Past:
-    """The past of all pods, by pod."""
+    """The history of all pods, by pod."""
 
     def __init__(self) -> None:
-        """Begin without one."""
+        """Start empty."""
         self._pods: dict[str, History] = {}
 
     def __repr__(self) -> str:
         return f"<Past of {len(self._pods)} pods>"
 
     def take(self, message: Message) -> dict[str, History]:
-        """Go on to `message`, and return the past with it."""
+        """Add `message`, and return the history including it."""
         self._pods.update(message["history"] or {})
         self._forget(message)
         room = MOST_TRACKS - sum(len(h["guards"]) + len(h["rows"]) for h in self._pods.values())
@@ -40,7 +42,7 @@ class Past:
         return self._pods
 
     def _forget(self, message: Message) -> None:
-        """Drop the past of pods that are gone."""
+        """Drop the history of pods that are gone."""
         told = {view["pod"]["name"] for view in message["views"]}
         gone = {pod: h["at"][-1] if h["at"] else 0.0 for pod, h in self._pods.items()}
         for pod in told:
@@ -57,7 +59,7 @@ def _empty() -> History:
 
 
 def _append(history: History, view: View, room: int) -> int:
-    """Add a point for `view`, with at most `room` new tracks; return how many there came."""
+    """Add a point for `view`, with at most `room` new tracks; return how many were added."""
     before = len(history["at"])
     had = len(history["guards"]) + len(history["rows"])
     history["at"].append(view["at"])
@@ -94,7 +96,7 @@ def _blank(length: int) -> GuardTrack:
 
 
 def _extend(track: GuardTrack, guard: GuardView | None) -> None:
-    """Add what `guard` tells; nothing happened, if it is gone."""
+    """Add the values of `guard`; zeros and gaps if it is gone."""
     rates = guard["rates"] if guard else None
     track["succeeded"].append(rates["succeeded"] if rates else 0.0)
     track["degraded"].append(rates["degraded"] if rates else 0.0)

@@ -1,9 +1,12 @@
-"""Where `seawall top` has its messages from: a dashboard's `state` and `events`, over HTTP.
+"""Source of messages for `seawall top`: a dashboard's `state` and `events`, over HTTP.
 
-Promises: only the host that was named is asked, and no redirect is followed, so headers that were
-given go nowhere else; the certificate of https is verified. What is read is bounded: a message of
-more than `MOST_BYTES`, an answer that does not end, a line without end are refused. Whatever goes
-wrong is an `Unreachable` with one line that says what it is and what to do; no header is told.
+Promises:
+- Only the given host is contacted, and redirects are not followed, so given headers go nowhere
+  else. The certificate of https is verified.
+- Input is bounded: a message of more than `MOST_BYTES`, an endless answer and an endless line are
+  refused.
+- Every failure is an `Unreachable` with one line that says what it is and what to do. No header
+  appears in it.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from seawall.dashboard._bounds import LONGEST_TEXT
 from seawall.models.backoff import exponential
 
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of one message."""
+"""Maximum size of a message in bytes."""
 
 CONNECTING: Final = 5.0
-"""Seconds to connect, and to be answered."""
+"""Timeout in seconds to connect, and for an answer."""
 
 QUIET: Final = 30.0
-"""Seconds without a word from `events` after which the connection counts as lost."""
+"""Seconds without data from `events` after which the connection counts as lost."""
 
 BACKOFF: Final = exponential(0.5, cap=10.0, jitter="equal")
-"""How long it waits before it asks again."""
+"""Delays before reconnecting."""
 
 _CHUNK: Final = 65_536
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -52,11 +55,11 @@ _SAID: Final = {
 
 
 class Unreachable(Exception):
-    """The dashboard cannot be read; the text says why, in a line fit for a terminal."""
+    """The dashboard cannot be read; the text says why, in a line safe for a terminal."""
 
 
 class Place(NamedTuple):
-    """Where a dashboard is mounted."""
+    """The address at which a dashboard is mounted."""
 
     tls: bool
     host: str
@@ -70,12 +73,12 @@ class Place(NamedTuple):
 
 
 def place_of(url: str) -> Place:
-    """Return the place that `url` names, or raise ValueError with what to write instead."""
+    """Parse `url`, or raise ValueError with what to write instead."""
     example = "write the dashboard's address, such as http://127.0.0.1:8000/seawall"
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"the URL has characters that belong in none: {example}")
     parts = urlsplit(url if "://" in url else f"http://{url}")
-    if "@" in parts.netloc:  # not repeated in the message: it may be a password
+    if "@" in parts.netloc:  # not repeated in the message: it may contain a password
         raise ValueError("the URL names a user: pass --header 'Authorization: ...' instead")
     if parts.query or parts.fragment:
         raise ValueError(f"the URL has a query or a fragment: {example}")
@@ -101,14 +104,14 @@ def header_of(text: str) -> tuple[str, str]:
 
 
 class Events:
-    """From the bytes of a stream of server-sent events to the data of its messages.
+    """Parser of a stream of server-sent events; returns the data of its messages.
 
-    However the bytes are cut into pieces, the same comes out. Raises `NotADashboard` if a message
-    is larger than `MOST_BYTES`.
+    The result does not depend on how the bytes are split into pieces. Raises `NotADashboard` if a
+    message is larger than `MOST_BYTES`.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self._rest = bytearray()
         self._seen = 0
         self._data: list[bytes] = []
@@ -116,7 +119,7 @@ class Events:
         self._kind = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take the next bytes, and return the messages that are complete with them."""
+        """Take the next bytes, and return the messages that they complete."""
         self._rest += piece
         done = []
         while (line := self._line()) is not None:
@@ -128,7 +131,7 @@ class Events:
         return done
 
     def _line(self) -> bytes | None:
-        """Return the next line without its end, or None: what is there has been looked through."""
+        """Return the next line without its end, or None if no line is complete."""
         end = self._rest.find(b"\n", self._seen)
         if end < 0:
             self._seen = len(self._rest)
@@ -154,7 +157,7 @@ class Events:
 
 
 class Source:
-    """A dashboard that is asked. One thread reads; `close` is for any other."""
+    """A dashboard to read from. One thread reads; any other may call `close`."""
 
     def __init__(
         self,
@@ -164,22 +167,22 @@ class Source:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Ask the dashboard at `place`, with `headers` beside its own."""
+        """Read the dashboard at `place`, sending `headers` beside the standard ones."""
         self.place = place
         self._headers = dict(headers or {})
         self._clock = clock or current_clock()
-        self._rng = rng or Random()  # noqa: S311 - spreads those that come back, no secret
+        self._rng = rng or Random()  # noqa: S311 - spreads reconnects; needs no secrecy
         self._lock = threading.Lock()
         self._open: socket.socket | None = None
         self._closed = threading.Event()
-        self._running = threading.Lock()  # held until closed: what a pause waits for
+        self._running = threading.Lock()  # held until `close`, so that a pause can wait for it
         self._running.acquire()
 
     def __repr__(self) -> str:
         return f"<Source {self.place}>"
 
     def once(self) -> dict[str, Any]:
-        """Return the message that there is now, or raise `Unreachable`."""
+        """Return the current message, or raise `Unreachable`."""
         with self._asked("/state", "application/json") as answer:
             until = self._clock.now() + 2 * CONNECTING
             body = bytearray()
@@ -194,7 +197,7 @@ class Source:
             return parse(bytes(body))
 
     def messages(self, told: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        """Give each message as it comes, until `close`; reconnect as often as it takes.
+        """Yield each message as it comes, until `close`; reconnect as often as needed.
 
         `told` is called with the reason and the next step when the dashboard cannot be read.
         """
@@ -214,7 +217,7 @@ class Source:
                     return
 
     def close(self) -> None:
-        """End `messages`, also where it waits for a word or for its next try."""
+        """End `messages`, even while it waits for data or for its next try."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -232,7 +235,7 @@ class Source:
 
     @contextmanager
     def _asked(self, route: str, kind: str) -> Iterator[http.client.HTTPResponse]:
-        """Ask for `route`, and turn all that can go wrong until the end into `Unreachable`."""
+        """Request `route`, and turn every failure until the end of the block into `Unreachable`."""
         try:
             with closing(self._connection()) as connection:
                 path = self.place.path + route
@@ -241,7 +244,8 @@ class Source:
                 answer = connection.getresponse()
                 with closing(answer):
                     self._check(answer, kind)
-                    if connection.sock is not None:  # it is the answer's, if nothing follows it
+                    # None if the answer owns it, because nothing follows
+                    if connection.sock is not None:
                         connection.sock.settimeout(
                             QUIET if kind.startswith("text/") else CONNECTING
                         )
@@ -269,7 +273,7 @@ class Source:
         return connection
 
     def _check(self, answer: http.client.HTTPResponse, kind: str) -> None:
-        """Raise unless the answer is a good one of the kind that was asked for."""
+        """Raise unless the answer is successful and of the requested content type."""
         if answer.status in _REDIRECTS:
             target = legible(answer.getheader("Location", ""), LONGEST_TEXT)
             raise NotADashboard(f"it points to {target!r}: if that is the dashboard, give it")
@@ -280,11 +284,11 @@ class Source:
 
 
 def _wake(connection: socket.socket) -> None:
-    """Let a thread that reads from `connection` see its end; TLS is left as it is for it."""
+    """Make a thread that reads from `connection` see EOF; the thread itself ends TLS."""
     try:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
-        pass  # it has ended by itself
+        pass  # it has already ended
 
 
 def _reason(error: Exception, place: Place) -> str:

@@ -1,8 +1,9 @@
 """`seawall dead-letters`: list, open, replay and drop the dead letters of a pipeline.
 
-Promises: values that are named like secrets are hidden, and what would steer a terminal is not
-printed; letters that a pipeline replays now are left alone; the password of a database's address is
-in no message.
+Promises:
+- Values whose names look like secrets are hidden, and terminal control sequences are not printed.
+- Letters that a pipeline is replaying are left alone.
+- The password of a database's address appears in no message.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ again, it is dead again. A letter whose value could not be stored can only be dr
 """
 
 FOUND, NOT_FOUND = 0, 1
-"""The exit status: whether there was such a letter, or all that was asked for could be done."""
+"""Exit status: whether the letter was found, and whether all requested actions were done."""
 
 PAGE: Final = 100
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what may be asked for."""
+    """Add the arguments of the command to `parser`."""
     add = parser.add_argument
     add("act", choices=("list", "show", "retry", "drop"), help="what to do")
     add("ids", nargs="*", metavar="ID", help="with show, retry, drop: the letters that are meant")
@@ -57,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Do what was asked for, and return the exit status."""
+    """Run the command, and return the exit status."""
     _check(args)
     with ExitStack() as stack:
         try:
@@ -65,7 +66,7 @@ def main(args: Namespace) -> int:
             return _ACTS[args.act](DatabaseDeadLetters(database, args.pipeline), args)
         except (ModuleNotFoundError, ValueError, TypeError, BrokenPipeError):
             raise
-        except Exception as error:  # noqa: BLE001 - a driver's may tell the address
+        except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
             raise ValueError(described(error)) from None
 
 
@@ -90,7 +91,7 @@ def _list(letters: DatabaseDeadLetters, args: Namespace) -> int:
         if args.json:
             _print(json.dumps(_facts(item)))
         else:
-            # One line for each letter, so that it can be cut and searched.
+            # One line for each letter, so that it can be processed by other tools.
             _print(f"{item.id}\t{item.kind}\t{item.attempts}\t{_line(item.error)}")
     if not number:
         sys.stderr.write(f"Pipeline {args.pipeline!r} has no such letters.\n")
@@ -163,7 +164,7 @@ def _found(
             return
 
 
-# What is shown
+# Output
 
 
 def _facts(item: WorkItem) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""`seawall keys`: how an idempotency key is, what came of it, and how to free it.
+"""`seawall keys`: show the state of an idempotency key and its outcome, or free it.
 
-Promises: nothing that was answered and no payload is shown; a key that is in flight is never
-forgotten; the password of a database's address is in no message.
+Promises:
+- No stored answer and no payload is shown.
+- A key that is in flight is never forgotten.
+- The password of a database's address appears in no message.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from seawall.durable import Database, Idempotency, Inbox, KeyInFlight, KeyRecord
 from seawall.durable.asgi import read_scope, scope_text
 
 ADDRESS: Final = "SEAWALL_DATABASE"
-"""The variable of the environment that names the database."""
+"""The environment variable that names the database."""
 
 ABOUT: Final = """\
 Look up an idempotency key, or forget it.
@@ -40,7 +42,7 @@ _NOT_FOUND: Final = 1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what may be asked for."""
+    """Add the arguments of the command to `parser`."""
     parser.add_argument("act", choices=("show", "forget"), help="what to do")
     parser.add_argument("operation", help="what the key is for, such as 'POST /orders'")
     parser.add_argument("key", help="the key as the client sent it, without quotes; - reads it")
@@ -71,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_database_arguments(parser: ArgumentParser) -> None:
-    """Declare where the tables are."""
+    """Add the arguments for the location of the tables to `parser`."""
     parser.add_argument(
         "--database",
         metavar="ADDRESS",
@@ -84,7 +86,7 @@ def add_database_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Do what was asked for; return the exit status: 1 if there is no such record."""
+    """Run the command; return the exit status: 1 if there is no such record."""
     scope = None if args.unscoped else _stored_scope(args.scope)
     key = sys.stdin.readline().strip() if args.key == "-" else args.key
     named = (scope, args.operation, key)
@@ -101,7 +103,7 @@ def main(args: Namespace) -> int:
             handled = _handled(args, database, record, stack)
         except (ModuleNotFoundError, ValueError, TypeError):
             raise
-        except Exception as error:  # noqa: BLE001 - a driver's may tell the address
+        except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
             raise ValueError(described(error)) from None
     if args.json:
         told = record._asdict()
@@ -122,7 +124,7 @@ def _stored_scope(parts: list[str]) -> str:
 
 
 def opened_database(args: Namespace, address: str | None, name: str, stack: ExitStack) -> Database:
-    """Return the database at `address`, open until the end of `stack`."""
+    """Open the database at `address`, until the end of `stack`."""
     source: Any
     if not address:
         raise ValueError(f"write --database, or set {ADDRESS}")

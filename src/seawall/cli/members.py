@@ -1,7 +1,8 @@
-"""`seawall members`: who is there, who is suspected and by whom, as the pods of a service see it.
+"""`seawall members`: which members are alive or suspected, and by which pods of a service.
 
-Promises: it only reads. The exit status tells whether all members are alive (0), some are suspected
-or confirmed as failed (1), or nothing could be seen (2). It needs the standard library alone.
+Promises:
+- It only reads.
+- The exit status is 0 if all members are alive, 1 if some are suspected or confirmed as failed, and
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from seawall.dashboard._summary import LATE
 from seawall.dashboard.views import Row, View
 
 WELL, SUSPECTED, UNSEEN = 0, 1, 2
-"""The exit status."""
+"""Exit status."""
 
 EPILOG: Final = f"""\
 exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed as failed,\
@@ -36,14 +37,14 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class Sight(NamedTuple):
-    """What one pod sees of a member."""
+    """The state of a member as one pod sees it."""
 
     pod: str
     row: Row
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is said of it: "for", "level", "round trip", "reason", "by"."""
+        """Its facts by label: "for", "level", "round trip", "reason", "by"."""
         return dict(self.row["facts"])
 
 
@@ -56,12 +57,12 @@ class Member(NamedTuple):
 
     @property
     def worst(self) -> Sight:
-        """What the pod sees that sees it worst."""
+        """The worst state that any pod sees."""
         return min(self.sights, key=_attention)
 
     @property
     def state(self) -> str:
-        """The worst state, and how many of the pods say so."""
+        """The worst state, and the number of pods that report it."""
         state, watching = self.worst.row["state"], len(self.sights)
         agreeing = sum(one.row["state"] == state for one in self.sights)
         if watching == 1 or (agreeing == watching and state == "alive"):
@@ -74,7 +75,7 @@ def _attention(sight: Sight) -> tuple[int, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `seawall members`."""
+    """Add the arguments of `seawall members` to `parser`."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what `args` ask for, and return the exit status."""
+    """Run the command, and return the exit status."""
     try:
         lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
         headers = dict(header_of(text) for text in lines if text.strip())
@@ -112,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _watch(source: Source, show: Show, groups: Sequence[str] | None) -> int:
-    """Show each message; a service that restarts has no members for a while."""
+    """Show each message; a restarting service has no members for a while."""
     status = UNSEEN
     try:
         for raw in source.messages(_tell):
@@ -120,7 +121,7 @@ def _watch(source: Source, show: Show, groups: Sequence[str] | None) -> int:
             sys.stdout.write(_CLEAR if sys.stdout.isatty() else "")
             show(members)
             status = _status(members)
-    except KeyboardInterrupt:  # the usual way to leave
+    except KeyboardInterrupt:  # the usual way to quit
         pass
     return status
 
@@ -140,7 +141,7 @@ def _status(members: Iterable[Member]) -> int:
     return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
 
 
-# What is read
+# Input
 
 
 def _read(raw: dict[str, Any]) -> list[Member]:
@@ -153,9 +154,9 @@ def _only(members: list[Member], groups: Sequence[str] | None) -> list[Member]:
 
 
 def members_of(views: Sequence[View], at: float) -> list[Member]:
-    """Return all members by group, the worst first; what old views say only if there are no others.
+    """Return all members by group, the worst first; stale views count only if there are no others.
 
-    A pod that is gone, or cut off, has last seen the others as they were.
+    A pod that is gone, or cut off, has an outdated view of the others.
     """
     fresh = [view for view in views if not _is_old(view, at)]
     found: dict[tuple[str, str], Member] = {}
@@ -181,11 +182,11 @@ def _rank(member: Member) -> tuple[str, int, str]:
     return member.group, WORST.index(member.worst.row["tone"]), member.name
 
 
-# What is shown
+# Output
 
 
 def _print_json(members: list[Member]) -> None:
-    """Print all on one line, in ASCII: what would steer a terminal stays escaped."""
+    """Print all members on one line, in ASCII: terminal control sequences stay escaped."""
     told = [
         {
             "group": one.group,
@@ -201,7 +202,7 @@ def _print_json(members: list[Member]) -> None:
 
 
 def _plain(sight: Sight) -> dict[str, Any]:
-    """Return what a pod sees for a program: numbers, and the words that have none."""
+    """Return what a pod sees in a form for programs: numbers, and text where there are none."""
     words = {key: text for key, text in sight.facts.items() if key in {"reason", "by"}}
     return {"state": sight.row["state"], **sight.row.get("figures", {}), **words}
 
@@ -215,7 +216,7 @@ _COLUMNS: Final = ("MEMBER", "STATE", "LEVEL", "SINCE", "ROUND TRIP", "REASON")
 
 
 def table(members: list[Member]) -> Iterator[str]:
-    """Give the lines of the table; each group has its own, below its name."""
+    """Yield the lines of the table; each group has its own, below its name."""
     for group in dict.fromkeys(one.group for one in members):
         rows = [_COLUMNS, *(_cells(one) for one in members if one.group == group)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]

@@ -1,4 +1,4 @@
-"""`seawall metrics`: the table of metrics, and what is made of it for Grafana and Prometheus."""
+"""`seawall metrics`: the table of metrics, and the Grafana and Prometheus files made from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seawall.telemetry.grafana import grafana_dashboard
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what may be asked for."""
+    """Add the arguments of the command to `parser`."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--json", action="store_true", help="the table as JSON")
     which.add_argument("--grafana", action="store_true", help="a dashboard to import into Grafana")
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Write what was asked for; return the exit status."""
+    """Write the requested output; return the exit status."""
     if args.runbooks is not None and not args.alerts:
         raise ValueError("--runbooks goes with --alerts: write both, or neither")
     text = _text(args)

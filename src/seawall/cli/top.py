@@ -1,8 +1,10 @@
 """`seawall top`: the dashboard in a terminal.
 
-Promises: it only reads. With `--once` its exit status tells whether all is well (0), something is
-wrong (1) or it could not be seen (2); live, it goes on for as long as it takes, and says what it
-waits for. However it ends, the terminal is left as it was.
+Promises:
+- It only reads.
+- With `--once`, the exit status is 0 if all is well, 1 if something is wrong, and 2 if nothing
+  could be read. Live, it runs until it is ended, and shows what it waits for.
+- However it ends, the terminal is restored.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HEADERS: Final = "SEAWALL_TOP_HEADER"
-"""The variable of the environment with further headers, one on each line."""
+"""The environment variable with further headers, one on each line."""
 
 WELL, WRONG, UNSEEN = 0, 1, 2
-"""The exit status."""
+"""Exit status."""
 
 WIDTH: Final = 100
-"""Columns, where there is no terminal and COLUMNS is not set."""
+"""Number of columns if there is no terminal and COLUMNS is not set."""
 
 MOST_LISTED: Final = 20
-"""Names that are told where one was asked for in vain."""
+"""Maximum number of existing names listed when an unknown one was given."""
 
 KEYS: Final = "s stacks, q quit"
 
@@ -43,7 +45,7 @@ keys: {KEYS}. Certificates of https are verified; SSL_CERT_FILE names those of y
 
 
 class Options(NamedTuple):
-    """What was asked for."""
+    """The parsed options."""
 
     source: Source
     once: bool
@@ -55,7 +57,7 @@ class Options(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `seawall top`."""
+    """Add the arguments of `seawall top` to `parser`."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -80,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what `args` ask for, and return the exit status."""
+    """Run the command, and return the exit status."""
     try:
         options = options_of(args, os.environ)
         if options.as_json:
@@ -91,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Options:
-    """Return what `args` and the environment ask for, or raise ValueError with what is wrong."""
+    """Return the options from `args` and the environment, or raise ValueError."""
     if args.json and (args.guard or args.pod or args.stacks):
         raise ValueError("--json tells the message as it is: leave out --guard, --pod and --stacks")
     lines = [*environment.get(HEADERS, "").splitlines(), *(args.header or ())]
@@ -111,7 +113,7 @@ def _failed(why: str) -> int:
     return UNSEEN
 
 
-# Once
+# One-time output
 
 
 def _once_json(options: Options) -> int:
@@ -143,7 +145,7 @@ def _once(options: Options) -> int:
 
 
 def _seen(reading: Reading, options: Options) -> Message:
-    """Return what was asked for of a message; raise if there is nothing of it."""
+    """Return the requested part of a message; raise if it is empty."""
     message = narrowed(reading.message, options.pods, options.guards)
     if not message["views"]:
         pods = {view["pod"]["name"] for view in reading.message["views"]}
@@ -172,7 +174,8 @@ def _console(options: Options) -> Console:
     return Console(
         width=width,
         color_system="auto" if options.color else None,
-        force_terminal=terminal,  # plain text where there is no terminal, whatever is set
+        # plain text if there is no terminal, whatever the environment says
+        force_terminal=terminal,
         markup=False,
         emoji=False,
         highlight=False,
@@ -180,12 +183,12 @@ def _console(options: Options) -> Console:
 
 
 def _print_json(raw: dict[str, Any]) -> None:
-    """Print a message on one line, in ASCII: what would steer a terminal stays escaped."""
+    """Print a message on one line, in ASCII: terminal control sequences stay escaped."""
     sys.stdout.write(json.dumps(raw, ensure_ascii=True) + "\n")
     sys.stdout.flush()
 
 
-# Live
+# Live output
 
 
 def _live_json(options: Options) -> int:
@@ -204,5 +207,5 @@ def _live(options: Options) -> int:
 
     try:
         return run(options, console)
-    except KeyboardInterrupt:  # the usual way to leave
+    except KeyboardInterrupt:  # the usual way to quit
         return WELL

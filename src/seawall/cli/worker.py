@@ -1,9 +1,10 @@
 """`seawall worker`: runs workers and dispatchers until a signal stops them.
 
-Promises: a name that leads to no worker is reported before anything is begun, with status 2; the
-first signal lets what is at work finish within the drain time and has the rest given back, a second
-one has it given back at once, and the status is 0; a worker that ends by itself stops the others,
-with status 1.
+Promises:
+- A name that does not lead to a worker is reported before anything starts, with status 2.
+- After the first signal, running work may finish within the drain time, and the rest is given back.
+  After a second one, everything is given back immediately. The status is 0.
+- A worker that ends without a signal stops the others, with status 1.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from typing import Any, Final, NamedTuple
 from seawall.runtime.stop_signals import run_until_signal, stop_signals_handled
 
 WELL, BROKEN, MISTAKEN = 0, 1, 2
-"""The exit status."""
+"""Exit status."""
 
 LOOPBACK: Final = "127.0.0.1"
 HIGHEST_PORT: Final = 65_535
 REQUEST_WITHIN: Final = 5.0
-"""Seconds in which a probe has to send its request."""
+"""Timeout in seconds for a probe to send its request."""
 LOOK_EVERY: Final = 0.5
-"""Seconds between two looks at the source files, with --reload."""
+"""Seconds between two checks of the source files, with --reload."""
 KILLED_AFTER: Final = 10.0
 """Seconds after the drain time at which --reload kills a process that has not stopped."""
 
@@ -59,18 +60,18 @@ itself, {MISTAKEN} a mistake.
 
 
 class Mistake(Exception):
-    """What was asked for cannot be run; the message says what to write."""
+    """The given name cannot be run; the message says what to write."""
 
 
 class Address(NamedTuple):
-    """Where probes are answered."""
+    """The address at which probes are answered."""
 
     host: str
     port: int
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """Read PORT or HOST:PORT."""
+        """Parse PORT or HOST:PORT."""
         host, _, port = text.rpartition(":")
         if not port.isdecimal() or int(port) > HIGHEST_PORT:
             raise ArgumentTypeError(f"{text!r}: write a port, or HOST:PORT, such as 0.0.0.0:8081")
@@ -78,7 +79,7 @@ class Address(NamedTuple):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare what may be asked for."""
+    """Add the arguments of the command to `parser`."""
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.description, parser.epilog = ABOUT, EPILOG
     add = parser.add_argument
@@ -110,7 +111,7 @@ def _seconds(text: str) -> float:
 
 
 def main(args: Namespace) -> int:
-    """Run what was asked for; return the exit status."""
+    """Run the given targets; return the exit status."""
     if args.reload:
         return Reloader(args).run()
     try:
@@ -123,20 +124,20 @@ def main(args: Namespace) -> int:
 
 
 def _say(words: str) -> None:
-    print(f"seawall worker: {words}", file=sys.stderr, flush=True)  # noqa: T201 - a command line
+    print(f"seawall worker: {words}", file=sys.stderr, flush=True)  # noqa: T201 - the output of a command line
 
 
-# --- What a name stands for ---
+# --- Targets ---
 
 
 class Target(NamedTuple):
-    """A worker, or a function that makes some; under the name by which it was asked for."""
+    """A worker, or a function that makes some, with the name given on the command line."""
 
     name: str
     thing: Any
 
     async def workers(self, stack: AsyncExitStack) -> list[Any]:
-        """Return the workers; what they were made in is closed with `stack`."""
+        """Return the workers; context managers that made them are closed with `stack`."""
         made = self.thing
         if not is_worker(made):
             made = made()
@@ -160,13 +161,13 @@ EXPECTED: Final = (
 
 
 def is_worker(thing: object) -> bool:
-    """Tell whether it runs until it is stopped, as all workers of Seawall do."""
+    """Return whether it has the interface of Seawall's workers: async `run`, and `stop`."""
     runs = inspect.iscoroutinefunction(getattr(thing, "run", None))
     return runs and callable(getattr(thing, "stop", None)) and not isinstance(thing, type)
 
 
 def load(name: str) -> Target:
-    """Import what `name` stands for; raise `Mistake` if there is no such thing."""
+    """Import the object that `name` stands for; raise `Mistake` if there is none."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise Mistake(f"{name!r}: write MODULE:NAME, such as app:worker")
@@ -206,7 +207,7 @@ def _module(name: str) -> Any:
             ) from None
         traceback.print_exc()
         raise Mistake(f"module {name!r} cannot be imported: {error}") from None
-    except Exception as error:  # noqa: BLE001 - of the user's module; shown
+    except Exception as error:  # noqa: BLE001 - an error of the user's module, which is shown
         traceback.print_exc()
         raise Mistake(f"module {name!r} cannot be imported: {error!r}") from None
 
@@ -218,7 +219,7 @@ class Crew:
     """The workers of one process: they run together, and stop together."""
 
     def __init__(self, targets: list[Target], args: Namespace) -> None:
-        """Run what `targets` stand for."""
+        """Run the workers of `targets`."""
         self.status = WELL
         self._targets = targets
         self._health: Address | None = args.health
@@ -229,7 +230,7 @@ class Crew:
         self._making: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Make the workers and run them until they are stopped, or one ends by itself."""
+        """Create the workers and run them until they are stopped or one of them ends."""
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             self._making = asyncio.create_task(self._make(stack))
@@ -243,7 +244,7 @@ class Crew:
                 self.status = MISTAKEN
                 _say(str(mistake))
                 return
-            except Exception as error:  # noqa: BLE001 - of the user's function; shown
+            except Exception as error:  # noqa: BLE001 - an error of the user's function, which is shown
                 self.status = BROKEN
                 traceback.print_exc()
                 _say(f"cannot begin: {error!r}")

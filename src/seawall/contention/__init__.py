@@ -1,7 +1,7 @@
-"""When many want to change the same thing: try and compare, or take turns.
+"""Concurrent changes of the same data: optimistic updates, or one caller at a time.
 
-`update_optimistically` reads, changes, and writes back only if nobody else wrote meanwhile, a
-bounded number of times. `Serializer` lets one at a time through for each key, in order; with
+`update_optimistically` reads, changes, and writes back only if no other caller wrote in between, a
+bounded number of times. `Serializer` admits one caller at a time for each key, in order; with
 stripes (`seawall.models.contention`), any number of keys shares a fixed number of queues.
 """
 

@@ -1,4 +1,4 @@
-"""Try and compare: read, change, and write back only if nobody else wrote meanwhile."""
+"""Optimistic updates: read, change, and write back only if no other caller wrote in between."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def update_optimistically(
     clock: Clock | None = None,
     rng: Random | None = None,
 ) -> T:
-    """Change a value that others change too, without a lock; return what was written.
+    """Change a value that others change too, without a lock; return the value written.
 
-    `read()` gives the value and its version. `change(value)` gives the new value, or raises to
-    refuse, and that passes through. `write(new, version)` writes if the version is still that one,
-    and tells whether it did (or how many rows it changed). If it did not, or if reading or writing
-    raised one of `on`, all is done again after a jittered pause: `attempts` times at most, and not
-    beyond the deadline. Then `Contended` is raised.
+    `read()` returns the value and its version. `change(value)` returns the new value, or raises to
+    refuse, and that passes through. `write(new, version)` writes if the version is still the same,
+    and returns whether it did (or how many rows it changed). If it did not, or if reading or
+    writing raised one of `on`, everything is repeated after a jittered pause: at most `attempts`
+    times, and not beyond the deadline. Then `Contended` is raised.
     """
     for function in (read, write):
         if is_async(function):
@@ -66,7 +66,7 @@ def update_optimistically(
                 drop(result)
                 raise TypeError(f"read or write returned an awaitable: write `{_INSTEAD}`")
     finally:
-        result = None  # it may lead to the error, and so would keep itself alive
+        result = None  # break the reference cycle between the error in it and this frame
 
 
 async def aupdate_optimistically(
@@ -80,7 +80,7 @@ async def aupdate_optimistically(
     clock: Clock | None = None,
     rng: Random | None = None,
 ) -> T:
-    """Do as `update_optimistically` does, with a `read` and a `write` that may be async."""
+    """Async twin of `update_optimistically`; `read` and `write` may be async."""
     lost, clock, steps = _begin(read, change, write, on, attempts, backoff, clock=clock, rng=rng)
     result: Any = None
     try:
@@ -97,14 +97,14 @@ async def aupdate_optimistically(
             except lost as error:
                 result = Lost(error)
     finally:
-        result = None  # it may lead to the error, and so would keep itself alive
+        result = None  # break the reference cycle between the error in it and this frame
 
 
 _INSTEAD: Final = "await aupdate_optimistically(...)"
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Tell whether `function` is an `async def`."""
+    """Return whether `function` is an `async def`."""
     return callable(function) and not isinstance(function, type) and kind_of(function) == "async"
 
 
@@ -119,7 +119,7 @@ def _begin(
     clock: Clock | None,
     rng: Random | None,
 ) -> tuple[tuple[type[Exception], ...], Clock, Steps]:
-    """Check all, and return which errors mean that others were faster, the clock, and the steps."""
+    """Check the arguments; return the errors that mean a conflict, the clock, and the steps."""
     check.plain_function("change", change, "what takes time is for read()")
     update = Update(
         check.function("read", read),
@@ -147,10 +147,10 @@ def _chance(rng: Random | None) -> Callable[[], float]:
         return rng.random
     from random import Random
 
-    return Random().random  # noqa: S311 - jitter is no secret
+    return Random().random  # noqa: S311 - jitter needs no secrecy
 
 
 def left() -> float:
-    """Return the seconds until the deadline."""
+    """Return the number of seconds until the deadline."""
     seconds = seconds_left()
     return inf if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""Take turns: one at a time for each key, in order."""
+"""Serializer: one caller at a time for each key, in order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ R = TypeVar("R")
 
 
 class Serializer:
-    """One at a time for each key, in order of arrival; threads and tasks of any loop together.
+    """Admits one caller at a time for each key, in order of arrival; threads and tasks of any loop.
 
-    A key takes memory only while somebody holds it or waits for it.
+    A key takes memory only while a caller holds it or waits for it.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class Serializer:
         name: str = "serializer",
         clock: Clock | None = None,
     ) -> None:
-        """Let up to `max_waiting` wait for each key, up to `max_wait` seconds; refuse the rest.
+        """Let up to `max_waiting` callers wait for each key, up to `max_wait` seconds each.
 
-        More than `max_keys` in use at once are refused as well. With `stripes`, so many queues are
-        shared by all keys: two keys of one stripe wait for each other.
+        Further callers are refused, and so are those of a new key while `max_keys` others are in
+        use. With `stripes`, that number of queues is shared by all keys: two keys of one stripe
+        wait for each other.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Serializer(name={name!r}): write a name, such as 'accounts'")
@@ -66,18 +67,18 @@ class Serializer:
         return f"Serializer({limits}{striped}, name={self.name!r})"
 
     def hold(self, key: Hashable) -> _Hold:
-        """Return a block, `with` or `async with`, that only one at a time enters for `key`.
+        """Return a context manager, sync or async, that admits one caller at a time for `key`.
 
-        Raises `Overloaded` where too many wait, or the wait took too long.
+        Raises `Overloaded` if too many callers wait, or the wait took too long.
         """
         if self._stripes is not None:
             key = stripe_of(key, self._stripes)
-        # Whether it can be a key at all is found out now, not under the lock.
+        # Raise for an unhashable key now, not under the lock.
         hash(key)
         return _Hold(self, key)
 
     def run(self, key: Hashable, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call `function(*args, **kwargs)` in its turn."""
+        """Call `function(*args, **kwargs)` when its turn comes."""
         check.function("function", function)
         if is_async(function):
             raise TypeError(f"{function!r} is async: write `await serializer.arun(...)`")
@@ -94,7 +95,7 @@ class Serializer:
     async def arun(
         self, key: Hashable, function: Callable[..., Awaitable[R]], *args: Any, **kwargs: Any
     ) -> R:
-        """Call and await `function(*args, **kwargs)` in its turn."""
+        """Call and await `function(*args, **kwargs)` when its turn comes."""
         check.function("function", function)
         _refuse_generator(function)
         async with self.hold(key):
@@ -112,7 +113,7 @@ class Serializer:
         max_wait: float | None = None,
         max_keys: int | None = None,
     ) -> None:
-        """Change settings at run time; who holds or waits is not disturbed."""
+        """Change settings at run time; current holders and waiters are not affected."""
         given = {"max_waiting": max_waiting, "max_wait": max_wait, "max_keys": max_keys}
         changes: dict[str, Any] = {name: new for name, new in given.items() if new is not None}
         if not changes:
@@ -123,7 +124,7 @@ class Serializer:
         emit(SettingsChanged, self.name, policy="serializer", changes=changes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many hold a key, wait, and were refused."""
+        """Return the numbers of held keys, waiters and refusals."""
         with self._mutex:
             lines = [len(lane) for lane in self._lanes.values()]
         return {
@@ -137,7 +138,7 @@ class Serializer:
         }
 
     def _enter(self, key: Hashable, holder: object, fresh: _Lane) -> None:
-        """Open the key's lane by `fresh`, refuse, or raise `Wait`."""
+        """Take a free key with the lane `fresh`, refuse, or raise `Wait`."""
         if left() <= 0:
             raise self._too_late("before its turn came")
         with self._mutex:
@@ -158,7 +159,7 @@ class Serializer:
         raise Wait(turn)
 
     def _obstacle(self, key: Hashable) -> str | None:
-        """Say why nobody can come, or wait, for `key` now. Under the lock."""
+        """Return why `key` can be neither taken nor waited for, or None. Call under the lock."""
         lane = self._lanes.get(key)
         if lane is None:
             full = len(self._lanes) >= self.max_keys
@@ -167,12 +168,12 @@ class Serializer:
         return f"the key is in use, and {len(lane)} wait for it" if full else None
 
     def _leave(self, key: Hashable, lane: _Lane, hold: _Hold | None = None) -> None:
-        """Hand the key to the next waiter, or forget it; `hold` has ended. Under the lock."""
-        # Nothing is called before a key that nobody waits for is free: no signal can come between.
+        """Hand the key to the next waiter, or forget it; `hold` has ended. Call under the lock."""
+        # Nothing is called before a key without waiters is free, so no signal can intervene.
         if hold is not None:
             hold._lane = None
         if key not in self._lanes or self._lanes[key] is not lane:
-            return  # a fork took the holder along: here nobody waits for it
+            return  # after a fork, the child's table is empty: the key has no waiters here
         if lane:
             lane.holder = None
             while lane:
@@ -189,7 +190,7 @@ class Serializer:
         )
 
     def _refused(self, error: Rejected) -> Rejected:
-        """Count a refusal, tell of it, and return its error; not under the lock."""
+        """Count a refusal, emit its event, and return its error. Call without the lock."""
         with self._mutex:
             self._rejected += 1
         emit(CallRejected, self.name, policy="serializer", reason=error.reason, enforced=True)
@@ -198,22 +199,22 @@ class Serializer:
         return error
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: who held a key there is not here."""
+        """Start empty in a child process: the holders of keys are in the parent."""
         self._mutex = Mutex()
         self._lanes = {}
 
 
 class _Lane(OrderedDict["_Turn", None]):
-    """Who waits for a key that somebody holds, first come first."""
+    """Waiters for a held key, in order of arrival."""
 
     __slots__ = ("holder",)
 
     holder: object
-    """The thread or task that holds it; None while it is handed on."""
+    """The thread or task that holds the key; None while it is handed on."""
 
 
 class _Hold:
-    """`with serializer.hold(key):` or `async with`; one use each."""
+    """Context manager of `serializer.hold(key)`, sync or async; usable once."""
 
     __slots__ = ("_key", "_lane", "_serializer", "_used")
 
@@ -222,13 +223,14 @@ class _Hold:
         self._key = key
         self._used = False
         self._lane: _Lane | None = None
-        """The lane of the key, until it is left."""
+        """The lane of the held key, until it is released."""
 
     def _enter(self, holder: object) -> None:
         if self._used:
             raise RuntimeError("this hold(...) was used already: write hold(key) for each block")
         self._used = True
-        self._lane = fresh = _Lane()  # before it is the key's: a signal may end this at any moment
+        # set before the key is taken, because a signal may interrupt at any moment
+        self._lane = fresh = _Lane()
         try:
             self._serializer._enter(self._key, holder, fresh)
         except Wait:
@@ -255,7 +257,8 @@ class _Hold:
         lane.holder = holder
 
     def __exit__(self, *_exc: object) -> None:
-        # The collector may close a coroutine, and so end this block, while the lock is held.
+        # The garbage collector may close a coroutine, and so end this block, while the lock is
+        # held.
         self._serializer._mutex.do(self._leave)
 
     async def __aenter__(self) -> None:
@@ -274,7 +277,7 @@ class _Hold:
 
 
 class _Turn:
-    """Somebody who waits for a key. Its state changes under the serializer's lock only."""
+    """A waiter for a key. Its state changes only under the serializer's lock."""
 
     __slots__ = ("_key", "_lane", "_late", "_serializer", "_state", "_wake", "_why", "until")
 
@@ -296,13 +299,13 @@ class _Turn:
             elif self._key in serializer._lanes:
                 self._lane = serializer._lanes[self._key]
                 self._lane[self] = None
-            else:  # it became free meanwhile
+            else:  # the key became free in the meantime
                 self._lane = serializer._lanes[self._key] = _Lane()
                 self._lane.holder = None
                 self.grant()
 
     def grant(self) -> bool:
-        """Receive the key; False if nobody is there to use it."""
+        """Receive the key; return False if the waiter is no longer there."""
         there = self._wake()
         self._state = "granted" if there else "gone"
         return there
@@ -327,7 +330,7 @@ class _Turn:
 
 
 def _first_find() -> object:
-    global _find_task  # noqa: PLW0603 - asyncio is imported when it is first needed
+    global _find_task  # noqa: PLW0603 - imports asyncio on first use
     from seawall._expiry import current_task
 
     _find_task = current_task
@@ -335,7 +338,7 @@ def _first_find() -> object:
 
 
 _find_task: Callable[[], object] = _first_find
-"""The current task."""
+"""Returns the current task."""
 
 
 def _refuse_generator(function: Callable[..., Any]) -> None:
@@ -344,7 +347,7 @@ def _refuse_generator(function: Callable[..., Any]) -> None:
 
 
 def _in_turn(result: R) -> R:
-    """Return `result`, unless it is something that has yet to run."""
+    """Return `result`, unless it is a generator, which has yet to run."""
     if isinstance(result, (GeneratorType, AsyncGeneratorType)):
         raise TypeError(f"{result!r} was returned, {_LATER}")
     return result

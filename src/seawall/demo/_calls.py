@@ -1,6 +1,6 @@
-"""A small HTTP client for many requests on this machine: GET, JSON, connections kept.
+"""A small HTTP client for many requests on this machine: GET, JSON, keep-alive.
 
-Cheap, so that what is measured is the service and not who measures it.
+It is cheap, so that measurements show the service and not the client.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Final
 from seawall.demo._settings import HOST
 
 LONGEST: Final = 4 * 2**20
-"""Bytes of an answer that are taken."""
+"""Maximum size of an answer in bytes."""
 
 _Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Broken(Exception):
-    """No answer could be had: refused, reset, or not HTTP as it is spoken here."""
+    """No answer: the connection was refused or reset, or the answer is not the expected HTTP."""
 
 
 class Caller:
-    """Keeps connections to ports of this machine, and closes those that were cancelled."""
+    """Keeps connections to ports of this machine, and closes those of cancelled requests."""
 
     def __init__(self) -> None:
-        """Have no connection yet."""
+        """Start without connections."""
         self._idle: dict[int, list[_Link]] = {}
 
     def __repr__(self) -> str:
@@ -34,7 +34,7 @@ class Caller:
     async def get(
         self, port: int, path: str, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Return status and body of what is there; raises Broken."""
+        """Return status and body of a GET request; raise Broken."""
         lines = [f"GET {path} HTTP/1.1", f"Host: {HOST}:{port}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -47,7 +47,7 @@ class Caller:
             try:
                 return await self._exchange(link, port, request)
             except Broken:
-                break  # it may have been closed as we wrote: a fresh one tells
+                break  # the server may have closed it while we wrote: try a new connection
         try:
             link = await asyncio.open_connection(HOST, port)
         except OSError as error:
@@ -77,7 +77,7 @@ class Caller:
         return status, body
 
     def close(self) -> None:
-        """Close all that is idle."""
+        """Close all idle connections."""
         for links in self._idle.values():
             for _reader, writer in links:
                 writer.close()

@@ -1,8 +1,8 @@
-"""The processes of the demo, seen from their parent: started, told, watched, ended.
+"""The processes of the demo, as their parent controls them: start, send messages, watch, end.
 
-A process hears from us by its standard input and ends when that does; see `_lifeline`. What it
-says on its standard output are messages, what it writes elsewhere is kept in a log, the end of
-which is shown if it does not start.
+A process receives messages on its standard input and ends when that is closed; see `_lifeline`. Its
+standard output carries messages; its standard error goes to a log, the end of which is shown if the
+process does not start.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import seawall
 from seawall.demo._settings import GRACE, READY_WITHIN
 
 TAIL: Final = 2000
-"""Characters at the end of a log that are shown."""
+"""Number of characters shown from the end of a log."""
 _LONGEST_LINE: Final = 2**22
 
 Message = dict[str, Any]
 
 
 class NotStarted(Exception):
-    """A process of the demo did not come up; the message tells which, and what it wrote."""
+    """A process of the demo did not start; the message names it and shows its log."""
 
 
 class Child:
@@ -43,7 +43,7 @@ class Child:
         told: Callable[[Message], None] = lambda _message: None,
         died: Callable[[Child], None] = lambda _child: None,
     ) -> None:
-        """Hand what it says to `told`; call `died` when it ends though nobody told it to."""
+        """Pass its messages to `told`; call `died` when it ends unexpectedly."""
         self.name = name
         self.port = 0
         self._command = [sys.executable, "-P", "-m", f"seawall.demo.{module}", *arguments]
@@ -66,11 +66,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> Message:
-        """Start it, and return what it says first: that it is there. Raises NotStarted."""
+        """Start it, and return its first message, sent when it is ready; or raise NotStarted."""
         self._up = asyncio.get_running_loop().create_future()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -80,7 +80,8 @@ class Child:
                 stderr=log,
                 env=_environment(),
                 limit=_LONGEST_LINE,
-                start_new_session=True,  # Ctrl-C is ours: we end the others in order
+                # Ctrl-C reaches only this process, which ends the others in order
+                start_new_session=True,
             )
         self._hearing = asyncio.create_task(self._hear(self._process))
         try:
@@ -94,7 +95,7 @@ class Child:
         return first
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
-        """Read what it says until it is over."""
+        """Read its messages until it ends."""
         output, up = process.stdout, self._up
         while output is not None and (line := await output.readline()):
             message = json.loads(line)
@@ -109,22 +110,22 @@ class Child:
             self._died(self)
 
     def tell(self, **message: Any) -> None:
-        """Send it a message; one that is dead hears nothing."""
+        """Send it a message; a dead process ignores it."""
         if self.alive and self._process is not None and self._process.stdin is not None:
             line = json.dumps(message, separators=(",", ":")) + "\n"
             self._process.stdin.write(line.encode())
 
     def kill(self) -> None:
-        """Kill it, without a chance to say goodbye."""
+        """Kill it without a graceful shutdown."""
         if self.alive and self._process is not None:
             self._process.kill()
 
     def suspend(self) -> None:
-        """Let it stand still, as a long collection or a starved machine does."""
+        """Suspend it, as a long garbage collection or a starved machine does."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after `suspend`."""
+        """Resume it after `suspend`."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -135,7 +136,7 @@ class Child:
                 pass  # it has just ended
 
     async def end(self) -> None:
-        """Let it end, and kill it if it does not; return when it is gone."""
+        """Let it end, and kill it if it does not; return when it has ended."""
         self._ending = True
         if self._process is None:
             return
@@ -153,11 +154,11 @@ class Child:
 
     @property
     def has_written(self) -> bool:
-        """Whether there is anything in its log."""
+        """Whether its log has any content."""
         return self._log.is_file() and self._log.stat().st_size > 0
 
     def tail(self) -> str:
-        """Return the end of what it wrote, to be shown after a message."""
+        """Return the end of its log, to be shown after a message."""
         try:
             text = self._log.read_text("utf-8", "replace").strip()
         except OSError:
@@ -166,7 +167,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Let a child find this very package, and nothing of the folder that it is started in."""
+    """Make a child import this very package, and nothing from its working directory."""
     place = str(Path(seawall.__file__).resolve().parent.parent)
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([place, given] if given else [place])

@@ -1,7 +1,7 @@
 """The page of the demo: all pods, the control strip, and both sides next to each other.
 
-The pods are asked for their views over HTTP, each at its own dashboard, not through the store: the
-screen goes on when that is cut.
+The views of the pods are fetched over HTTP from their own dashboards, not through the store, so the
+page keeps working when that is cut off.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from seawall.demo._supervisor import Supervisor
 from seawall.demo.pod import MOUNTED
 
 WITHIN: Final = 3.0
-"""Seconds after which a view is old, and a pod that says nothing is asked anew."""
+"""Seconds after which a view is stale, and a silent pod is contacted again."""
 AGAIN_AFTER: Final = 0.25
 MORE_PORTS: Final = 20
-"""How many ports after the one that is wanted are tried."""
+"""Number of further ports that are tried if the wanted one is taken."""
 ALL_WELL: Final = "well"
 
 
 class PodsByHttp:
-    """The pods of the demo, through their own dashboards: each sends its view when it has one."""
+    """The pods of the demo, seen through their own dashboards, which push their views."""
 
     def __init__(self, pods: list[Child]) -> None:
-        """Follow these, wherever they are just now."""
+        """Follow these pods, at whatever port they have at the time."""
         self._pods = pods
         self._client: httpx.AsyncClient | None = None
         self._following: dict[str, asyncio.Task[None]] = {}
         self._views: dict[str, tuple[float, View]] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called when a breaker or a member changed on some pod: that is to be seen at once."""
+        """Called when a breaker or a member changed on some pod, to update the page immediately."""
 
     def __repr__(self) -> str:
         return f"PodsByHttp({[pod.name for pod in self._pods]})"
 
     async def views(self) -> list[View]:
-        """Return the last view of each pod that lives, if it is not old."""
+        """Return the last view of each live pod, unless it is stale."""
         for pod in self._pods:
             known = self._following.get(pod.name)
             if pod.alive and (known is None or known.done()):
@@ -60,7 +60,7 @@ class PodsByHttp:
         return [one[1] for one in told if one is not None and one[0] > fresh]
 
     async def _follow(self, pod: Child) -> None:
-        """Keep what a pod sends until the connection breaks."""
+        """Store the views that a pod sends until the connection breaks."""
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=WITHIN, trust_env=False)
         place = f"http://{HOST}:{pod.port}{MOUNTED}/events"
@@ -73,7 +73,7 @@ class PodsByHttp:
             await pause(AGAIN_AFTER)
 
     def _take(self, name: str, message: Any) -> None:
-        # A pod tells of the others, too; of each we ask itself.
+        # A pod reports the other pods too, but each pod is the source of its own view.
         for view in message["views"]:
             if view["pod"]["name"] == name:
                 before = self._views.get(name)
@@ -82,7 +82,7 @@ class PodsByHttp:
                     self.changed()
 
     async def act(self, pod: str, act: dict[str, Any]) -> str:
-        """Do it on that pod, as its own page would; raises if that is not possible."""
+        """Act on that pod, as its own page would; raise if that is not possible."""
         port = next((one.port for one in self._pods if one.name == pod and one.alive), None)
         if port is None:
             raise LookupError(f"there is no pod {pod!r} just now")
@@ -97,7 +97,7 @@ class PodsByHttp:
         return str(told["done"])
 
     async def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop following the pods."""
         tasks = list(self._following.values())
         for task in tasks:
             task.cancel()
@@ -115,14 +115,14 @@ def _states(view: View) -> list[tuple[str, str | None]]:
 
 
 class DemoDashboard(Dashboard):
-    """A dashboard of other processes, with a control strip for all that can be broken."""
+    """A dashboard of other processes, with a control strip for everything that can be broken."""
 
     _scripts: ClassVar[tuple[str, ...]] = ("demo.css", "demo.js")
     _posts: ClassVar[tuple[str, ...]] = ("control",)
     _shows_itself: ClassVar[bool] = False
 
     def __init__(self, demo: Supervisor) -> None:
-        """Show the pods of `demo`, to this machine alone, which may act."""
+        """Show the pods of `demo`, to this machine only, which may also act."""
         self._demo = demo
         self._by_http = PodsByHttp(demo.pods)
         super().__init__(
@@ -145,7 +145,7 @@ class DemoDashboard(Dashboard):
         return live
 
     async def aclose(self) -> None:
-        """End the streams, and follow the pods no more."""
+        """End the streams, and stop following the pods."""
         await super().aclose()
         await self._by_http.close()
 
@@ -159,7 +159,7 @@ class DemoDashboard(Dashboard):
 
     async def _post(self, name: str, body: Any, operator: str) -> dict[str, Any]:
         if not isinstance(body, dict):
-            raise ValueError("write an object, such as {'switch': 'broken', 'on': true}")  # noqa: TRY004 - it is told to who asked
+            raise ValueError("write an object, such as {'switch': 'broken', 'on': true}")  # noqa: TRY004 - reported to the client
         which, on = body.get("switch"), body.get("on", True)
         if which == ALL_WELL:
             await self._demo.all_well()
@@ -175,7 +175,7 @@ class DemoDashboard(Dashboard):
 
 @asynccontextmanager
 async def shown(demo: Supervisor, port: int) -> AsyncIterator[str]:
-    """Serve the page at `port` or the next one that is free; yield its address."""
+    """Serve the page at `port` or the next free one; yield its address."""
     own = _first_free(port)
     dashboard = DemoDashboard(demo)
     server = server_for(dashboard, lifespan="on")
@@ -189,7 +189,7 @@ async def shown(demo: Supervisor, port: int) -> AsyncIterator[str]:
                 await pause(0.01)
             yield f"http://{HOST}:{own.getsockname()[1]}/"
         finally:
-            await dashboard.aclose()  # or the server would wait for those who look
+            await dashboard.aclose()  # otherwise the server would wait for open pages
             server.should_exit = True
             await serving
 

@@ -1,4 +1,4 @@
-"""The demo without a page: phase after phase, a table and a verdict."""
+"""The demo without a page: one phase after another, then a table and a verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seawall.demo._table import PHASES, Phase, duration, groups, table, verdict
 
 
 async def run(demo: Demo, seconds: float, say: Callable[[str], None]) -> int:
-    """Run all phases in that time, print what came of them, and return the exit status."""
+    """Run all phases in that time, print the results, and return the exit status."""
     live = sys.stderr.isatty()
     for phase in PHASES:
         demo.phase(phase.name)
@@ -36,7 +36,7 @@ async def run(demo: Demo, seconds: float, say: Callable[[str], None]) -> int:
 
 
 def _show(demo: Demo, phase: Phase, left: float) -> None:
-    """Write how it goes into the last line of the terminal."""
+    """Show the progress in the last line of the terminal."""
     sides = []
     for side in SIDES:
         now = demo.recent.get(side)
@@ -47,7 +47,7 @@ def _show(demo: Demo, phase: Phase, left: float) -> None:
 
 
 async def run_pipeline(demo: PipelineDemo, seconds: float, say: Callable[[str], None]) -> int:
-    """Break one thing after the other, print how items ended, and return the exit status.
+    """Break one thing after the other, print the outcomes of items, and return the exit status.
 
     It is 0 if each item that was read has ended, and some of them in the database.
     """

@@ -1,8 +1,8 @@
-"""How a process of the demo hears from its parent, and ends when that is gone.
+"""Connection of a demo process to its parent, which ends the process when the parent is gone.
 
-The parent holds the other end of the standard input: each line is a message, and its end is the
-end of the demo, whatever became of the parent. Then the process has `GRACE` seconds to stop by
-itself. A thread reads, so that this holds while modules are imported and while a loop is stuck.
+The parent holds the other end of the standard input: each line is a message, and EOF is the end of
+the demo, whatever happened to the parent. Then the process has `GRACE` seconds to stop itself. A
+thread reads, so that this works while modules are imported and while a loop is stuck.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Message = dict[str, Any]
 
 
 class Lifeline:
-    """The way to the parent and back. Make it first of all, before anything slow is imported."""
+    """The channel to the parent and back. Create it before anything slow is imported."""
 
     def __init__(self) -> None:
-        """Listen from now on; messages wait until somebody wants them."""
+        """Start listening; messages are queued until `listen` is called."""
         self._lock = Lock()
         self._kept: list[Message | None] = []
         self._deliver: Callable[[Message | None], object] | None = None
@@ -35,7 +35,7 @@ class Lifeline:
         return f"<Lifeline of process {os.getpid()}>"
 
     def listen(self, told: Callable[[Message], None], ended: Callable[[], None]) -> None:
-        """Hand each message to `told`, and call `ended` at the end, in the running event loop."""
+        """Pass each message to `told`, and call `ended` at the end, in the running event loop."""
         loop = asyncio.get_running_loop()
 
         def deliver(message: Message | None) -> None:
@@ -54,12 +54,12 @@ class Lifeline:
             self._deliver = deliver
 
     def tell(self, **message: Any) -> None:
-        """Send a message to the parent; without one, nothing happens."""
+        """Send a message to the parent; do nothing if it is gone."""
         try:
             sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
             sys.stdout.flush()
         except (OSError, ValueError):
-            pass  # it is gone, and so are we in a moment
+            pass  # it is gone, and this process is about to end
 
     def _read(self) -> None:
         for line in sys.stdin.buffer:

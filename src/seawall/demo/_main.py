@@ -19,14 +19,14 @@ NEEDED: Final = ("fastapi", "uvicorn", "httpx")
 N = TypeVar("N", int, float)
 
 SHORTEST: Final = 5.0
-"""Seconds of a run without a page, at least: in less, nothing can be seen."""
+"""Minimum number of seconds of a run without a page: a shorter one shows nothing."""
 
 
 def run(argv: Sequence[str] | None) -> int:
     """Read the arguments and run the demo; see `seawall.demo.main`."""
     try:
         asked = _parser().parse_args(argv)
-    except SystemExit as done:  # argparse has said what is wrong, or has helped
+    except SystemExit as done:  # argparse has printed the error or the help
         return done.code if isinstance(done.code, int) else 2
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of the demo."""
+    """Add the arguments of the demo to `parser`."""
     parser.add_argument(
         "what",
         nargs="?",
@@ -102,7 +102,7 @@ def _number(text: str, kind: type[N], least: float, most: float, what: str) -> N
 
 
 async def _until_ended(asked: argparse.Namespace) -> int:
-    """Run the demo until it is over, somebody ends it, or something fails."""
+    """Run the demo until it is over, a signal ends it, or something fails."""
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()
     ended_by: list[signal.Signals] = []
@@ -121,7 +121,7 @@ async def _until_ended(asked: argparse.Namespace) -> int:
         if not ended_by:
             raise
         _say("\nended")
-        # To end an endless demo is no failure; one that had a task has not done it.
+        # Ending an endless demo is no failure; a headless run has not finished its task.
         return 0 if ended_by == [signal.SIGINT] and not asked.headless else 128 + ended_by[0]
     finally:
         for number in numbers:

@@ -1,7 +1,7 @@
-"""Stands between the pods and Valkey, so that the way can be cut and mended.
+"""A relay between the pods and Valkey, so that the connection can be cut and restored.
 
-Cut means what a dead server means to a client: what was open is reset, and nothing more is
-accepted. The port stays ours meanwhile.
+Cutting looks like a dead server to a client: open connections are reset, and no more are accepted.
+The port stays reserved in the meantime.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from seawall.demo._settings import HOST
 
 
 class Relay:
-    """Passes on what comes to a port of this machine to a socket file, both ways."""
+    """Forwards a port of this machine to a socket file, both ways."""
 
     def __init__(self, target: Path) -> None:
-        """Lead to `target`, once it is mended."""
+        """Forward to `target`, once `mend` is called."""
         self.target = target
         self._server: asyncio.Server | None = None
         self.open: set[asyncio.Transport] = set()
-        """Both ends of each connection that is there."""
-        # Bound and never listening, it refuses; and it keeps the port while nothing else has it.
+        """Both ends of each open connection."""
+        # Bound but never listening, this socket refuses connections and keeps the port reserved.
         self._reserve = socket.socket()
         self._reserve.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._reserve.bind((HOST, 0))
@@ -35,11 +35,11 @@ class Relay:
 
     @property
     def whole(self) -> bool:
-        """Whether the way is there."""
+        """Whether the relay is forwarding."""
         return self._server is not None
 
     async def mend(self) -> None:
-        """Let connections through."""
+        """Accept connections."""
         if self._server is None:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(
@@ -47,7 +47,7 @@ class Relay:
             )
 
     def cut(self) -> None:
-        """Reset what is open and refuse what comes."""
+        """Reset open connections and refuse new ones."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -55,13 +55,13 @@ class Relay:
             transport.abort()
 
     def close(self) -> None:
-        """Cut it for good."""
+        """Cut the connection for good."""
         self.cut()
         self._reserve.close()
 
 
 class _End(asyncio.Protocol):
-    """One of the two ends of a connection: what comes in here goes out at the other."""
+    """One of the two ends of a connection: data received here is written to the other."""
 
     def __init__(self, relay: Relay) -> None:
         self.relay = relay
@@ -87,7 +87,7 @@ class _End(asyncio.Protocol):
 
 
 class _Near(_End):
-    """The end that a pod sees; it makes the other one."""
+    """The end that a pod sees; it opens the other one."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""A web server inside a process of the demo: on a port of its own choice, which it tells."""
+"""A web server inside a process of the demo, on a free port that it reports to the parent."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from seawall.demo._settings import HOST, pause
 
 
 class QuietServer(uvicorn.Server):
-    """A server that leaves the signals of the process alone."""
+    """A server that does not handle the signals of the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: who runs the process sees to them."""
+        """Do nothing: the owner of the process handles signals."""
         yield
 
 
 def server_for(
     app: Any, *, lifespan: Literal["on", "off"] = "off", most: int | None = None
 ) -> QuietServer:
-    """Return a server for an ASGI app that writes only what is wrong.
+    """Return a server for an ASGI app that logs only problems.
 
-    It has at most so many connections, if told; others are answered 503.
+    It has at most `most` connections, if given; others are answered with 503.
     """
     config = uvicorn.Config(
         app,
         lifespan=lifespan,
-        log_level="warning" if most is None else "error",  # it would tell of each
+        # a warning would be logged for each refusal
+        log_level="warning" if most is None else "error",
         access_log=False,
         ws="none",
         timeout_graceful_shutdown=1,
@@ -44,18 +45,18 @@ def server_for(
 
 
 def listening(port: int = 0) -> socket.socket:
-    """Return a socket that listens on this machine alone."""
+    """Return a socket that listens on this machine only."""
     return socket.create_server((HOST, port), backlog=512)
 
 
 def free_ports(count: int) -> list[int]:
     """Return ports on which a process may listen by TCP and UDP.
 
-    They are below those that the system gives to connections: a pod that is away for a while finds
-    its port free when it comes back.
+    They are below the system's range for outgoing connections, so a pod that is away for a while
+    finds its port free when it comes back.
     """
     found: list[int] = []
-    candidates = Random().sample(range(20_000, 32_000), 1000)  # noqa: S311 - no secret
+    candidates = Random().sample(range(20_000, 32_000), 1000)  # noqa: S311 - needs no secrecy
     for port in candidates:
         if len(found) == count:
             return found
@@ -76,7 +77,7 @@ async def serve(
     lifespan: Literal["on", "off"] = "off",
     most: int | None = None,
 ) -> None:
-    """Serve `app` until the parent is gone or says so; tell it the port when all is ready."""
+    """Serve `app` until the parent ends it; report the port to the parent when ready."""
     server = server_for(app, lifespan=lifespan, most=most)
 
     def end() -> None:

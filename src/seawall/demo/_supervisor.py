@@ -1,8 +1,8 @@
-"""Starts all processes of the demo, does to them what it is told, and leaves none behind.
+"""The supervisor: starts all processes of the demo, controls them, and leaves none behind.
 
-Ends cleanly on an error, on cancellation (Ctrl-C, SIGTERM) and when a process dies that cannot be
-done without. If this process itself is killed, the others see the end of their input and end; the
-keeper is the last one, ends Valkey and removes the folder.
+It ends cleanly on an error, on cancellation (Ctrl-C, SIGTERM) and when an indispensable process
+dies. If this process itself is killed, the others see EOF on their input and end; the keeper is the
+last one, ends Valkey and removes the folder.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from seawall.demo._switches import PIPELINE, SERVICE, Switch
 KEEPER: Final = "keeper"
 OK: Final = 200
 WARM_UP: Final = 5
-"""Requests that a fresh pod gets before its users come."""
+"""Number of requests that a new pod gets before its users come."""
 KEPT: Final = 90
-"""Reports of the load that are shown as the past."""
+"""Number of reports of the load that are shown as history."""
 
 Say = Callable[[str], None]
 
@@ -52,12 +52,12 @@ class Supervisor:
     """The processes of a demo, the keeper first. Used as `async with Demo(...) as demo`."""
 
     switches: ClassVar[tuple[Switch, ...]]
-    """What can be broken in it."""
+    """The parts that can be broken."""
     first: ClassVar[tuple[str, ...]]
     """The guards that the page shows before the others."""
 
     def __init__(self, say: Say, detail: Say, server: str | None) -> None:
-        """Tell `say` what matters and `detail` the rest; `server` is that of Valkey, if any."""
+        """Report important messages to `say`, others to `detail`; `server` is Valkey's path."""
         self._say = say
         self._detail = detail
         self._server = server
@@ -65,13 +65,13 @@ class Supervisor:
         self._made: list[Child] = []
         """All processes, the keeper first."""
         self.pods: list[Child] = []
-        """Those that have a dashboard."""
+        """The processes that have a dashboard."""
         self.on = {switch.name: False for switch in self.switches}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when something died that the demo cannot do without."""
+        """Gets an exception when a process died that the demo cannot do without."""
         self._valkey_pid: int | None = None
 
-    # From the beginning to the end
+    # Start and end
 
     async def __aenter__(self) -> Self:
         self._detail(f"folder: {self.folder}")
@@ -87,7 +87,7 @@ class Supervisor:
         await self._end()
 
     async def _start(self) -> None:
-        """Start the keeper and all others."""
+        """Start the keeper and all other processes."""
         raise NotImplementedError
 
     def _child(self, name: str, module: str, *arguments: str, **how: Any) -> Child:
@@ -105,37 +105,37 @@ class Supervisor:
         return [task.result() for task in starting]
 
     async def _end(self) -> None:
-        """End everything, the keeper last: it removes the folder."""
+        """End all processes, the keeper last: it removes the folder."""
         await asyncio.gather(*(one.end() for one in self._made if one.name != KEEPER))
         for kept in self._made[:1]:
             died = not kept.alive
             await kept.end()
             if died and self._valkey_pid is not None:
                 _kill(self._valkey_pid)
-        shutil.rmtree(self.folder, ignore_errors=True)  # if the keeper could not
+        shutil.rmtree(self.folder, ignore_errors=True)  # in case the keeper could not
 
     def _lost(self, child: Child) -> None:
-        """End the demo: this one it cannot do without."""
+        """End the demo, which cannot do without this process."""
         if not self.failed.done():
             self.failed.set_exception(NotStarted(f"{child.name} died.{child.tail()}"))
 
     def logs(self) -> str:
-        """Return the end of what each process has written, of those that wrote anything."""
+        """Return the ends of all logs that are not empty."""
         told = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
         return "\n".join(told) or "no process has written anything"
 
-    # What it is told to do
+    # Control
 
     def able(self, name: str) -> bool:
-        """Tell whether there is anything to break by that."""
+        """Return whether that switch has anything to break."""
         return name in self.on
 
     async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
-        """Break something, or mend it."""
+        """Break something, or repair it."""
         raise NotImplementedError
 
     async def all_well(self) -> None:
-        """Mend everything."""
+        """Repair everything."""
         for name in self.on:
             if self.on[name]:
                 await self.switch(name, on=False)
@@ -146,16 +146,16 @@ class Supervisor:
 
 
 class PipelineDemo(Supervisor):
-    """A pipeline in a process of its own, which simulates all that it depends on."""
+    """A pipeline in its own process, which simulates everything that it depends on."""
 
     switches = PIPELINE
     first = ("database", "directory")
 
     def __init__(self, *, say: Say, detail: Say) -> None:
-        """Tell `say` what matters and `detail` the rest."""
+        """Report important messages to `say` and others to `detail`."""
         super().__init__(say, detail, None)
         self.account: dict[str, int] = {}
-        """How many items the pipeline has read, and how they ended."""
+        """Number of items that the pipeline has read, and how they ended."""
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class PipelineDemo(Supervisor):
             self._finished.set_result(None)
 
     async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
-        """Break something, or mend it."""
+        """Break something, or repair it."""
         self.on[name] = on
         self._pipeline.tell(switch=name, on=on)
 
@@ -200,7 +200,7 @@ class Demo(Supervisor):
     first = ("vendor",)
 
     def __init__(self, *, rate: float, say: Say, detail: Say, memory: bool = False) -> None:
-        """Tell `say` what matters and `detail` the rest; with `memory`, do without Valkey."""
+        """Report important messages to `say` and others to `detail`; `memory`: without Valkey."""
         server, self.why = _valkey.server()
         if memory:
             server, self.why = None, "--memory was given"
@@ -251,7 +251,7 @@ class Demo(Supervisor):
         self._load.tell(start=True)
 
     async def _valkey_answers(self) -> None:
-        """Wait until it does; raises NotStarted."""
+        """Wait until Valkey answers; raise NotStarted if it does not."""
         path = str(self.folder / "valkey" / keeper.SOCKET)
         until = SYSTEM.now() + READY_WITHIN
         while SYSTEM.now() < until and self._keeper.alive:
@@ -270,7 +270,7 @@ class Demo(Supervisor):
         raise NotStarted(f"Valkey did not answer.{self._keeper.tail()}")
 
     async def _ready(self, pod: Child) -> None:
-        """Wait until it is ready to serve; raises NotStarted."""
+        """Wait until the pod is ready to serve; raise NotStarted if it does not get ready."""
         until = SYSTEM.now() + READY_WITHIN
         while SYSTEM.now() < until and pod.alive:
             try:
@@ -284,7 +284,7 @@ class Demo(Supervisor):
         raise NotStarted(f"{pod.name} did not become ready.{pod.tail()}")
 
     async def _warm_up(self, pod: Child) -> None:
-        """Let it do everything once: the first request of a process takes longest."""
+        """Send some requests: the first one of a process takes longest."""
         for item in range(WARM_UP):
             try:
                 await self._caller.get(pod.port, f"/quote?item={item}")
@@ -292,7 +292,7 @@ class Demo(Supervisor):
                 return
 
     async def _end(self) -> None:
-        """End what this process does for the others, and then them."""
+        """End this process's own tasks, and then the other processes."""
         self._resume()
         for task in self._tasks:
             task.cancel()
@@ -303,10 +303,10 @@ class Demo(Supervisor):
             if self._relay is not None:
                 self._relay.close()
 
-    # What happens meanwhile
+    # Events
 
     def _heard(self, message: Message) -> None:
-        """Keep what the load reports."""
+        """Store what the load reports."""
         if "recent" in message:
             self.recent = message["recent"]
             self.past.append(self.recent)
@@ -341,14 +341,14 @@ class Demo(Supervisor):
         }
         self._load.tell(targets=alive)
 
-    # What it is told to do
+    # Control
 
     def able(self, name: str) -> bool:
-        """Tell whether there is anything to break by that."""
+        """Return whether that switch has anything to break."""
         return name != "cut" or self.shared
 
     async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
-        """Break something, or mend it; a killed or paused pod comes back by itself."""
+        """Break something, or repair it; a killed or paused pod comes back without that."""
         if name in ("kill", "pause"):
             self._switch_pod(name, on)
             return
@@ -368,7 +368,7 @@ class Demo(Supervisor):
                 await self._relay.mend()
 
     def _switch_pod(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
-        """Kill or pause one of the pods that live, in turn; a dead one cannot be mended."""
+        """Kill or pause one of the live pods, in turn; a dead pod cannot be repaired."""
         alive = [pod for pod in self.pods if pod.alive]
         if on and not self.on[name] and alive:
             self.on[name] = True
@@ -382,7 +382,10 @@ class Demo(Supervisor):
             self._resume()
 
     def _suspend(self, pod: Child) -> None:
-        """Stop it for a while. If this process is killed meanwhile, the keeper resumes it."""
+        """Suspend it for a while.
+
+        If this process is killed in the meantime, the keeper resumes it.
+        """
         self._suspended = pod
         self._keeper.tell(suspended=pod.pid)
         pod.suspend()
@@ -394,7 +397,7 @@ class Demo(Supervisor):
         self._resume()
 
     def _resume(self) -> None:
-        """Let the pod that is suspended go on, if there is one."""
+        """Resume the suspended pod, if there is one."""
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
@@ -405,7 +408,7 @@ class Demo(Supervisor):
         self.on["pause"] = False
 
     def phase(self, name: str | None) -> None:
-        """Let what the users ask from now on count for this phase."""
+        """Count requests from now on for this phase."""
         self._load.tell(phase=name)
 
     def shown(self) -> dict[str, Any]:
@@ -420,7 +423,7 @@ class Demo(Supervisor):
         }
 
     async def finish(self, groups: dict[str, list[str]]) -> Message:
-        """Let nobody come any more, and return how they fared in each group of phases."""
+        """Stop the load, and return the results for each group of phases."""
         self._finished = asyncio.get_running_loop().create_future()
         self._load.tell(finish=groups)
         return await self._finished

@@ -1,4 +1,4 @@
-"""What can be broken in each demo: the buttons of the control strip."""
+"""The parts that can be broken in each demo: the buttons of the control strip."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Switch(NamedTuple):
-    """Something that can be broken: its name, what stands on its button, and what it does."""
+    """A part that can be broken: its name, the text on its button, and the effect."""
 
     name: str
     title: str

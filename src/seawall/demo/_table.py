@@ -1,4 +1,4 @@
-"""What the run without a page comes to: its phases, a table, and a verdict."""
+"""The result of a run without a page: its phases, a table, and a verdict."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, NamedTuple
 from seawall.demo._settings import PROTECTED, SIDES, UNPROTECTED
 
 OUTAGE: Final = "outage"
-"""The phases together in which the vendor is not well."""
+"""Name of the group of phases in which the vendor is not well."""
 
 ERROR_SHARE: Final = 0.25
-"""Contained: the error rate is below this share of the unprotected one's..."""
+"""Contained means: the error rate is below this share of the unprotected one's..."""
 SLOWNESS_SHARE: Final = 0.5
 """...and p99 below this share of its p99."""
 
 Told = dict[str, dict[str, Any]]
-"""By phase and side, what `_tally.summary` returns."""
+"""Results of `_tally.summary` by phase and side."""
 
 
 class Phase(NamedTuple):
@@ -41,7 +41,7 @@ COLUMNS: Final = (
 
 
 def groups() -> dict[str, list[str]]:
-    """Return what is told of: each phase, and the outage as a whole."""
+    """Return the reported groups: each phase, and the outage as a whole."""
     broken = [phase.name for phase in PHASES if phase.broken is not None]
     return {**{phase.name: [phase.name] for phase in PHASES}, OUTAGE: broken}
 
@@ -60,14 +60,14 @@ def rows(told: Told) -> list[tuple[str, ...]]:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as they are read: in milliseconds below one."""
+    """Format seconds for reading: in milliseconds below one second."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def table(told: Told) -> str:
-    """Return the table, drawn by rich if that is there."""
+    """Return the table, drawn by rich if that is installed."""
     try:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
@@ -96,7 +96,7 @@ def _plain(told: Told) -> str:
 
 
 def verdict(told: Told) -> tuple[bool, str]:
-    """Return whether the outage was contained, and what was seen, in a sentence."""
+    """Return whether the outage was contained, and a sentence with the numbers."""
     ours, theirs = told[OUTAGE][PROTECTED], told[OUTAGE][UNPROTECTED]
     seen = (
         f"errors {ours['error']:.1%} against {theirs['error']:.1%},"

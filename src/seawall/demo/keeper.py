@@ -1,8 +1,8 @@
-"""Keeps the embedded Valkey, and ends it when the demo is gone, whatever became of that.
+"""The keeper: runs the embedded Valkey, and ends it when the demo is gone, for whatever reason.
 
 A pod that is suspended at that moment is resumed, so that it ends too. Then the keeper removes the
-folder of the demo, with the logs in it. It runs in a process of its own, which knows nothing but
-the standard library and starts in an instant.
+folder of the demo, with its logs. It runs in its own process, which needs only the standard library
+and so starts quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOCKET: Final = "valkey.sock"
 
 
 def start(server: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start it on a socket in `folder`, as a user who may do nothing if we are who may do all."""
+    """Start Valkey on a socket in `folder`; as root, run it as an unprivileged user."""
     home = folder / "valkey"
     home.mkdir(mode=0o700)
     program = server
@@ -29,7 +29,7 @@ def start(server: str, folder: Path) -> subprocess.Popen[bytes]:
     account = _nobody(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
     if account is not None:
         user, group = account
-        # The wheel may be where that user cannot look, such as in somebody's home.
+        # The wheel may be where that user has no access, such as in a home directory.
         program = str(shutil.copy(server, home / "valkey-server"))
         Path(program).chmod(0o555)
         os.chown(home, user, group)
@@ -38,7 +38,7 @@ def start(server: str, folder: Path) -> subprocess.Popen[bytes]:
     options = ["--port", "0", "--unixsocket", str(home / SOCKET), "--unixsocketperm", "700"]
     options += ["--save", "", "--appendonly", "no", "--dir", str(home)]
     options += ["--maxmemory", "64mb", "--daemonize", "no"]
-    return subprocess.Popen(  # noqa: S603 - the server of the wheel, with arguments of our own
+    return subprocess.Popen(  # noqa: S603 - the server of the wheel, with our own arguments
         [program, *options],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
@@ -49,7 +49,7 @@ def start(server: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _nobody(folder: Path) -> tuple[int, int] | None:
-    """Return the ids of a user without rights, if there is one and it could get to `folder`."""
+    """Return the ids of an unprivileged user, if there is one that can access `folder`."""
     import pwd
 
     if not all(place.stat().st_mode & 0o001 for place in folder.parents):
@@ -62,7 +62,7 @@ def _nobody(folder: Path) -> tuple[int, int] | None:
 
 
 def _resume(pid: int) -> None:
-    """Let a suspended process go on: it could not see the end of the demo."""
+    """Resume a suspended process, which could not notice the end of the demo."""
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
@@ -70,9 +70,9 @@ def _resume(pid: int) -> None:
 
 
 def main(folder: str, server: str) -> None:
-    """Keep Valkey, if there is one, until the standard input ends; then leave nothing.
+    """Run Valkey, if there is one, until the standard input ends; then clean up.
 
-    Each line of the input is a message that says which process is suspended.
+    Each line of the input is a message with the id of the suspended process.
     """
     kept = start(server, Path(folder)) if server else None
     suspended: int | None = None

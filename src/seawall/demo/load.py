@@ -1,8 +1,8 @@
-"""The users: they come when they come, whether or not those before them were answered.
+"""The users: they send requests at random times, whether or not earlier ones were answered.
 
 Some pay and some do not. Each request of a protected user goes to one of the pods, and to the next
-one if the connection is refused or breaks, as a load balancer does it; the unprotected service
-gets as much for its one pod as each of the protected ones. Who has no answer after `PATIENCE`
+one if the connection is refused or breaks, as a load balancer does; the unprotected service gets as
+much for its one pod as each of the protected ones. A user without an answer after `PATIENCE`
 seconds gives up.
 """
 
@@ -30,17 +30,17 @@ from seawall.demo._tally import ERROR, Seen, Tally, outcome_of
 EVERY: Final = 1.0
 """Seconds between two reports."""
 AVOIDED: Final = 1.0
-"""Seconds for which a pod that could not be reached is asked last."""
+"""Seconds for which an unreachable pod is tried last."""
 MOST: Final = 2000
-"""Requests of one side that wait at once; beyond that nobody could even connect."""
+"""Maximum number of waiting requests of one side; more could not even connect."""
 _CRITICALITY: Final = {True: "critical", False: "sheddable"}
 
 
 class Crowd:
-    """The users of one side: where they go, and how many wait."""
+    """The users of one side: their targets, and how many wait."""
 
     def __init__(self, side: str) -> None:
-        """Have nowhere to go yet."""
+        """Start without targets."""
         self.side = side
         self.ports: list[int] = []
         self.pods = 0
@@ -49,26 +49,26 @@ class Crowd:
         self._avoided: dict[int, float] = {}
 
     def places(self, now: float) -> list[int]:
-        """Return the ports to try: each is the first in turn, those that failed just now last."""
+        """Return the ports to try, in rotation; those that failed just now come last."""
         self._turn += 1
         turn = self._turn % len(self.ports) if self.ports else 0
         ports = self.ports[turn:] + self.ports[:turn]
         return sorted(ports, key=lambda port: self._avoided.get(port, 0.0) > now)
 
     def avoid(self, port: int, now: float) -> None:
-        """Ask the others first for a moment."""
+        """Try the other ports first for a moment."""
         self._avoided = {one: until for one, until in self._avoided.items() if until > now}
         self._avoided[port] = now + AVOIDED
 
 
 class Load:
-    """All users, driven by messages: where the pods are, which phase it is, whether it surges."""
+    """All users, controlled by messages: targets, phase and surge."""
 
     def __init__(self, lifeline: Lifeline, *, rate: float, rng: Random | None = None) -> None:
-        """Send `rate` requests a second for each pod, once it is told where they are."""
+        """Send `rate` requests per second for each pod, once the targets are known."""
         self._lifeline = lifeline
         self._rate = check.seconds("rate", rate)
-        self._rng = rng or Random()  # noqa: S311 - who comes when is no secret
+        self._rng = rng or Random()  # noqa: S311 - needs no secrecy
         self._crowds = {side: Crowd(side) for side in SIDES}
         self._caller = Caller()
         self._tally = Tally(SIDES)
@@ -82,7 +82,7 @@ class Load:
         return f"<Load of {self._rate:g}/s for each pod, {len(self._under_way)} under way>"
 
     def told(self, message: Message) -> None:
-        """Do what the parent says."""
+        """Handle a message of the parent."""
         for side, ports in message.get("targets", {}).items():
             crowd = self._crowds[side]
             crowd.ports, crowd.pods = list(ports), max(crowd.pods, len(ports))
@@ -98,7 +98,7 @@ class Load:
             self._tasks.append(asyncio.create_task(self._finish(message["finish"])))
 
     async def _come(self, crowd: Crowd) -> None:
-        """Send requests as time goes by, whatever becomes of them."""
+        """Send requests at random times, whatever their outcomes."""
         due = SYSTEM.now()
         while True:
             usual = self._rate * crowd.pods
@@ -107,10 +107,10 @@ class Load:
             if wait > 0:
                 await pause(wait)
             elif wait < -1.0:
-                due = SYSTEM.now()  # the machine was asleep: what was missed is not made up for
+                due = SYSTEM.now()  # the machine was asleep: missed requests are not made up for
             if not crowd.pods:
                 continue
-            more = self._rng.uniform(0, self._surge) >= 1.0  # it comes on top of the usual
+            more = self._rng.uniform(0, self._surge) >= 1.0  # an additional request of the surge
             premium = not more and self._rng.uniform(0, 1) < PREMIUM_SHARE
             task = asyncio.create_task(self._ask(crowd, premium=premium))
             self._under_way.add(task)
@@ -155,7 +155,7 @@ class Load:
             self._lifeline.tell(recent=recent)
 
     async def _finish(self, groups: dict[str, list[str]]) -> None:
-        """Let nobody come any more, wait for those who are there, and tell of each group."""
+        """Stop sending, wait for pending requests, and report each group."""
         for task in self._tasks[:-1]:
             task.cancel()
         if self._under_way:

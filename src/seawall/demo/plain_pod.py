@@ -1,6 +1,6 @@
-"""The service as it is often written: a client with its own timeout, and three more tries.
+"""The service as it is often written: a client with its own timeout, and three retries.
 
-Does the same work as `pod`, with nothing around it.
+Does the same work as `pod`, without protection.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from seawall.demo._lifeline import Lifeline
 from seawall.demo._settings import UNPROTECTED
 
 MOST: Final = 150
-"""Connections at once. Without that its client would search ever longer lists of requests that
-wait, keep a core busy, and hardly ever come back: more than the demo is to show."""
+"""Maximum number of connections.
+
+Without it, the client would search ever longer lists of waiting requests, keep a core busy, and
+hardly ever recover: more than the demo should show.
+"""
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
 def service(vendor_url: str) -> FastAPI:
-    """Return the app, which asks the vendor there."""
+    """Return the app, which calls the vendor at that URL."""
     import httpx
     from fastapi import FastAPI, HTTPException
 

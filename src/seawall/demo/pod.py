@@ -1,8 +1,8 @@
-"""A pod of the service, protected: the same work as in `plain_pod`, with Seawall around it.
+"""A protected pod of the service: the same work as in `plain_pod`, guarded by Seawall.
 
-At the edge, each user has a limit by what he pays, and under pressure those who pay are served
-first. The way to the vendor ends quickly, is tried again within a budget, closes for all pods at
-once when the vendor is down, and then gives the last price that was known.
+At the edge, each user has a rate limit by tier, and under pressure paying users are served first.
+Calls to the vendor time out quickly, are retried within a budget, are stopped by a breaker for all
+pods at once when the vendor is down, and then fall back to the last known price.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 ASGI = Callable[[Any, Any, Any], Awaitable[None]]
 
 MOUNTED: Final = "/seawall"
-"""Where the dashboard of a pod is."""
+"""Path of the dashboard of a pod."""
 
 
 class Prices:
-    """The last prices that were known, for when there are no others."""
+    """The last known prices, as a fallback."""
 
     def __init__(self, most: int = 4 * ITEMS) -> None:
-        """Know none yet, and never more than `most`."""
+        """Start empty, and keep at most `most` prices."""
         self._known: OrderedDict[int, Any] = OrderedDict()
         self._most = most
 
@@ -46,7 +46,7 @@ class Prices:
             self._known.popitem(last=False)
 
     def last_known(self, item: int) -> Any:
-        """Return it, or raise: then the next level answers."""
+        """Return the price, or raise: then the next fallback answers."""
         return self._known[item]
 
 
@@ -73,16 +73,17 @@ def vendor_guard(prices: Prices, store: RedisStore | None, name: str = "vendor")
         Fallback(prices.last_known, static({"price": None})),
         Retry(on=transient, attempts=2, backoff=0.05, budget=RetryBudget()),
         Breaker(consecutive=6, break_for=growing(0.25, cap=0.5), probes=slow_start(), **sharing),
-        RateLimit("120/s", burst=40, **sharing),  # what the vendor grants us all
-        # 15 calls a second of 40 ms need one place. With many more, a vendor that is slow has a
-        # queue of calls that nobody waits for any more, and works on them after it is well again.
+        RateLimit("120/s", burst=40, **sharing),  # what the vendor allows all pods together
+        # 15 calls per second of 40 ms need one slot. With many more, a slow vendor would have a
+        # queue of calls whose callers have given up, and would still work on them after it has
+        # recovered.
         Bulkhead(6, max_wait=0.1),
         Timeout(0.6),
     )
 
 
 def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
-    """Return the protected app; with a store, what protects the vendor is shared by all pods."""
+    """Return the protected app; with a store, the vendor's protection is shared by all pods."""
     import httpx
     from fastapi import FastAPI
 
@@ -112,7 +113,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     client = httpx.AsyncClient(base_url=vendor_url, headers={"x-account": PROTECTED})
 
     async def sent(_claim: Claim) -> str:
-        await pause(0.05)  # as if a mail were sent
+        await pause(0.05)  # simulates sending a mail
         return "sent"
 
     worker = Worker(receipts, sent, concurrency=4)
@@ -136,11 +137,11 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     protect(
         app,
         timeout=2.0,
-        trust=Trust(callers=[HOST]),  # the gateway in front says who pays
+        trust=Trust(callers=[HOST]),  # the gateway in front reports who pays
         shed=Shed(by_criticality(), load=occupancy(places)),
         limits=RequestLimits(users, tier=tier_of, name="users", **shared_limits),
         concurrency=places,
-        # They go by how busy the loop is, which here is how busy the machine of all pods is.
+        # Turns depend on how busy the loop is, which here is how busy the machine of all pods is.
         turns=None,
     )
 
@@ -169,7 +170,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
 
 
 def tier_of(incoming: Any) -> str | None:
-    """Tell what a user pays: the gateway has looked the key up."""
+    """Return the tier of a user; the gateway has looked the key up."""
     for name, value in incoming.scope["headers"]:
         if name == b"x-api-key":
             return "premium" if value.startswith(b"premium-") else None
@@ -177,7 +178,7 @@ def tier_of(incoming: Any) -> str | None:
 
 
 def beside(app: ASGI, dashboard: ASGI) -> ASGI:
-    """Put the dashboard beside the app, not behind its edge: it is needed when that refuses."""
+    """Serve the dashboard beside the app, not behind its edge: it is needed when that refuses."""
 
     async def both(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
@@ -193,8 +194,8 @@ def beside(app: ASGI, dashboard: ASGI) -> ASGI:
 def membership(bind: str, pods: Sequence[str]) -> Cluster:
     """Return the membership of the pod at `bind` in the group of all `pods`.
 
-    A pod is suspected after one to two seconds of silence, and confirmed six seconds later: one
-    that stands still for five has time to clear itself.
+    A pod is suspected after one to two seconds of silence, and confirmed six seconds later: a pod
+    that is paused for five seconds has time to refute the suspicion.
     """
     from seawall.members import Cluster, local
 
@@ -211,7 +212,7 @@ async def _main(lifeline: Lifeline, vendor_url: str, redis_url: str, bind: str, 
     if redis_url:
         from seawall import RedisStore
 
-        # Generous: a machine that runs all of this at once is busy now and then.
+        # Generous: a machine that runs all of this is busy at times.
         store = RedisStore(redis_url, prefix="demo", timeout=0.25)
     app = service(vendor_url, store)
     async with membership(bind, pods) as cluster:

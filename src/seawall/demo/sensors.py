@@ -1,7 +1,7 @@
-"""The pipeline of the demo: five sensors are read, and their samples enriched, analysed and stored.
+"""The pipeline of the demo: reads five sensors, then enriches, analyses and stores their samples.
 
-What the pipeline depends on is simulated here, in the class `Plant`, so that each part of it can be
-broken. The worker processes that die are real ones, and so is the database, a file of SQLite's.
+The class `Plant` simulates everything that the pipeline depends on, so that each part of it can be
+broken. The worker processes that die are real, and so is the database, an SQLite file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 SENSORS: Final = ("S1", "S2", "S3", "S4", "S5")
 FLAKY: Final = {"S4": 0.2, "S5": 0.2}
-"""How often a sensor fails that is well otherwise."""
+"""Failure rates of sensors that are otherwise well."""
 READ_EVERY: Final = 0.1
 HANGS: Final = 30.0
 POISONED: Final = 0.03
-"""The share of samples with a record that kills the process."""
+"""Share of samples with a record that kills the process."""
 LOOSE_WIRE: Final = -999.0
 HIGH: Final = 22.5
-"""Degrees above which a sample is an alarm."""
+"""Temperature above which a sample is an alarm."""
 SLOW_PLACE: Final = 1.5
 SLOW_BATCH: Final = 4.0
 MOST_ALARMS: Final = 1000
@@ -47,18 +47,18 @@ FINISH_WITHIN: Final = 10.0
 
 
 class Plant:
-    """What the pipeline depends on."""
+    """Everything that the pipeline depends on."""
 
     def __init__(self, rng: Random | None = None) -> None:
-        """Begin with nothing broken."""
+        """Start with nothing broken."""
         self.broken: set[str] = set()
-        self._rng = rng or Random()  # noqa: S311 - the weather is no secret
+        self._rng = rng or Random()  # noqa: S311 - needs no secrecy
 
     def __repr__(self) -> str:
         return f"<Plant: {', '.join(sorted(self.broken)) or 'well'}>"
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Break something, or mend it."""
+        """Break something, or repair it."""
         name = check.choice("switch", name, [switch.name for switch in PIPELINE])
         if on:
             self.broken.add(name)
@@ -77,7 +77,7 @@ class Plant:
         return self._rng.gauss(20.0, 1.0)
 
     async def place_of(self, sensor: str) -> str:
-        """Ask the directory where a sensor is."""
+        """Look up the place of a sensor in the directory."""
         if "down" in self.broken:
             raise ConnectionRefusedError("the directory is down")
         await pause(SLOW_PLACE if "slow" in self.broken else self._rng.uniform(0.005, 0.02))
@@ -93,7 +93,7 @@ class Plant:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the sensors said at one moment."""
+    """The values of the sensors at one moment."""
 
     id: str
     values: dict[str, float]
@@ -103,32 +103,32 @@ class Sample:
 
     @classmethod
     def of(cls, collection: Collection[float]) -> Sample:
-        """Make one of a collection."""
+        """Create a sample from a collection."""
         return cls(uuid4().hex, collection.values, tuple(collection.missing))
 
 
 def without_place(sample: Sample, _error: Exception) -> Sample:
-    """Go on without what the directory knows."""
+    """Continue without the data of the directory."""
     return sample
 
 
 def analyse(sample: Sample) -> Sample:
-    """Compute the features of a sample; stands for a library that crashes on some records."""
+    """Compute the features of a sample; simulates a library that crashes on some records."""
     if LOOSE_WIRE in sample.values.values():
         os._exit(139)
     return replace(sample, hottest=max(sample.values.values()))
 
 
 def is_alarm(sample: Sample) -> bool:
-    """Tell whether somebody should look."""
+    """Return whether the sample is an alarm."""
     return sample.hottest > HIGH
 
 
 class Storage:
-    """Samples in a file of SQLite's, each of them once."""
+    """Samples in an SQLite file, each stored once."""
 
     def __init__(self, plant: Plant, file: Sqlite, inbox: Inbox) -> None:
-        """Make the table."""
+        """Create the table."""
         self._plant = plant
         self._file = file
         self._inbox = inbox
@@ -155,7 +155,7 @@ def build(plant: Plant, storage: Storage, processes: CpuPool) -> Pipeline:
     sensors = Guard.family(
         "sensor",
         lambda _name: (
-            # One that does not answer at all is asked again by the next collection.
+            # A sensor that does not answer at all is read again by the next collection.
             Retry(on=ConnectionError, attempts=3, backoff=0.02),
             Breaker(consecutive=2, break_for=0.5),
             Timeout(0.15),
@@ -200,7 +200,7 @@ def build(plant: Plant, storage: Storage, processes: CpuPool) -> Pipeline:
 
 
 async def _nothing(_scope: Any, _receive: Any, send: Any) -> None:
-    """Be a service that has nothing to offer but its dashboard."""
+    """Answer 404: this process serves only its dashboard."""
     await send({"type": "http.response.start", "status": 404, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
@@ -233,7 +233,7 @@ async def _main(lifeline: Lifeline, folder: str) -> None:
                 plant.switch(message["switch"], on=message["on"])
 
         async def report() -> None:
-            """Tell the supervisor each second how items have ended, and whether that was all."""
+            """Report each second how items have ended, and finally that all have."""
             while not running.done():
                 lifeline.tell(account=account(pipeline))
                 await asyncio.wait([running], timeout=1.0)

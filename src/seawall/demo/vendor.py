@@ -1,13 +1,13 @@
-"""The vendor: a service of somebody else's, which does what the control strip makes it do.
+"""The vendor: a simulated third-party service, which the control strip can break.
 
 - well: a quote takes 20 to 60 ms.
-- broken: half of the quotes are refused at once, the rest are never answered.
-- slow: each takes 1.5 to 3 s, so its places are soon all taken. Once it is well again, those that
-  it still works on end as quickly as any other.
+- broken: half of the quotes are refused immediately, the rest are never answered.
+- slow: each takes 1.5 to 3 s, so its slots are soon all taken. Once it is well again, requests in
+  progress end as quickly as any other.
 
-Each account has places of its own: what one does to itself is no trouble to the other. As many
-real ones, it does not notice that nobody waits for an answer any more, and works on it all the
-same. The search beside it is well at all times, but one answer in thirty takes long.
+Each account has its own slots, so one account does not affect the other. Like many real services,
+it does not notice that a caller has given up, and does the work all the same. The search endpoint
+is always well, but one answer in thirty takes long.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BROKEN: Final = "broken"
 SLOW: Final = "slow"
 
 HANGS: Final = 30.0
-"""Seconds after which even what is never answered is over."""
+"""Seconds after which even a request that is never answered ends."""
 
 STEP: Final = 0.1
-"""Seconds after which a slow answer notices that the vendor is well again."""
+"""Interval in seconds at which a slow answer checks whether the vendor is well again."""
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -40,9 +40,9 @@ class Vendor:
     """The vendor as an ASGI app, with a `mode`: "well", "broken" or "slow"."""
 
     def __init__(self, *, rng: Random | None = None) -> None:
-        """Be well at first."""
+        """Start well."""
         self.mode = WELL
-        self._rng = rng or Random()  # noqa: S311 - how long something takes is no secret
+        self._rng = rng or Random()  # noqa: S311 - needs no secrecy
         self._places = {account: asyncio.Semaphore(slots) for account, slots in SLOTS.items()}
         self._waiting = dict.fromkeys(SLOTS, 0)
 

@@ -1,8 +1,8 @@
-"""Load signals: how near something is to its limit, as one number that is cheap to ask for.
+"""Load signals: how near something is to its limit, as one number that is cheap to read.
 
-A signal is any function without arguments that returns a number: 1.0 at the limit, above it beyond.
-So `lambda: 0.5` is one. Those made here remember their value for a moment, keep it when it cannot
-be read, and show themselves in a `snapshot()`.
+A signal is any function without arguments that returns a number: 1.0 at the limit, more beyond it.
+So `lambda: 0.5` is one. The signals of this package cache their value briefly, keep it when it
+cannot be read, and have a `snapshot()`.
 """
 
 from seawall.signals._policies import in_flight, occupancy, queue_time, thread_queue

@@ -1,4 +1,4 @@
-"""Signals of what our own policies, pools and executors tell."""
+"""Signals from policies, pools and executors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ def in_flight(target: Any) -> Signal:
 def occupancy(target: Any) -> Signal:
     """Return the share of places taken: slots, and the room to wait for one.
 
-    Of a bulkhead, pool or executor, or a guard's fullest. Where nobody may wait it is `in_flight`.
+    The target is a bulkhead, pool or executor, or a guard, whose fullest one counts. Without room
+    to wait, it equals `in_flight`.
     """
     share = _worst_of(target, _share_of_places, "occupancy", "a Bulkhead, a pool, an executor")
     return Signal(f"occupancy({_name(target)})", share, every=0.0)
 
 
 def queue_time(target: Any, limit: float = 0.1) -> Signal:
-    """Return how long the longest waiting for a slot has waited; 1.0 is `limit` seconds.
+    """Return how long the longest waiter for a slot has waited; 1.0 is `limit` seconds.
 
-    In a bulkhead, a pool, or any of a guard's. It tells how late things are: what it reads now was
-    caused when the longest waiting came. To shed by, `occupancy` is quicker.
+    The target is a bulkhead, a pool, or a guard. The signal lags: its present value was caused when
+    the longest waiter arrived. For shedding, `occupancy` reacts sooner.
     """
     wait = _worst_of(target, _longest_wait, "queue_time", "a Bulkhead, a pool")
     limit = check.seconds("limit", limit)
@@ -38,8 +39,9 @@ def queue_time(target: Any, limit: float = 0.1) -> Signal:
 def thread_queue(target: Any, limit: int | None = None) -> Signal:
     """Return how much work waits for a thread, as a share of `limit`.
 
-    Of a ThreadBulkhead (or a guard's fullest) or an executor, where `limit` is `max_queue` unless
-    given; or of a `concurrent.futures.ThreadPoolExecutor`, where it is the number of its threads.
+    The target is a ThreadBulkhead (or a guard's fullest) or an executor, where `limit` defaults to
+    `max_queue`; or a `concurrent.futures.ThreadPoolExecutor`, where it defaults to the number of
+    threads.
     """
     most = None if limit is None else check.count("limit", limit)
 
@@ -51,7 +53,7 @@ def thread_queue(target: Any, limit: int | None = None) -> Signal:
 
 
 def _worst_of(target: Any, reader: Callable[[Any], Load | None], made_by: str, wanted: str) -> Load:
-    """Return what reads `target` itself, or the worst of the policies of a guard."""
+    """Return a function that reads `target` itself, or the highest of a guard's policies."""
     parts = () if isinstance(target, type) else getattr(target, "policies", (target,))
     found = [read for part in parts if (read := reader(part)) is not None]
     if not found:
@@ -64,7 +66,7 @@ def _name(target: Any) -> str:
 
 
 def _inside(part: Any) -> Any:
-    """Return where a policy, a pool or an executor counts what it lends: itself, or a part."""
+    """Return the object that counts the slots of a policy, pool or executor: itself or a part."""
     parts = (getattr(part, name, None) for name in ("pool", "slots"))
     return next((found for found in parts if found is not None), part)
 
@@ -104,7 +106,7 @@ def _queued_share(part: Any, limit: int | None) -> Load | None:
     if hasattr(pool, "queued") and hasattr(pool, "queue"):
         if limit or pool.queue:
             return lambda: pool.queued / (limit or pool.queue)
-        return lambda: pool.in_use / pool.size  # without a queue, its threads are the limit
+        return lambda: pool.in_use / pool.size  # without a queue, the threads are the limit
     waiting: Any = getattr(part, "_work_queue", None)  # an executor of the standard library
     if not hasattr(waiting, "qsize"):
         return None

@@ -1,4 +1,4 @@
-"""Signals of what the process and its event loops tell."""
+"""Signals from the process and its event loops."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def process_cpu(
 ) -> Signal:
     """Return the share of its cores that this process uses; the signal is 1.0 at `limit` of them.
 
-    `cores` are those that it may use, by affinity and by the quota of its control group, unless
-    given. `read()` returns the CPU seconds used so far; unless given, the process's own. On virtual
-    time those mean nothing, and count as none.
+    `cores` defaults to those that it may use, by affinity and by the quota of its control group.
+    `read()` returns the CPU seconds used so far, by default those of the process. On virtual time
+    they are meaningless and count as 0.
     """
     clock = current_clock() if clock is None else check_clock(clock)
     if read is None:
@@ -46,8 +46,8 @@ def process_memory(
 ) -> Signal:
     """Return the share of memory that this process uses; the signal is 1.0 at `limit` of it.
 
-    `total` is the bytes that it may use: the limit of its control group or the machine's memory,
-    unless given. `read()` returns the bytes in use; unless given, those that it has in RAM.
+    `total` is the number of bytes that it may use, by default the limit of its control group or the
+    machine's memory. `read()` returns the bytes in use, by default those resident in RAM.
     """
     most = process.memory_limit() if total is None else check.count("total", total)
     if most is None:
@@ -66,7 +66,7 @@ class _CollectorSignal(Signal):
         super().__init__("gc_pauses", rate, limit=limit, every=RATE_EVERY, clock=clock)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what every signal tells, how many pauses there were, and the longest."""
+        """Return the snapshot of a signal, with the number of pauses and the longest one."""
         meter = self._meter
         return {**super().snapshot(), "pauses": meter.pauses, "longest": meter.longest}
 
@@ -79,27 +79,27 @@ def gc_pauses(limit: float = 0.1, *, clock: Clock | None = None) -> Signal:
 
 
 def _rate(count: Callable[[], float], clock: Clock, units: float = 1.0) -> Callable[[], float]:
-    """Return what reads how fast a counter grows, for each second and unit."""
+    """Return a function that reads how fast a counter grows, per second and unit."""
     growth = Growth(count(), clock.now(), least=RATE_EVERY / 10)
     return lambda: growth.update(count(), clock.now()) / units
 
 
-# What the event loop tells
+# Event loop
 
 
 class LoopLag(Signal):
-    """How late event loops come round: those in which it was started, or read."""
+    """Lag of event loops: those in which it was started or read."""
 
     def __init__(self, limit: float = 0.1) -> None:
-        """Be 1.0 where a loop is `limit` seconds late."""
+        """Set the lag in seconds at which the signal is 1.0."""
         self._monitors: tuple[process.LagMonitor, ...] = ()
         limit = check.seconds("limit", limit)
         super().__init__("loop_lag", self._worst, limit=limit, every=QUICK_EVERY)
 
     def start(self) -> None:
-        """Look at the running loop from now on; without this, from the first reading inside it.
+        """Monitor the running loop from now on; otherwise that starts with the first reading in it.
 
-        It ends by itself when the loop is closed, or nobody reads the signal for some seconds.
+        It ends when the loop is closed, or when the signal is not read for some seconds.
         """
         loop = process.running_loop()
         if loop is None:
@@ -120,5 +120,5 @@ class LoopLag(Signal):
 
 
 def loop_lag(limit: float = 0.1) -> LoopLag:
-    """Return how late the event loop is; the signal is 1.0 at `limit` seconds."""
+    """Return the lag of the event loop; the signal is 1.0 at `limit` seconds."""
     return LoopLag(limit)

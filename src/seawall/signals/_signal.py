@@ -1,4 +1,4 @@
-"""What a signal is, and signals made of others."""
+"""The class of signals, and signals derived from others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from seawall.models.smoothing import Ewma, Hysteresis
 from seawall.runtime.mutex import survives_fork
 
 Load = Callable[[], float]
-"""What all that acts on load takes: a signal of this module, or any function like it."""
+"""A load as other parts accept it: a signal of this package, or any similar function."""
 
 GAUGE_EVERY: Final = 0.1
-"""Seconds for which what was measured is taken as still true."""
+"""Seconds for which a measured value is reused."""
 
 RATE_EVERY: Final = 0.5
-"""The same for what is measured as growth since the last time: over less, it is mostly noise."""
+"""Reuse time of values measured as growth since the last reading: a shorter one is mostly noise."""
 
 QUICK_EVERY: Final = 0.01
-"""The same for what changes with each call, and costs little to look at."""
+"""Reuse time of values that change with each call and are cheap to read."""
 
 
 class Signal:
-    """A number read now and then, as a share of its limit. Call it to have it."""
+    """A number that is read periodically, as a share of its limit. Call it for its value."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Signal:
         every: float = GAUGE_EVERY,
         clock: Clock | None = None,
     ) -> None:
-        """Read `read()`, at most once in `every` seconds; at `limit` the signal is 1.0.
+        """Call `read()` at most once in `every` seconds; at `limit` the signal is 1.0.
 
-        If it raises, or returns what is no finite number, the last value stands, and the first such
-        failure is logged: who looks at load must not fail for it.
+        If it raises, or returns no finite number, the last value is kept, and the first such
+        failure is logged: code that checks the load must not fail because of it.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Signal({name!r}): the first argument is a name, such as 'sessions'")
@@ -62,8 +62,8 @@ class Signal:
     def __call__(self) -> float:
         """Return the load: 0.0 is none, 1.0 is at the limit."""
         now = self._now()
-        # Whoever comes while another reads (or from inside of it) takes the value there is.
-        if now >= self._due and self._lock.acquire(False):  # noqa: FBT003 - half the time
+        # A caller that arrives while another one reads (or from inside `read`) gets the last value.
+        if now >= self._due and self._lock.acquire(False):  # noqa: FBT003 - twice as fast as by keyword
             try:
                 self._refresh(now)
             finally:
@@ -74,7 +74,7 @@ class Signal:
         return f"<Signal {self.name!r}: {self._value:.3g}>"
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the name, the value, what was measured, and the limit that it is held against."""
+        """Return the name, the value, the measured number, and its limit."""
         return {
             "name": self.name,
             "value": self(),
@@ -88,7 +88,7 @@ class Signal:
         try:
             measured = float(self._read())
             if not isfinite(measured):
-                raise ValueError(f"it returned {measured!r}")  # noqa: TRY301 - told like the rest
+                raise ValueError(f"it returned {measured!r}")  # noqa: TRY301 - handled like other failures
         except Exception:
             self.failures += 1
             if self.failures == 1:
@@ -102,27 +102,27 @@ class Signal:
         self._value = self._settle(measured / self.limit if measured > 0 else 0.0, now)
 
     def _settle(self, value: float, now: float) -> float:
-        """Return what to make of a value that was just read."""
+        """Return the signal's value for a share just measured; subclasses override this."""
         return value
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, also if another thread was reading."""
+        """Replace the lock in a child process, as another thread may have held it."""
         self._lock = Lock()
 
 
 def as_signal(load: Load) -> Signal:
-    """Return `load` if it is a Signal, else one that reads it whenever it is asked."""
+    """Return `load` if it is a Signal, otherwise one that reads it on each call."""
     if isinstance(load, Signal):
         return load
     read = check.plain_function("load", load)
     return Signal(getattr(read, "__name__", "load"), read, every=0.0)
 
 
-# Signals of signals
+# Derived signals
 
 
 class _Derived(Signal):
-    """A signal made from others; `details` are for its snapshot."""
+    """A signal derived from others; `details` are for its snapshot."""
 
     def __init__(
         self, name: str, read: Load, sources: list[Signal], every: float, **details: float
@@ -132,13 +132,13 @@ class _Derived(Signal):
         self._details = details
 
     def snapshot(self) -> dict[str, Any]:
-        """Return name, value and settings, and the snapshots of what it is made from."""
+        """Return name, value and settings, and the snapshots of its sources."""
         of = [source.snapshot() for source in self._sources]
         return {"name": self.name, "value": self(), **self._details, "of": of}
 
 
 def highest(*signals: Load) -> Signal:
-    """Return the signal of whatever is nearest to its limit."""
+    """Return the signal with the highest load of all."""
     if not signals:
         raise ValueError("highest(): give it at least one signal, such as process_cpu()")
     sources = [as_signal(signal) for signal in signals]
@@ -158,9 +158,9 @@ class _Smoothed(_Derived):
 
 
 def smoothed(signal: Load, half_life: float = 1.0) -> Signal:
-    """Return the average of a signal, in which the past counts half for each `half_life` seconds.
+    """Return the moving average of a signal: the past counts half after `half_life` seconds.
 
-    It does not matter how often it is read.
+    It does not depend on how often it is read.
     """
     return _Smoothed(as_signal(signal), Ewma(half_life))
 
@@ -176,15 +176,15 @@ class _Latched(_Derived):
 
 
 def latched(signal: Load, *, rise: float = 0.8, fall: float = 0.6, hold: float = 5.0) -> Signal:
-    """Return a signal that, once it has reached `rise`, stays there until it is below `fall`.
+    """Return a signal that, once it has reached `rise`, stays there until it falls below `fall`.
 
-    And for `hold` seconds at least. What acts at `rise` then does not flicker.
+    It stays for at least `hold` seconds, so that an action at `rise` does not flicker.
     """
     return _Latched(as_signal(signal), Hysteresis(rise, fall, hold))
 
 
 def clock_of(thing: Any) -> Clock:
-    """Return the clock on which something counts: its own, or that of a guard it is part of."""
+    """Return the clock of `thing`: its own, or that of a guard it is part of."""
     hosts = (bound.host for bound in getattr(thing, "bindings", ()))
     clock: Clock = getattr(next(hosts, thing), "clock", None) or current_clock()
     return clock
