@@ -1,10 +1,12 @@
-"""Effects that happen once: what is kept in a database (PostgreSQL, or SQLite on one machine).
+"""Effects that happen once, recorded in a database (PostgreSQL, or SQLite on one machine).
 
-`Idempotency` makes a request, a function or a transaction safe to repeat; `Outbox` and `Dispatcher`
-send what a transaction said, `Inbox` and `FifoReceiver` take each message once; `Jobs` is work that
-is answered with 202, `Later` is work for when a dependency is back. All are on a `Database`.
+- `Idempotency` makes a request, a function or a transaction safe to repeat.
+- `Outbox` and `Dispatcher` publish the events of a transaction; `Inbox` and `FifoReceiver` process
+  each message once.
+- `Jobs` is background work behind a 202 response; `Later` stores calls until a dependency is back.
 
-Each name is loaded when it is first used: no driver and no web framework is imported before.
+All of them use a `Database`. Each name is imported on first use, so no driver and no web framework
+is loaded before it is needed.
 """
 
 from seawall._lazy import lazily
@@ -189,7 +191,7 @@ _HOMES = {
     ),
     "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
 }
-"""The public names by the module in which they are at home."""
+"""The public names by the module that defines them."""
 
-if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+if not TYPE_CHECKING:  # type checkers must report names that do not exist
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -1,4 +1,4 @@
-"""Which answers are kept, what is stored of them, and the answers that are not the app's."""
+"""Which responses are stored, what is stored of them, and the middleware's own responses."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ REPLAYED: Final = (REPLAYED_HEADER.lower().encode(), b"true")
 BODY_DROPPED: Final = (b"idempotent-body", b"dropped")
 
 NOTHING_DONE: Final = frozenset(
-    {307, 308}  # to be sent again elsewhere, and the key with it
+    {307, 308}  # to be sent again elsewhere, with the same key
     | {400, 401, 403, 404, 405, 406, 408, 409, 411, 412, 413, 414, 415, 417, 421, 422}
     | {425, 426, 428, 429, 431, 503}
 )
-"""Statuses which say that nothing was done. By default they free the key."""
+"""Statuses which mean that nothing was done. By default they free the key."""
 
 _LENGTH: Final = b"content-length"
 _OF_ITS_MESSAGE: Final = frozenset({b"date"})
-"""A replay is another message: the server gives it a date of its own."""
+"""A replay is a new message: the server gives it its own date."""
 
 _OF_A_TOMBSTONE: Final = frozenset(
     {b"content-location", b"content-type", b"etag", b"last-modified", b"location"}
 )
-"""What a client needs to find what was done, where the answer itself is too large to be kept."""
+"""The headers that help a client find the result if the response is too large to store."""
 
 _MOST_OF_A_TOMBSTONE: Final = 4096
-"""Bytes of them."""
+"""Maximum total bytes of these headers."""
 
 _NO_CONTENT: Final = 204
 _FINAL: Final = range(200, 600)
 _NAME: Final = re.compile(rb"[!-9;-~]+")
-"""Visible, and no colon."""
+"""Visible ASCII without a colon."""
 _LINE_END: Final = re.compile(rb"[\r\n\0]")
 
 
 class RequestOutcome(NamedTuple):
-    """How a request that was carried out has ended; the argument of `keep=`."""
+    """How the execution of a request has ended; the argument of `keep=`."""
 
     status: int
-    """The status of the answer. Of an error, the one that its client is sent."""
+    """The status of the response. For an exception, the status that is sent to the client."""
     headers: Headers
     error: Exception | None = None
-    """What the app raised, if it did not answer."""
+    """The exception of the app, if it did not respond."""
     rolled_back: bool = False
-    """Whether the app had completed it in its own transaction, and that was rolled back."""
+    """Whether the app had completed the request in its own transaction, which was rolled back."""
 
 
 Keep = Callable[[RequestOutcome], bool | None]
 
 
 def keeps(outcome: RequestOutcome) -> bool:
-    """Tell whether an answer is kept by default.
+    """Return whether a response is stored by default.
 
-    A failure is kept, since nobody knows what was done before it. It frees the key only where that
-    is certain: the transaction of the effect was rolled back, or the status says so.
+    A failure is stored, because its effects are unknown. It frees the key only if certainly nothing
+    was done: the transaction of the effect was rolled back, or the status says so.
     """
     if outcome.rolled_back and outcome.status >= FAILURE:
         return False
@@ -77,9 +77,10 @@ def keeps(outcome: RequestOutcome) -> bool:
 
 
 def recorded(status: int, headers: Headers, body: bytes | None, never: frozenset[bytes]) -> Answer:
-    """Return what is kept of an answer; nothing of a login or a connection, and none of `never`.
+    """Return what is stored of a response, without login or connection headers and `never`.
 
-    A tombstone, where there are more headers than a record holds, or more of a body: then None.
+    If there are more headers than a record holds, or the body was too large (None), return a
+    tombstone.
     """
     kept = _storable(headers, never)
     if body is None or not headers_fit(kept):
@@ -88,9 +89,9 @@ def recorded(status: int, headers: Headers, body: bytes | None, never: frozenset
 
 
 def tombstone(status: int, headers: Headers) -> Answer:
-    """Return what is kept of an answer that is too large: that it was done, and where to look.
+    """Return what is stored of a response that is too large: that it was done, and where to look.
 
-    It is an answer of its own: without a body, and it says so.
+    It is a response of its own, without a body, and a header says so.
     """
     left, told = _MOST_OF_A_TOMBSTONE, []
     for name, value in headers:
@@ -103,7 +104,7 @@ def tombstone(status: int, headers: Headers) -> Answer:
 
 
 def is_tombstone(answer: Answer) -> bool:
-    """Tell whether more was answered than is kept."""
+    """Return whether the body of the response was dropped."""
     return BODY_DROPPED in answer.headers
 
 
@@ -115,11 +116,11 @@ def _storable(headers: Headers, never: frozenset[bytes]) -> Headers:
 async def send_stored(
     send: Send, answer: Answer, never: frozenset[bytes], *, replayed: bool
 ) -> None:
-    """Answer as the first was answered; raise `Garbled` where no server could send that."""
+    """Send the stored response; raise `Garbled` if no server could send it."""
     if not answer.kept:
         answer = tombstone(answer.status, answer.headers)
     status, headers, body = _sendable(answer)
-    # Once more: who can write into the table must not log anybody in.
+    # Filter again: write access to the table must not be enough to log a client in.
     told = [*_storable(headers, never), *([REPLAYED] if replayed else ())]
     await send({"type": "http.response.start", "status": status, "headers": told})
     await send({"type": "http.response.body", "body": body})
@@ -132,7 +133,8 @@ def _sendable(answer: Answer) -> tuple[int, Headers, bytes]:
     try:
         check_sendable(status, headers)
     except ValueError:
-        raise Garbled("no answer that could be sent") from None  # it is logged: nothing of it
+        # the message is logged, so it contains nothing of the answer
+        raise Garbled("no answer that could be sent") from None
     lengths = {value for name, value in headers if name.lower() == _LENGTH}
     if lengths - {str(len(body)).encode()}:
         raise Garbled("a body that is not as long as it says")
@@ -140,7 +142,7 @@ def _sendable(answer: Answer) -> tuple[int, Headers, bytes]:
 
 
 def check_sendable(status: int, headers: Headers) -> None:
-    """Raise `ValueError` unless a server could send that, now and from the record."""
+    """Raise `ValueError` unless a server can send this, now and from the record."""
     if status not in _FINAL:
         raise ValueError(f"status={status!r}: write that of a final answer, such as 201")
     for name, value in headers:
@@ -153,9 +155,9 @@ def check_sendable(status: int, headers: Headers) -> None:
 
 
 def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
-    """Return the answer to who asked for what then failed, now and whenever it is asked again.
+    """Return the response to a failed request, which is also the response to its repeats.
 
-    So it says to nobody that asking again may help.
+    So it never suggests that a retry may help.
     """
     problem = None if error is None else problem_of(error)
     if problem is None or problem.status < FAILURE or problem.retry_after is not None:
@@ -166,13 +168,13 @@ def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
     return problem.status, [*problem.raw_headers(), (_LENGTH, str(len(body)).encode())], body
 
 
-# What is told instead
+# The middleware's own responses
 
 
 def _told_of(error: SeawallError) -> Problem:
-    """Return what everybody is told of it, here and where a handler raises it."""
+    """Return the usual problem document of the error, the same as for a handler that raises it."""
     problem = problem_of(error)
-    assert problem is not None  # noqa: S101 - of all errors of Seawall something is told
+    assert problem is not None  # noqa: S101 - each error of Seawall has a problem document
     return problem
 
 
@@ -211,14 +213,14 @@ NOT_SET_UP: Final = _told(
 
 
 def in_flight(wait: float) -> Problem:
-    """Return what is told to who asks for what is under way."""
+    """Return the response to a repeat of a request that is in flight."""
     return _told_of(KeyInFlight("at work", retry_after=wait))
 
 
 def store_away(error: Exception, wait: float) -> Problem:
-    """Return what is told where no record can be made: nothing is done without one.
+    """Return the response if no record can be made: no request runs without one.
 
-    Who was told to come again after `wait` would come for ever, where the tables were never made.
+    If the tables are missing, there is no `Retry-After`: clients would retry forever.
     """
     if isinstance(error, TablesMissing):
         return NOT_SET_UP

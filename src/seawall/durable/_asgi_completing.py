@@ -1,9 +1,12 @@
-"""A request that its handler completes, in the transaction of its effect.
+"""Completion of a request by its handler, in the transaction of its effect.
 
-Promises: effect, events and answer are committed together, or none of them is. Who was taken over
-meanwhile is refused by the statement that stores the answer, so that its transaction ends in
-nothing. What was said to `complete` counts when it is committed and not before: whether it is, the
-middleware asks the record.
+Promises:
+
+- Effect, events and answer are committed together, or none of them.
+- If the claim was taken over meanwhile, the statement that stores the answer is refused, so that
+  the   transaction has no effect.
+- A call of `complete` counts only once it is committed. To find out, the middleware reads the
+  record.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _JSON: Final = (b"content-type", b"application/json")
 
 
 class Name(NamedTuple):
-    """What names a request's record: whose it is, what it does, which one it is."""
+    """The identity of a request's record: owner, operation, key and payload."""
 
     scope: str | None
     operation: str
@@ -38,14 +41,14 @@ class Name(NamedTuple):
 
 
 class AnyResponse(Protocol):
-    """A response of Starlette's or FastAPI's: one with its body, so no stream."""
+    """A Starlette or FastAPI response that has its body, so not a stream."""
 
     status_code: int
     body: bytes | memoryview
 
     @property
     def raw_headers(self) -> Any:
-        """Its headers, as ASGI has them."""
+        """The headers in ASGI form."""
         ...
 
 
@@ -53,28 +56,28 @@ R = TypeVar("R", bound=AnyResponse)
 
 
 class Keyed:
-    """A request that has a key, and is carried out now: how it is keyed, and its completion."""
+    """A request with a key that is being executed: its identity, and its completion."""
 
     def __init__(
         self, name: Name, claim: KeyClaim, idempotency: Idempotency, never: frozenset[bytes]
     ) -> None:
-        """Made by the middleware for each request that it lets through; see `keyed`."""
+        """Create it for a request; only the middleware does so. See `keyed`."""
         self.scope, self.operation, self.key, self.fingerprint = name
         self._name = name
         self._claim = claim
         self._idempotency = idempotency
         self._never = never
         self._connection: Connection | None = None
-        """The last one in whose transaction it was completed; perhaps that was rolled back."""
+        """The connection of the last completion, whose transaction may have been rolled back."""
         self._outbox: Outbox | None = None
 
     def __repr__(self) -> str:
         return f"<Keyed {self.operation!r}>"
 
     def part(self, name: str) -> dict[str, Any]:
-        """Return what names one effect of several: the arguments of `Idempotency.once(conn, ...)`.
+        """Return the identity of one effect of several, as arguments for `Idempotency.once`.
 
-        It is never the request's own name, which the middleware's record has.
+        It always differs from the request's own identity, which the middleware's record has.
         """
         if not isinstance(name, str) or not name:
             raise ValueError(f"name={name!r}: write what this part does, such as 'charge'")
@@ -113,13 +116,13 @@ class Keyed:
     ) -> Any:
         """Store the answer in the transaction of `conn`, and return the response to return.
 
-        `answer` is what everybody is told who sends this request, now and again: a response of
-        Starlette's or FastAPI's, which is returned as it is; or an `Answer`, or what JSON has (then
-        with 200), which is returned as a `Reply`. `events` are added to `outbox` with it; with
-        `notify`, dispatchers that listen are told when it commits.
+        `answer` is the response to this request and to its repeats: a Starlette or FastAPI
+        response, which is returned as it is; or an `Answer` or a JSON value (with status 200),
+        which is returned as a `Reply`. `events` are added to `outbox` with it; with `notify`,
+        listening dispatchers are notified at the commit.
 
-        Raises `LeaseLost` where somebody took over, or where it is completed already: let it out,
-        so that the transaction is rolled back. Commit before you return.
+        Raises `LeaseLost` if another worker took over, or if the request is already completed: let
+        the exception propagate, so that the transaction is rolled back. Commit before you return.
         """
         check.flag("notify", notify)
         back, said, added = self._checked(answer, outbox, events)
@@ -158,7 +161,7 @@ class Keyed:
         events: Iterable[Any] = (),
         notify: bool = False,
     ) -> Any:
-        """Do the same on a connection that is awaited."""
+        """Async twin of `complete`."""
         check.flag("notify", notify)
         back, said, added = self._checked(answer, outbox, events)
         asked = self._joined(conn, outbox, awaited=True)
@@ -166,7 +169,7 @@ class Keyed:
         return back
 
     def _joined(self, conn: Any, outbox: Outbox | None, *, awaited: bool) -> Connection:
-        """Return the user's connection, in whose transaction it is about to be completed."""
+        """Return the user's connection, whose transaction will complete the request."""
         asked = self._idempotency.database.connection(conn)
         if asked.kind.is_async is not awaited:
             write = "complete(...)" if awaited else "await ... .acomplete(...)"
@@ -176,7 +179,7 @@ class Keyed:
                 f"{asked!r} has no transaction: begin one, so that the answer is committed with"
                 " what was done"
             )
-        # From here on it may be committed, whatever is heard of it.
+        # From here on it may be committed, even if no answer arrives.
         self._connection, self._outbox = asked, outbox
         return asked
 
@@ -226,27 +229,27 @@ class Keyed:
 
     @property
     def _tried(self) -> bool:
-        """Whether it may be completed: somebody said so, in a transaction that may be committed."""
+        """Whether `complete` was called, in a transaction that may be committed."""
         return self._connection is not None
 
     def _is_open(self) -> bool:
-        """Tell whether a transaction is under way where it was completed; perhaps another one."""
-        assert self._connection is not None  # noqa: S101 - asked only then
+        """Return whether that connection is in a transaction, possibly a later one."""
+        assert self._connection is not None  # noqa: S101 - called only after `complete`
         try:
-            # Of a connection that broke psycopg does not know; its transaction is no more.
+            # psycopg does not report that for a broken connection, whose transaction has ended.
             gone = getattr(self._connection.raw, "closed", False) is True
             return not gone and still_open(self._connection)
-        except Exception:  # noqa: BLE001 - of any driver's, where the connection was given back
+        except Exception:  # noqa: BLE001 - from any driver, if it was returned to its pool
             return False
 
     def _wake(self) -> None:
-        """Have the dispatchers of this process look: what they wait for is committed."""
+        """Wake the dispatchers of this process: the events are committed."""
         if self._outbox is not None:
             self._outbox.wake()
 
 
 def told(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
-    """Return what a handler is to return, and what of that a client gets; or raise."""
+    """Return the handler's return value, and the response that the client gets; or raise."""
     back = answer
     if isinstance(answer, Answer) or not _is_response(answer):
         if isinstance(answer, (Answer, Reply)):

@@ -1,13 +1,15 @@
-"""One request that is carried out: its answer on the way to the client, and into the record.
+"""One request that is executed: its response on the way to the client and into the record.
 
-Promises: the end of an answer reaches the client when the record is on disk, not before: a client
-that saw it complete will never have it done again. Small answers are sent when they are complete. A
-stream (a body in parts, of no declared length) passes as it comes, but for its end. Where a length
-was declared the last part that has something in it is held back, for with it the client has all. In
-HTTP/1.0 a stream ends where the connection does, so that no end can be held back: all of it is, up
-to what a record holds.
+Promises:
 
-A client that goes away changes nothing: the app is not told, works to its end, and is recorded.
+- The end of a response reaches the client only after the record is on disk: a request whose client
+  saw a complete response never runs again.
+- Small responses are sent when they are complete. A stream (a body in parts, without a declared
+  length) passes immediately, except for its end. With a declared length, the last non-empty part is
+  held   back, because with it the client has everything. In HTTP/1.0 a stream ends with the
+  connection, so   its end cannot be held back: all of it is, up to the size of a record.
+- A client that disconnects changes nothing: the app does not learn of it, runs to its end, and is
+  recorded.
 """
 
 from __future__ import annotations
@@ -35,34 +37,34 @@ UNSEEN: Final = frozenset(
         "http.response.trailers",
     }
 )
-"""Ways to send what we would not see, and so could not record: the app is not offered them."""
+"""ASGI extensions whose content we would not see and could not record: hidden from the app."""
 
 
 class StillOpen(RuntimeError):
-    """What completes the claim is neither committed nor rolled back, and the app has answered."""
+    """The app has responded, but the transaction that completes the claim is still open."""
 
 
 class Settling(Protocol):
-    """What becomes of the claim."""
+    """The handler of the claim's outcome."""
 
     async def settle(
         self, answer: Answer, outcome: RequestOutcome
     ) -> Callable[[], Awaitable[None]] | None:
-        """Record `answer` or free the key; return what sends another answer, if there is one."""
+        """Record `answer` or free the key; return a sender of another response, if needed."""
         ...
 
     async def abandon(self) -> Callable[[], Awaitable[None]] | None:
-        """Free the key; return what sends an answer, if there is one after all."""
+        """Free the key; return a sender of a response, if there is one after all."""
         ...
 
 
 class Exchange:
-    """What the app is given to receive from and to send to."""
+    """The `receive` and `send` of the app."""
 
     def __init__(
         self, body: bytes, to: Send, settling: Settling, most: int, never: frozenset[bytes]
     ) -> None:
-        """Hand `body` to the app, and its answer `to` the client; record up to `most` bytes."""
+        """Pass `body` to the app and its response `to` the client; record up to `most` bytes."""
         self._body: bytes | None = body
         self._to = to
         self._settling = settling
@@ -72,11 +74,11 @@ class Exchange:
         self._settled = False
         self._start: Message | None = None
         self._begun = False
-        """Whether the client has been sent anything."""
+        """Whether anything has been sent to the client."""
         self._holds: Literal["end", "last part", "all"] = "end"
         self._held: list[Message] = []
         self._closes = False
-        """Whether a body without a length ends with its connection."""
+        """Whether the end of the connection marks the end of a body without a length."""
         self._recording = bytearray()
         self._size = 0
         self._gone = False
@@ -85,7 +87,7 @@ class Exchange:
     async def run(
         self, app: Callable[..., Awaitable[None]], scope: MutableMapping[str, Any]
     ) -> None:
-        """Let the app answer; see to it that the claim is settled, unless it was cancelled."""
+        """Run the app; make sure that the claim is settled, unless the task is cancelled."""
         self._closes = scope.get("http_version") == "1.0"
         try:
             await app(scope, self.receive, self.send)
@@ -98,26 +100,26 @@ class Exchange:
         if self._trouble is not None:
             raise self._trouble
 
-    # What the app receives
+    # Receiving
 
     async def receive(self) -> Message:
-        """Return the body; then, when the answer is complete and not before, that all is over."""
+        """Return the body; then, only after the response is complete, a disconnect."""
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         await self._over.wait()
         return {"type": "http.disconnect"}
 
-    # What the app sends
+    # Sending
 
     async def send(self, message: Message) -> None:
-        """Take a message of the answer."""
+        """Take one message of the response."""
         kind = message["type"]
         if kind == "http.response.start":
             if self._start is not None:
                 raise RuntimeError("the answer has started already")
-            # Looked at here, where what makes no sense is an error of the app's: later it would
-            # look as if the record could not be made. Copied, for it may be read once only.
+            # Checked here, where an invalid value is an error of the app: later it would look like
+            # a failure of the record. Copied, because an iterator can be read only once.
             headers: Headers = [(_checked(n), _checked(v)) for n, v in message.get("headers", ())]
             status = int(message["status"])
             check_sendable(status, headers)
@@ -127,7 +129,8 @@ class Exchange:
             elif self._closes:
                 self._holds = "all"
         elif kind != "http.response.body":
-            await self._pass(message)  # such as early hints, which are of no answer
+            # for instance early hints, which are not part of the response
+            await self._pass(message)
         elif self._start is None or self._settled:
             raise RuntimeError("a body before its answer has started, or after its end")
         else:
@@ -153,7 +156,7 @@ class Exchange:
             await self._release(self._held.pop(0))
 
     async def _release(self, message: Message) -> None:
-        """Send what may be sent now, after the start of the answer."""
+        """Send a message now, after the start of the response."""
         if not self._begun and self._start is not None:
             self._begun = True
             await self._pass(self._start)
@@ -164,16 +167,16 @@ class Exchange:
             return
         try:
             await self._to(message)
-        except OSError:  # the client went away
+        except OSError:  # the client has disconnected
             self._gone = True
         except Exception as error:  # noqa: BLE001 - raised when the claim is settled
             self._gone, self._trouble = True, error
 
-    # The end
+    # Ending
 
     async def _end(self, last: Message) -> None:
-        """Record the answer; then let the client have the end of it."""
-        assert self._start is not None  # noqa: S101 - as `send` has seen
+        """Record the response; then send its end to the client."""
+        assert self._start is not None  # noqa: S101 - checked by `send`
         status: int = self._start["status"]
         headers: Headers = self._start["headers"]
         self._settled = True
@@ -188,21 +191,21 @@ class Exchange:
                 for message in (*self._held, last):
                     await self._release(message)
         except StillOpen:
-            self._settled = False  # the app is to roll back, and is told so where it sends
+            self._settled = False  # the app must roll back, and gets the exception from `send`
             raise
         finally:
             self._over.set()
 
     async def _send_instead(self, instead: Callable[[], Awaitable[None]]) -> None:
         if self._begun:
-            # The client has a part of an answer that does not count: it must not have its end.
+            # The client has part of a response that does not count: it must not get the end.
             raise LeaseLost("the answer could not be recorded: another worker may have taken over")
         self._begun = True
         if not self._gone:
             await instead()
 
     async def _fail(self, error: Exception | None) -> None:
-        """Settle what the app has left without an answer, or with half of one."""
+        """Settle a request that the app has left without a response, or with an incomplete one."""
         self._settled = True
         if not self._begun and says_nothing_was_done(error):
             instead = await self._settling.abandon()
@@ -228,17 +231,18 @@ def _checked(word: object) -> bytes:
 
 
 def says_nothing_was_done(error: Exception | None) -> bool:
-    """Tell whether an error is a refusal (a `Rejected`): also one that a vendor's SDK has wrapped.
+    """Return whether an error is a refusal (`Rejected`), even wrapped by a vendor's SDK.
 
-    By its kind, and not by what a client is told of it: a lease that was lost, a store that was
-    away, or the status of a service that was asked, may come after the effect.
+    The type decides, not the status sent to the client: a lost lease, an unreachable store, or the
+    status of another service may follow an effect.
     """
     if error is None or isinstance(error, SeawallError):
         return isinstance(error, Rejected)
     problem = problem_of(error)
     if problem is None or problem.status not in NOTHING_DONE:
         return False
-    cause: BaseException | None = error  # such a status is told of none but our own, further in
+    # such a status can only come from one of our errors, further in
+    cause: BaseException | None = error
     while cause is not None and not isinstance(cause, SeawallError):
         cause = cause.__cause__
     return isinstance(cause, Rejected)

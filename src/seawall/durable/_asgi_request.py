@@ -1,4 +1,4 @@
-"""One request that has a key: what its record says, and what becomes of its claim."""
+"""One request with a key: the decision by its record, and the outcome of its claim."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from seawall.web.problems import Problem
 
 Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None
-"""Sends something else than the app's own answer; None: that is sent."""
+"""A sender of a response that replaces the app's own; None if the app's own is sent."""
 
 KEYED: Final = "seawall.idempotency"
-"""Where in the scope the app finds how its request is keyed."""
+"""The key in the ASGI scope under which the app finds the `Keyed`."""
 
 PAUSES: Final = (0.1, 0.4, 1.6)
-"""Seconds between tries to record an answer while the database is away."""
+"""Seconds between attempts to record a response while the database is unreachable."""
 
 
 class Owner(Protocol):
-    """What is the same for all requests: the middleware."""
+    """The settings shared by all requests: the middleware."""
 
     app: Callable[..., Awaitable[None]]
     idempotency: Idempotency
@@ -53,12 +53,12 @@ class Owner(Protocol):
     keep: answers.Keep | None
 
     def _count(self, what: str) -> None:
-        """Count something that happened."""
+        """Increment a counter."""
         ...
 
 
 class Request:
-    """One request that has a key: what its record says, and what becomes of its claim."""
+    """One request with a key: the decision by its record, and the outcome of its claim."""
 
     def __init__(self, owner: Owner, name: Name, send: Send) -> None:
         self._owner = owner
@@ -70,12 +70,12 @@ class Request:
         self._renewal: Renewal | None = None
 
     async def serve(self, scope: Scope, body: bytes) -> None:
-        """Find out what there is to do, and do it."""
+        """Look up the record, and run the request or send the stored response."""
         try:
             found = await self._reserve(self._owner.wait)
         except RecordGarbled as error:
             await self._tell_unreadable(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is done without a record
+        except Exception as error:  # noqa: BLE001 - whatever it is, none runs without a record
             self._owner._count("store_away")
             self._log(error)
             await send_problem(self._send, answers.store_away(error, 1.0), [])
@@ -86,12 +86,12 @@ class Request:
                 await self._tell(found)
 
     async def _reserve(self, wait: float = 0.0) -> KeyState:
-        """Ask; who is cancelled meanwhile has taken nothing."""
+        """Reserve the key. If cancelled meanwhile, it has taken nothing."""
         scope, operation, key, fingerprint = self._name
         return await self._idempotency.areserve(scope, operation, key, fingerprint, wait=wait)
 
     async def _tell(self, found: Replay | Pending | Mismatch) -> None:
-        """Answer without carrying anything out."""
+        """Respond without running the request."""
         if isinstance(found, Replay):
             await self._replay(found.answer)
         elif isinstance(found, Mismatch):
@@ -103,7 +103,7 @@ class Request:
             await send_problem(self._send, answers.in_flight(wait), [])
 
     async def _replay(self, answer: Answer) -> None:
-        """Answer as before; or, where that cannot be sent, say so and do nothing."""
+        """Send the stored response; if it cannot be sent, report that and run nothing."""
         try:
             await answers.send_stored(self._send, answer, self._owner.never, replayed=True)
         except Garbled as error:
@@ -116,7 +116,7 @@ class Request:
         self._log(error)
         await send_problem(self._send, answers.UNREADABLE, [])
 
-    # Carrying it out
+    # Executing
 
     async def _execute(self, claim: KeyClaim, scope: Scope, body: bytes) -> None:
         owner, idempotency = self._owner, self._idempotency
@@ -135,7 +135,7 @@ class Request:
         try:
             await exchange.run(owner.app, scope)
         finally:
-            # The scope may be looked at by those outside, so it is not a copy that was changed.
+            # The scope itself is changed and restored, because outer middleware may look at it.
             if outer is None:
                 scope.pop(KEYED, None)
             else:
@@ -145,7 +145,7 @@ class Request:
             await renewal.stop()
 
     async def settle(self, answer: Answer, outcome: answers.RequestOutcome) -> Instead:
-        """Record `answer` or free the key; return what sends another answer, if there is one."""
+        """Record `answer` or free the key; return a sender of another response, if needed."""
         settled = await self._completed_by_the_app(answer)
         if settled is not None:
             return settled[0]
@@ -171,14 +171,14 @@ class Request:
             self._owner._count("failed")
         if answers.is_tombstone(answer):
             self._owner._count("dropped_bodies")
-        assert self._claim is not None  # noqa: S101 - only who has one is completed
+        assert self._claim is not None  # noqa: S101 - the request has a claim here
         for pause in (*PAUSES, None):
             try:
                 done = self._idempotency.acomplete(self._claim, answer, failed=failed)
                 if await uncut(done):
                     await self._stop_renewing()
                     return None
-            except Exception as error:  # noqa: BLE001 - of any driver's; tried again, and told
+            except Exception as error:  # noqa: BLE001 - from any driver; retried, then reported
                 self._log(error)
                 if pause is None:
                     self._owner._count("store_away")
@@ -189,13 +189,13 @@ class Request:
         self._owner._count("refused_late")
         return self._tell_the_truth
 
-    # Completed by the app, in a transaction of its own
+    # Completed by the app, in its own transaction
 
     async def _completed_by_the_app(self, answer: Answer | None) -> tuple[Instead] | None:
-        """Return what is to be sent; None: the app has not completed it, and the usual rules hold.
+        """Return the replacement to send; None if the app has not completed the request.
 
-        What was said to `Keyed.complete` is no proof: its transaction may have been rolled back, or
-        committed without a word. The record knows.
+        A call of `Keyed.complete` is no proof: its transaction may have been rolled back, or
+        committed without an answer. Only the record is reliable.
         """
         if self._keyed is None or not self._keyed._tried:
             return None
@@ -203,7 +203,7 @@ class Request:
             found = await self._found(self._keyed)
         except StillOpen:
             raise
-        except Exception as error:  # noqa: BLE001 - of any driver's; logged there
+        except Exception as error:  # noqa: BLE001 - from any driver; already logged
             self._owner._count("store_away")
             return (self._telling(answers.store_away(error, self._idempotency.lease)),)
         if isinstance(found, Pending):  # it was rolled back
@@ -235,10 +235,10 @@ class Request:
         return self._keyed is not None and self._keyed._tried
 
     async def _found(self, keyed: Keyed) -> Replay | Pending | None:
-        """Return what the record says, when the app's transaction has ended."""
+        """Return the state of the record once the app's transaction has ended."""
         for pause in (*PAUSES, None):
             open_ = keyed._is_open()
-            # On SQLite who asks would wait for it, and it perhaps for us.
+            # On SQLite the query would wait for that transaction, which may be waiting for us.
             if not (open_ and self._idempotency.database.dialect == "sqlite"):
                 try:
                     found = await uncut(self._look())
@@ -247,7 +247,8 @@ class Request:
                     if pause is None:
                         raise
                 else:
-                    # The connection may be in somebody else's transaction by now.
+                    # If it is pending, the connection may just be in a later transaction: look
+                    # again.
                     if not isinstance(found, Pending) or not open_:
                         return found
             if pause is not None:
@@ -259,30 +260,30 @@ class Request:
 
     async def _look(self) -> Replay | Pending | None:
         claim = self._claim
-        assert claim is not None  # noqa: S101 - only who has one has a Keyed
+        assert claim is not None  # noqa: S101 - a Keyed has a claim
         with regardless():
             return await self._idempotency.database.arun(lambda: records.held(claim))
 
     async def _stop_renewing(self) -> None:
-        """Hold no lease any more: what the app does after its answer is its own business."""
+        """Stop the renewal: work of the app after its response needs no lease."""
         if self._renewal is not None:
             await self._renewal.stop()
 
     async def _tell_the_truth(self) -> None:
-        """Answer by the record of who took over, as if asked just now."""
+        """Respond from the record of the worker that took over, as to a new request."""
         try:
             found = await self._reserve()
-        except Exception as error:  # noqa: BLE001 - of any driver's; told
+        except Exception as error:  # noqa: BLE001 - from any driver; reported
             self._log(error)
             await send_problem(self._send, answers.store_away(error, 1.0), [])
             return
-        if isinstance(found, Fresh):  # whoever took over has abandoned it
+        if isinstance(found, Fresh):  # the worker that took over has abandoned it
             await uncut(self._idempotency.aabandon(found.claim))
             found = Pending(1.0)
         await self._tell(found)
 
     async def abandon(self) -> Instead:
-        """Free the key; return what sends an answer, if there is one after all."""
+        """Free the key; return a sender of a response, if there is one after all."""
         settled = await self._completed_by_the_app(None)
         return await self._free() if settled is None else settled[0]
 
@@ -292,18 +293,18 @@ class Request:
         A transaction that completes the request and is still being committed (its client has lost
         the connection) holds a lock on the record: the DELETE waits for it, and then finds nothing.
         """
-        assert self._claim is not None  # noqa: S101 - only who has one is abandoned
+        assert self._claim is not None  # noqa: S101 - the request has a claim here
         held = True
         try:
             held = await uncut(self._idempotency.aabandon(self._claim))
-        except Exception as error:  # noqa: BLE001 - of any driver's
+        except Exception as error:  # noqa: BLE001 - from any driver
             self._log(error)
             if self._completion_tried:  # it may be committed after all: only the record knows
                 self._owner._count("store_away")
                 return self._telling(answers.store_away(error, self._idempotency.lease))
-            # The refusal is true all the same; the next one has to wait for the lease's end.
+            # The refusal is correct anyway; the next request has to wait until the lease expires.
         await self._stop_renewing()
-        # Perhaps nothing was done since who took over had done it already.
+        # Perhaps nothing was done because the worker that took over had already done it.
         self._owner._count("abandoned" if held else "refused_late")
         return None if held else self._tell_the_truth
 
@@ -311,6 +312,6 @@ class Request:
         return lambda: send_problem(self._send, problem, [])
 
     def _log(self, error: Exception) -> None:
-        """Say that something is wrong with a record: by its route, and nothing of the caller's."""
+        """Log a failure with a record: with its route, but without data of the caller."""
         log = logging.getLogger("seawall")
         log.error("%s: its record: %s", self._name.operation, described(error))

@@ -1,4 +1,4 @@
-"""What is asked for, checked; and how long who finds another at work still waits."""
+"""Checked arguments of a reservation, and the wait for a key that is in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seawall.models.idempotency import (
 
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
-"""Seconds between two looks of who waits."""
+"""Maximum seconds between two looks of a waiter."""
 
 
 def wanted_of(
@@ -32,7 +32,7 @@ def wanted_of(
     unscoped: bool,
     owned: bool = True,
 ) -> Wanted:
-    """Check what names a record, and return it; with a new owner, if it is to be owned."""
+    """Check the arguments that name a record and return them, with a new owner if `owned`."""
     if scope is None and unscoped:
         scope = ""
     elif scope is None:
@@ -49,7 +49,7 @@ def wanted_of(
 
 
 def payload_of(fingerprint: object) -> bytes | str:
-    """Return what is compared of a payload, or raise."""
+    """Return the part of a payload that is compared, or raise."""
     if isinstance(fingerprint, (bytes, bytearray, memoryview)):
         return bytes(fingerprint)
     if isinstance(fingerprint, str):
@@ -64,20 +64,20 @@ def payload_of(fingerprint: object) -> bytes | str:
 
 
 class Waiting:
-    """How long to wait, look by look."""
+    """The schedule of a waiter's looks."""
 
     def __init__(self, wait: float, now: float) -> None:
-        """Wait for up to `wait` seconds from now, and not beyond the deadline that applies here."""
+        """Wait up to `wait` seconds, but not beyond the current deadline."""
         until, self._late = give_up_at(now, check.seconds("wait", wait, zero=True))
         self._until = now if until is None else until
         self._pause = FIRST_PAUSE
 
     def pause(self, found: KeyState, now: float) -> float | None:
-        """Return after how many seconds to look again; None: not at all."""
+        """Return the number of seconds until the next look; None if there is none."""
         left = self._until - now
         if not isinstance(found, Pending) or left <= 0:
             return None
         if self._late and left <= self._pause:
-            return None  # a look at the deadline would be too late; so it can still be told
+            return None  # a look at the deadline would leave no time to report the result
         pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
         return min(pause, left)

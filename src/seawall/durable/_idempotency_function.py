@@ -1,8 +1,8 @@
-"""Any function as one that is done once for each key.
+"""Decorator that runs any function once for each key.
 
-The rules are one generator for both kinds of function. What it asks for is a method of the
-`Idempotency` (the awaited twin of it in an event loop), or to call the function. What became of the
-function is written down whole, also by who is cancelled meanwhile.
+The rules are one generator for both kinds of function. It yields calls of an `Idempotency` method
+(of its async twin in an event loop), or the call of the function. The outcome of the function is
+always stored completely, even if the caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 Function = Callable[..., Any]
 
 LONGEST_MESSAGE: Final = 1000
-"""Characters that are kept of an error's text."""
+"""Maximum stored characters of an exception's message."""
 PAUSES: Final = (0.1, 0.4, 1.6)
-"""Seconds between tries to store a result while the database is away."""
+"""Seconds between attempts to store a result while the database is unreachable."""
 _NOT_KEPT: Final = Answer(200, [], b"", kept=False)
 
 
 class Codec(Protocol):
-    """How results are written down."""
+    """How results are encoded."""
 
     def dumps(self, value: Any, /) -> bytes:
         """Return a result as bytes."""
         ...
 
     def loads(self, data: bytes, /) -> Any:
-        """Return it again; what is read is not to be trusted."""
+        """Return the decoded result. The input is untrusted."""
         ...
 
 
 class Rules(NamedTuple):
-    """How one function is done once."""
+    """The settings of one decorated function."""
 
     function: Function
     shape: Signature
     in_class: bool
-    """Written in a class, so that its first argument may be what it is a method of."""
+    """Whether it is defined in a class, so that its first argument may be the instance or class."""
     operation: str
     key: str | Function | None
     scope: str | Function | None
@@ -82,7 +82,7 @@ class _Pause(NamedTuple):
 
 class _Uncut(NamedTuple):
     steps: Steps[Any]
-    """To be done to their end."""
+    """Steps that must run to their end, even if the caller is cancelled."""
 
 
 def idempotent_function(
@@ -179,7 +179,8 @@ def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
                     return await getattr(idempotency, "a" + method)(*given, **options)
 
         async def settled(steps: Steps[Any]) -> Any:
-            # Not where the function ends: who is cancelled while this waits has a result to store.
+            # Stopped here and not when the function ends: a caller that is cancelled during this
+            # wait still has a result to store.
             if renewal is not None:
                 await renewal.stop()
             return await adrive(steps, answer)
@@ -187,7 +188,7 @@ def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
         try:
             return await adrive(_steps(rules, args, kwargs), answer)
         finally:
-            # However it ends: a lease that is renewed by nobody's order would be held for ever.
+            # However the call ends: a renewal that went on would hold the lease forever.
             if renewal is not None:
                 renewal.end()
 
@@ -200,12 +201,12 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
     if isinstance(found, Replay):
         return _replayed(rules, found)
     if not isinstance(found, Fresh):
-        refuse(found, rules.operation, _ignored)  # counted where it was reserved
+        refuse(found, rules.operation, _ignored)  # already counted by `reserve`
     claim = found.claim
     try:
         result = yield _Run(claim)
     except GeneratorExit:
-        raise  # nothing can be awaited any more: the lease will be over
+        raise  # nothing can be awaited any more: the lease expires
     except rules.keep as error:
         told = {"error": type(error).__name__, "message": _message(error)}
         good = yield _Uncut(_store(claim, told, failed=True))
@@ -227,7 +228,7 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
                 f"{rules.operation!r} returned a coroutine, which did not run: write `async def`,"
                 " and await there what it calls"
             ) from None
-        # It is done, and must not be done again for want of a way to write it down.
+        # The function has run, and must not run again because its result cannot be stored.
         yield _Uncut(_store(claim, _NOT_KEPT))
         raise
     good = yield _Uncut(_store(claim, answer))
@@ -243,7 +244,7 @@ def _lost(rules: Rules) -> LeaseLost:
 def _message(error: Exception) -> str:
     try:
         return str(error)[:LONGEST_MESSAGE]
-    except Exception:  # noqa: BLE001 - one that cannot be told; its class is
+    except Exception:  # noqa: BLE001 - no message; the type is stored
         return ""
 
 
@@ -252,12 +253,12 @@ def _is_not_begun(result: Any) -> bool:
 
 
 def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
-    """Complete it, again and again where that fails: to complete twice is the same as once."""
+    """Complete the claim, with retries: completing twice has the effect of once."""
     asked = _Do("complete", (claim, answer), {"failed": failed})
     for pause in PAUSES:
         try:
             return bool((yield asked))
-        except Exception:  # noqa: BLE001 - of any driver's; the last one is raised
+        except Exception:  # noqa: BLE001 - from any driver; the last one is raised
             yield _Pause(pause)
     return bool((yield asked))
 
@@ -267,7 +268,7 @@ def _give_up(claim: KeyClaim) -> Steps[None]:
 
 
 def _written(rules: Rules, result: Any) -> Any:
-    """Return a result as it is stored, or raise."""
+    """Return a result in its stored form, or raise."""
     if rules.codec is not None:
         if iscoroutine(result):
             raise TypeError("a coroutine is no result: await it, and return what it gives")
@@ -292,7 +293,7 @@ def _replayed(rules: Rules, found: Replay) -> Any:
 def _named(
     rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str | None, str, str, object]:
-    """Return what names the record of one call."""
+    """Return the arguments that name the record of one call."""
     bound = rules.shape.bind(*args, **kwargs)
     bound.apply_defaults()
 
@@ -333,10 +334,10 @@ def _arguments_text(rules: Rules, arguments: dict[str, Any]) -> str:
 
 
 def _is_owner(rules: Rules, first: Any) -> bool:
-    """Tell whether `first` is what the function is a method of: an instance, or the class.
+    """Return whether `first` is the owner of the method: an instance, or the class.
 
-    Its name does not tell: a static method is written in a class, too, and its first argument is
-    payload.
+    The argument's name does not decide: a static method is defined in a class too, but its first
+    argument is payload.
     """
     function = unwrap(rules.function)
     name = getattr(function, "__name__", "")

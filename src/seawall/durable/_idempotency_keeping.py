@@ -1,7 +1,7 @@
-"""A lease that is renewed in the background, for as long as its owner works.
+"""Renewal of leases in the background, for as long as their owners work.
 
-In an event loop each has a timer. Those who block share one thread, which is there while there is
-something to keep (and for a third of a lease after that): a call costs an entry in a table.
+In an event loop each lease has a timer. Blocking callers share one thread, which exists while there
+are leases to renew (and for a third of a lease after that): a call costs one entry in a dict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seawall.runtime.mutex import survives_fork
 
 @contextmanager
 def regardless() -> Iterator[None]:
-    """Do something also when the deadline is over: that is for the work, not for its record."""
+    """Ignore the deadline inside the block: it limits the work, not the storing of its outcome."""
     token = deadline_var.set(None)
     try:
         yield
@@ -31,22 +31,22 @@ def regardless() -> Iterator[None]:
 
 @asynccontextmanager
 async def akeeping(renew: Callable[[], Awaitable[bool]], lease: float) -> AsyncIterator[None]:
-    """Call `renew` each third of a lease, until it says no or the block is left."""
+    """Call `renew` every third of a lease, until it returns False or the block ends."""
     renewal = Renewal(lease, renew)
     try:
         yield
     finally:
-        # Waited for, so that no renewal is under way when the claim is completed.
+        # Wait for it, so that no renewal is running when the claim is completed.
         await renewal.stop()
 
 
 class Keeper:
-    """Does the same for those who block."""
+    """Renews the leases of blocking callers."""
 
     def __init__(
         self, lease: float, renew: Callable[[KeyClaim], bool], lost: Callable[[], None]
     ) -> None:
-        """Call `renew(claim)` each third of a lease; if that says no, `lost()`, and no more."""
+        """Call `renew(claim)` every third of a lease; if that returns False, call `lost()`."""
         self._every = lease / 3
         self._renew = renew
         self._lost = lost
@@ -55,7 +55,7 @@ class Keeper:
 
     def _after_fork(self) -> None:
         self._changed = Condition()
-        # All are kept for equally long, so the first in here is the first that is due.
+        # All entries have the same interval, so the first entry is the next one due.
         self._kept: dict[object, tuple[float, KeyClaim]] = {}
         self._thread: Thread | None = None
 
@@ -80,12 +80,13 @@ class Keeper:
             good = True
             try:
                 good = self._renew(claim)
-            except Exception as error:  # noqa: BLE001 - of any driver's; told
-                # A database that is away may be back next time: the lease is three times that.
+            except Exception as error:  # noqa: BLE001 - from any driver; logged
+                # The database may be back next time: a lease lasts three intervals.
                 log = logging.getLogger("seawall")
                 log.error("a lease could not be renewed: %s", described(error))  # noqa: TRY400 - see there
             with self._changed:
-                # Who is done meanwhile has completed it: then a "no" means nothing.
+                # If its block has ended meanwhile, the claim was completed, and False means
+                # nothing.
                 if self._kept.pop(token, None) is None:
                     continue
                 if good:
@@ -94,7 +95,7 @@ class Keeper:
                 self._lost()
 
     def _next(self) -> tuple[object, KeyClaim] | None:
-        """Wait until one is due; None, and the end of the thread, if there is none."""
+        """Wait until an entry is due; return None, which ends the thread, if there are none."""
         with self._changed:
             while self._kept:
                 token, (at, claim) = next(iter(self._kept.items()))

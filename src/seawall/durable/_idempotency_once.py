@@ -1,10 +1,13 @@
-"""A key that is committed with the user's own rows, in the user's own transaction.
+"""A key that is committed together with the user's rows, in the user's transaction.
 
-Promises: the record is there if and only if the transaction is committed. It is taken before the
-block runs, so that a second transaction with the same key waits there, before it has done anything;
-or is told so at once, without `wait`.
-A block that raises leaves no record, even if the transaction is committed nevertheless. How a block
-is entered and left is in `_blocks.py`.
+Promises:
+
+- The record exists if and only if the transaction is committed.
+- It is taken before the block runs. So a second transaction with the same key waits before it has
+  done   anything, or is refused at once without `wait`.
+- A block that raises leaves no record, even if the transaction is committed afterwards.
+
+`_blocks.py` implements how a block is entered and left.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from seawall.runtime.stepping import Steps
 
 
 class Outbox(Protocol):
-    """What adds events: in a statement of ours (PostgreSQL), or in one of its own."""
+    """What a block needs of an outbox: adding events, in our statement (PostgreSQL) or its own."""
 
     def rows_cte(self, events: Any, *, source: str | None = None) -> Any:
-        """Return them as members of a WITH clause: text and arguments."""
+        """Return the events as members of a WITH clause: text and arguments."""
         ...
 
     database: Database
@@ -39,28 +42,29 @@ class Outbox(Protocol):
     def _adding_all(
         self, dialect: Dialect, events: Any, *, notify: bool, trail: str | None = None
     ) -> Steps[Any]:
-        """Add them in the transaction that carries the steps out; their ids begin with `trail`."""
+        """Add the events in the transaction that runs the steps; their ids start with `trail`."""
         ...
 
     def _notifying(self, dialect: Dialect) -> Steps[None]:
-        """Tell dispatchers elsewhere, when it is committed; not too often."""
+        """Notify dispatchers elsewhere at the commit, with a rate limit."""
         ...
 
     def wake(self) -> None:
-        """Have dispatchers look."""
+        """Wake the dispatchers of this process."""
         ...
 
 
 _at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
-"""The blocks that were the first with their key, by connection and key.
+"""The open blocks that were first with their key, by connection and key.
 
-A repeat inside of one of them sees its record, which is not committed and has no answer yet."""
+A repeat nested in one of them sees its record, which is not committed and has no answer yet.
+"""
 
 
 class Once(Block["Once"]):
-    """One block: `first` tells whether to do it, `value` is what the first has answered.
+    """One block: `first` says whether to run it, `value` is the answer of the first one.
 
-    Made by `Idempotency.once`, and by nobody else.
+    Created by `Idempotency.once` only.
     """
 
     def __init__(
@@ -84,13 +88,13 @@ class Once(Block["Once"]):
         self._notify = False
         self._known = False
         self.first = False
-        """Whether nobody has done it before."""
+        """Whether this is the first time, so that the block should do its work."""
         self.value: Any = None
-        """What the first has answered."""
+        """The stored answer of the first one."""
         self.kept = True
-        """False where that was too large to be kept: then `value` is None, or without its body."""
+        """False if the answer was too large to store: `value` is then None, or has no body."""
         self.failed = False
-        """Whether that was recorded as a failure, by `complete(..., failed=True)`."""
+        """Whether the outcome was stored as a failure, by `complete(..., failed=True)`."""
 
     def __repr__(self) -> str:
         state = "not entered" if not self._entered else "first" if self.first else "a repeat"
@@ -104,11 +108,11 @@ class Once(Block["Once"]):
         events: Iterable[Any] = (),
         notify: bool = False,
     ) -> None:
-        """Store `value` (what JSON has, bytes, or an `Answer`) for all who come again.
+        """Store `value` (a JSON value, bytes, or an `Answer`) for all repeats.
 
         `events` are added to `outbox` with it, at the end of the block: on PostgreSQL in the same
-        statement, which saves a round trip. With `notify`, dispatchers that listen are told when it
-        commits, as `Outbox.add` does it.
+        statement, which saves a round trip. With `notify`, listening dispatchers are notified at
+        the commit, as by `Outbox.add`.
         """
         if not self.first:
             raise RuntimeError(
@@ -116,7 +120,7 @@ class Once(Block["Once"]):
             )
         if self._claim is None or self._events:
             raise RuntimeError("answer once, inside the block: this would be lost")
-        records.check_storable(value)  # raises here, where the mistake is
+        records.check_storable(value)  # raise here, where the mistake is
         self._events = checked_events(outbox, events, self._connection.names)
         self._notify = check.flag("notify", notify)
         self._outbox = outbox
@@ -187,16 +191,16 @@ class Once(Block["Once"]):
 
     def _undo(self) -> Steps[None]:
         if self._known and self._claim is None:
-            return  # a repeat: it has taken nothing
+            return  # a repeat has taken nothing
         if self._claim is not None:
             self._claim = None
             self._count("abandoned")
-        # By the owner alone: who was cancelled while asking does not know whether it has it.
+        # By owner: a caller that was cancelled while asking does not know whether it got the key.
         yield from records.withdraw(self._wanted)
 
 
 def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -> list[Any]:
-    """Return the events as a list, if `outbox` can have them beside a key in tables of `names`."""
+    """Return the events as a list, if `outbox` uses the same tables (`names`) as the key."""
     given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
     if outbox is None:
         if given:
@@ -213,7 +217,7 @@ def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -
 
 
 def refuse(found: Pending | Mismatch, operation: str, count: Callable[[str], None]) -> NoReturn:
-    """Raise what says why it is not done."""
+    """Raise the exception for a key that cannot be used now."""
     if isinstance(found, Mismatch):
         count("reused")
         raise KeyReused(f"the key of {operation!r} was used before, with another payload")

@@ -1,4 +1,4 @@
-"""What is done to records, as steps: for a transaction of our own, or inside the user's."""
+"""Operations on idempotency records as steps, for our own or the user's transaction."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from seawall.models.idempotency import (
 from seawall.runtime.stepping import Steps
 
 COME_AGAIN: Final = 1.0
-"""Seconds after which to ask again, where a transaction is at work: nobody knows how long."""
+"""Seconds for `retry_after` while a transaction is running, whose duration is unknown."""
 LOOKS: Final = 8
-"""How often a record may change under who looks at it, within one asking."""
+"""Maximum number of times that a record may change while one call looks at it."""
 
 
 MOST_EVENTS: Final = 1000
-"""Events of one key that an operator is shown."""
+"""Maximum number of events of one key that are shown to an operator."""
 
 SECOND: Final = 1_000_000
 EVENT_STATES: Final = ("pending", "delivered", "dead")
 
 
 class KeyEvent(NamedTuple):
-    """An event that was committed with a key, as far as it is still stored."""
+    """An event that was committed with a key and is still stored."""
 
     outbox: str
     id: str
@@ -50,29 +50,29 @@ class KeyEvent(NamedTuple):
     aggregate_id: str
     type: str
     state: str
-    """"pending", "delivered" or "dead"."""
+    """One of "pending", "delivered" and "dead"."""
 
 
 class KeyRecord(NamedTuple):
-    """What is known of a key: never what was answered, nor who asked."""
+    """The state of a key, without its answer and its owner."""
 
     state: str
-    """"in flight", "given up" (its lease is over), "succeeded" or "failed"."""
+    """One of "in flight", "given up" (its lease has expired), "succeeded" and "failed"."""
     status: int | None
-    """The status of an HTTP answer."""
+    """The status of an HTTP response."""
     body_bytes: int | None
     kept: bool
-    """False where the answer was too large to be kept."""
+    """False if the answer was too large to store."""
     takeovers: int
     created_at: float
     expires_at: float
     lease_until: float | None
-    """All three in seconds since 1970, by the database's clock."""
+    """This and the two above are seconds since 1970, by the database's clock."""
     events: list[KeyEvent]
 
 
 class Terms(NamedTuple):
-    """How long a record is held and kept (microseconds), and how much of an answer."""
+    """How long a record is held and kept (microseconds), and the maximum body of an answer."""
 
     lease: int
     ttl: int
@@ -80,7 +80,7 @@ class Terms(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The record that is asked for, by whom."""
+    """The requested record and the new owner."""
 
     scope: str
     operation: str
@@ -90,12 +90,12 @@ class Wanted(NamedTuple):
 
     @property
     def name(self) -> dict[str, Any]:
-        """Return the arguments that name it."""
+        """Return the arguments that identify the record."""
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
 def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[KeyState]:
-    """Take the record, or tell why not."""
+    """Take the record, or return why that is not possible."""
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
 
@@ -103,9 +103,10 @@ def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps
 def reserve_once(
     wanted: Wanted, terms: Terms, names: Names | None, *, wait: bool
 ) -> Steps[KeyState]:
-    """Do so in a transaction that commits the record with the effect: nobody sees it before that.
+    """Take the record in the transaction of the effect: invisible to others until its commit.
 
-    On PostgreSQL (`names` are those of its tables) it is marked for those who do not `wait`.
+    On PostgreSQL (`names` are those of its tables) an advisory lock marks it for callers that do
+    not `wait`.
     """
     state = State.SUCCEEDED
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
@@ -137,14 +138,14 @@ def _reserve(
             if marked == [False]:
                 yield Ask("idempotency.mark", {"lock": taking["lock"]})
             if state is State.PENDING and rest < terms.lease // 2:
-                # It waited for another transaction, and its lease began before that.
+                # It waited for another transaction, and its lease began before that wait.
                 yield from renew(claim, terms)
             return Fresh(claim)
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
 
 def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> KeyState | Literal["free"]:
-    """Return what is to be done with what was read; "free" where it may be taken."""
+    """Return the decision about the rows read; "free" if the record may be taken."""
     try:
         return decide(Record(*rows[0]) if rows else None, fingerprint)
     except Garbled as error:
@@ -152,7 +153,7 @@ def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> KeyState | Lite
 
 
 def value_of(found: Replay) -> Any:
-    """Return what was stored, or raise where it makes no sense."""
+    """Return the stored value, or raise if it is invalid."""
     try:
         return found.value
     except Garbled as error:
@@ -160,11 +161,11 @@ def value_of(found: Replay) -> Any:
 
 
 def complete(claim: KeyClaim, said: Arguments, terms: Terms) -> Steps[bool]:
-    """Store an answer (as `stored` has it), if the claim is still good; tell whether it is."""
+    """Store an answer (encoded by `stored`) if the claim is valid; return whether it was."""
     rows = yield Ask("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
     if rows:
         return True
-    # The same claim may have completed it: then the word of that was lost, and it is said again.
+    # The same claim may have completed it before, with its answer lost: then confirm it.
     rows = yield Ask("idempotency.completed", _held(claim))
     return bool(rows)
 
@@ -176,10 +177,10 @@ def complete_with(
     members: str = "",
     arguments: Arguments | None = None,
 ) -> Steps[bool]:
-    """Store an answer in a transaction of the user's, if the claim is still good.
+    """Store an answer in a transaction of the user, if the claim is still valid.
 
-    `members` of a WITH clause (PostgreSQL's, with their `arguments`) are done with it, if it is:
-    they are written for the source `seawall_done`.
+    If so, `members` of a WITH clause (PostgreSQL, with their `arguments`) are executed with it;
+    their source is `seawall_done`.
     """
     asked = {**_held(claim), **said, "ttl": terms.ttl, **(arguments or {})}
     if members:
@@ -192,7 +193,7 @@ def complete_with(
 
 
 def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
-    """Tell what has become of a claim: completed, still open, or (None) somebody else's."""
+    """Return the state of a claim: completed, still open, or None if it was taken over."""
     rows = yield Ask("idempotency.held", _held(claim))
     if not rows:
         return None
@@ -207,9 +208,9 @@ def set_answer(
     members: str = "",
     arguments: Arguments | None = None,
 ) -> Steps[bool]:
-    """Store the answer of a record that this same transaction has made.
+    """Store the answer of a record that was created in this same transaction.
 
-    `members` of a WITH clause (PostgreSQL's, with their `arguments`) are done with it.
+    `members` of a WITH clause (PostgreSQL, with their `arguments`) are executed with it.
     """
     said = {**_held(claim), **stored(answer, terms, failed=False), **(arguments or {})}
     if members:
@@ -221,20 +222,20 @@ def set_answer(
 
 
 def renew(claim: KeyClaim, terms: Terms) -> Steps[bool]:
-    """Let the lease begin anew, if the claim is still good."""
+    """Restart the lease, if the claim is still valid."""
     said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
     rows = yield Ask("idempotency.renew", said)
     return bool(rows)
 
 
 def abandon(claim: KeyClaim) -> Steps[bool]:
-    """Remove the record, if the claim is still good: the next one runs."""
+    """Remove the record if the claim is still valid, so that the next request runs."""
     rows = yield Ask("idempotency.abandon", _held(claim))
     return bool(rows)
 
 
 def forget(wanted: Wanted) -> Steps[bool | Pending]:
-    """Remove the record unless it is in flight; tell whether there was one."""
+    """Remove the record unless it is in flight; return whether there was one."""
     rows = yield Ask("idempotency.forget", wanted.name)
     if rows:
         return True
@@ -244,9 +245,9 @@ def forget(wanted: Wanted) -> Steps[bool | Pending]:
 
 
 def lookup(wanted: Wanted) -> Steps[KeyRecord | None]:
-    """Tell an operator what is known of a record, and of the events committed with it."""
+    """Return a record for an operator, with the events that were committed with it."""
     rows = yield Ask("idempotency.lookup", wanted.name)
-    if not rows or rows[0][9] <= rows[0][10]:  # its time is over
+    if not rows or rows[0][9] <= rows[0][10]:  # it has expired
         return None
     state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
     if state != State.PENDING:
@@ -273,35 +274,35 @@ def lookup(wanted: Wanted) -> Steps[KeyRecord | None]:
 
 
 def trail_of(owner: str, epoch: int) -> str:
-    """Return what the ids of the events begin with that are committed with a record.
+    """Return the prefix of the ids of all events that are committed with a record.
 
-    It changes with each claim: a key that is used again has other events, which no inbox drops.
+    It changes with each claim: a key that is used again gets new event ids, which no inbox drops.
     """
     named = f"{owner} {epoch}".encode()
     return blake2b(named, digest_size=16, person=b"seawall trail").hexdigest()
 
 
 def withdraw(wanted: Wanted) -> Steps[bool]:
-    """Remove the record if it was taken by this very asking."""
+    """Remove the record if this very request has taken it."""
     rows = yield Ask("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
     return bool(rows)
 
 
 def clear(wanted: Wanted) -> Steps[bool]:
-    """Remove a record that may be taken."""
+    """Remove a record that is free to be taken."""
     said = {**wanted.name, "fingerprint": wanted.fingerprint}
     rows = yield Ask("idempotency.clear", said)
     return bool(rows)
 
 
 def read(wanted: Wanted) -> Steps[Any]:
-    """Tell what asking would give, without taking anything."""
+    """Return the state of a record without taking it."""
     rows = yield Ask("idempotency.read", wanted.name)
     return decision(rows, wanted.fingerprint)
 
 
 def clean(batch: int) -> Steps[int]:
-    """Remove so many records whose time is over; return how many there were."""
+    """Remove up to `batch` expired records; return how many were removed."""
     rows = yield Ask("idempotency.clean", {"batch": batch})
     return len(rows)
 
@@ -313,9 +314,9 @@ def _held(claim: KeyClaim) -> dict[str, Any]:
 
 
 def stored(answer: object, terms: Terms, *, failed: bool) -> Arguments:
-    """Return an answer as the columns have it; of one that is too large only the status.
+    """Return the columns of an answer; only the status if it is too large.
 
-    Raises where it is nothing that could be given again.
+    Raises if the answer cannot be stored.
     """
     status: int | None = None
     headers: str | None = None
@@ -346,7 +347,7 @@ def stored(answer: object, terms: Terms, *, failed: bool) -> Arguments:
 
 
 def check_storable(answer: object) -> None:
-    """Raise if `answer` is nothing that can be stored."""
+    """Raise if `answer` cannot be stored."""
     if isinstance(answer, Answer):
         check_answer(answer)
     elif answer is not None and not isinstance(answer, (bytes, bytearray, memoryview)):
@@ -354,7 +355,7 @@ def check_storable(answer: object) -> None:
 
 
 def json_bytes(value: object) -> bytes:
-    """Return a value as JSON, or raise and say what can be stored."""
+    """Return a value as JSON, or raise an error that says what can be stored."""
     try:
         return json_text(value).encode()
     except TypeError as error:

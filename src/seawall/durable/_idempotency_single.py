@@ -1,9 +1,10 @@
-"""The user's own statement, its key and its events as one statement: one round trip, one commit.
+"""The user's statement, its key and its events in one statement: one round trip, one commit.
 
-The key's row is inserted as done, from what the user's statement returned. If the key is there
-already, its unique index undoes the whole statement, and a second look tells what the first was
-answered. So it does where the user's own statement fails, which comes before the key: what the
-first has done may be the reason. PostgreSQL only: it alone has changes inside a WITH.
+The key's row is inserted as completed, with the rows that the user's statement returned. If the key
+already exists, its unique index undoes the whole statement, and a second query reads the first
+answer. The same happens if the user's statement fails, which runs before the key's insert: the
+effect of the first request may be the reason. PostgreSQL only: no other database supports data
+changes inside a WITH clause.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ if TYPE_CHECKING:
 
 UNIQUE: Final = "23505"
 SEVERAL: Final = "21000"
-"""The state of an error where one row was expected."""
+"""SQLSTATE of a subquery that returned several rows where one was expected."""
 AWAY: Final = ("08", "57")
-"""How states begin that say nothing of the statement: the connection is lost, or it was stopped."""
+"""SQLSTATE classes that say nothing about the statement: connection lost, or server stopped."""
 BUSINESS: Final = "business"
-"""The name of what the user's statement returns, within the whole."""
+"""The name of the member with the user's statement."""
 ROWS: Final = (
     "convert_to(CAST(array_to_json(ARRAY("
     "SELECT row_to_json(seawall_row.*) FROM business AS seawall_row"
     ")) AS text), 'UTF8')"
 )
-"""What it returned, as a repeat is told; an array is made for less than an aggregate."""
+"""The returned rows, as stored for repeats; an array is cheaper than an aggregate."""
 
 
 class Single(NamedTuple):
-    """What came of it: the rows that were returned, now or the first time."""
+    """The result: the rows that were returned, now or the first time."""
 
     first: bool
     value: list[dict[str, Any]]
@@ -74,7 +75,7 @@ def single(
     events: Iterable[Any],
     conn: Any,
 ) -> Single:
-    """Do it, blocking."""
+    """Execute the statement, blocking."""
     database = idempotency.database
     if conn is None and database.is_async:
         raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
@@ -82,9 +83,9 @@ def single(
     kind = None if conn is None else _alone(conn, awaited=False)
 
     failure = None
-    try:  # without steps: most are the first
+    try:  # without steps, because most calls are the first with their key
         rows = _sent(database, conn, kind, statement)
-    except Exception as error:  # noqa: BLE001 - the steps look at it
+    except Exception as error:  # noqa: BLE001 - handled by the steps
         rows, failure = [], _explained(error, statement, database.names)
     if rows:
         return _made(idempotency, rows, outbox)
@@ -106,7 +107,7 @@ async def asingle(
     events: Iterable[Any],
     conn: Any,
 ) -> Single:
-    """Do it, awaiting."""
+    """Async twin of `single`."""
     database = idempotency.database
     if conn is None and not database.is_async:
         return await in_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
@@ -119,7 +120,7 @@ async def asingle(
             rows = await _gathered(idempotency._together, database, statement)
         else:
             rows = await _asent(database, conn, kind, statement)
-    except Exception as error:  # noqa: BLE001 - the steps look at it
+    except Exception as error:  # noqa: BLE001 - handled by the steps
         rows, failure = [], _explained(error, statement, database.names)
     if rows:
         return _made(idempotency, rows, outbox)
@@ -133,7 +134,7 @@ async def asingle(
 
 
 def _alone(conn: Any, *, awaited: bool) -> Kind:
-    """Return of which kind `conn` is, if each of its statements is a transaction; or raise."""
+    """Return the kind of `conn` if each of its statements is its own transaction; or raise."""
     kind = kind_of(conn)
     if kind.is_async != awaited:
         said = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
@@ -153,12 +154,12 @@ def _steps(
     outbox: Outbox | None,
     failure: Exception | None,
 ) -> Steps[Single]:
-    """Tell what the first was told, or try again: the statement failed, or returned no row."""
+    """Return the first answer or retry, after the statement failed or returned no row."""
     for _ in range(LOOKS):
         if failure is not None and not _is_answer(failure):
             raise failure
-        # The key is there; or the user's statement finds its row as the first has left it, and
-        # does nothing, or fails.
+        # Either the key exists, or the user's statement met the row that the first request left,
+        # and did nothing or failed.
         found = yield lambda: records.read(wanted)
         if isinstance(found, Replay):
             return _repeated(idempotency, found, wanted)
@@ -173,7 +174,7 @@ def _steps(
             raise failure
         try:
             rows, failure = (yield statement), None
-        except Exception as error:  # noqa: BLE001 - looked at above
+        except Exception as error:  # noqa: BLE001 - handled above
             rows, failure = [], error
         if rows:
             return _made(idempotency, rows, outbox)
@@ -218,7 +219,7 @@ def _checked(
         "seawall_key_hash": wanted.key_hash,
         "seawall_fingerprint": wanted.fingerprint,
     }
-    # Without a business row there is nothing to tell of: they are added if there is one.
+    # Without a business row there is no event: they are added only if there is one.
     text = ""
     if outbox is not None and added:
         text = write(own, outbox.name, added, BUSINESS, outbox.max_payload)
@@ -246,11 +247,11 @@ def text_of(
     *,
     one_row: bool = False,
 ) -> Text:
-    """Return the whole as one driver wants it; with `one_row`, NULL stands for no row."""
-    # What is the user's is taken as it is: braces have no meaning in it.
+    """Return the whole statement for a driver's style; with `one_row`, NULL means no row."""
+    # The user's SQL is taken literally: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
     key = statements("postgres", "idempotency")["single"]
-    # Numbers of ours that hardly change cost less as text than as arguments.
+    # Our own rarely changing numbers are cheaper as text than as arguments.
     key = key.replace(":seawall_max_body", str(terms.max_body))
     key = key.replace(":seawall_ttl", str(terms.ttl)).replace(":seawall_rows", ROWS)
     members = f",\n{events.strip().strip(',')}" if events else ""
@@ -266,7 +267,7 @@ def text_of(
     )
 
 
-# On the user's connection, or on one of the database's that commits by itself
+# On the user's connection, or on one of the database's in autocommit mode
 
 
 def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Awaitable[Rows]:
@@ -282,7 +283,7 @@ def _gathered(together: Together, database: Database, asked: _Statement) -> Awai
     def alone() -> Awaitable[Rows]:
         return _asent(database, None, None, asked)
 
-    if len(sql) + len(events) > LONGEST_REMEMBERED:  # hardly two are alike
+    if len(sql) + len(events) > LONGEST_REMEMBERED:  # rarely repeated
         return alone()
     text = text_of("dollar", database.names, database._now, sql, events, terms, one_row=True)
     return together.ask(text, arguments, alone)
@@ -307,7 +308,7 @@ def _execute(database: Database, asked: _Statement) -> Rows:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
-    for _ in range(4):  # SQLAlchemy puts what a driver raised into its own error
+    for _ in range(4):  # SQLAlchemy wraps the driver's exception
         if seen is None:
             return
         yield seen
@@ -326,13 +327,13 @@ def _has_state(error: BaseException, state: str) -> bool:
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Tell whether the server has refused the statement, and is there to be asked again."""
+    """Return whether the server refused the statement, and can be asked again."""
     states = list(_states(error))
     return bool(states) and not any(state.startswith(AWAY) for state in states)
 
 
 def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
-    """Return what says more than `error`, where it is a mistake in the call."""
+    """Return a more helpful exception than `error`, if the call was wrong."""
     said = ""
     order = text_of.__wrapped__("dollar", names, None, *asked[:3]).order
     if missing := sorted(set(order) - asked.arguments.keys()):
@@ -353,7 +354,7 @@ def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
 
 
 def _is_ours(error: BaseException, names: Names) -> bool:
-    """Tell whether it was our key's index that was in the way."""
+    """Return whether the index of our key caused the conflict."""
     own = names.prefix + "idempotency_key"
     return any(
         own in {getattr(seen, "constraint_name", None), _diagnosed(seen)} for seen in _chain(error)

@@ -1,7 +1,9 @@
-"""What workers say and ask of the jobs of a database; `JobWorker` does all of this by itself.
+"""The worker's side of the jobs in a database: claims and reports. `JobWorker` uses all of it.
 
-Promises: who holds a claim is the only one whose word counts; a claim that was taken over is
-refused, and the refusal is counted.
+Promises:
+
+- Only the holder of a claim can report about its job.
+- A report for a claim that was taken over is refused, and the refusal is counted.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from seawall.runtime.events import JobDied, emit
 from seawall.runtime.mutex import Mutex
 
 CANCELLED: Final = "cancelled"
-"""The topic of those who work, and have to hear that a job is to be cancelled."""
+"""The topic of workers that wait for cancellations."""
 
 
 class ClaimedJobs:
-    """The side of the jobs that workers see."""
+    """The operations on jobs for workers."""
 
     name: str
     database: Database
@@ -35,23 +37,23 @@ class ClaimedJobs:
     result_ttl: float
     max_result: int
     bells: Bells
-    """Who waits in this process for a job to do, or for the end of one."""
+    """The waiters of this process: for a job to do, or for the end of one."""
     _mutex: Mutex
     _counts: dict[str, int]
 
     def claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
-        """Take the next jobs of these kinds, up to `count`; they are `owner`'s for the lease."""
+        """Claim the next jobs of these kinds for `owner`, up to `count`, for the lease."""
         begun = self.clock.now()
         return self._claimed(self.database.run(self._claiming(kinds, count, owner)), owner, begun)
 
     async def aclaim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
-        """Take the next jobs, as `claim` does."""
+        """Async twin of `claim`."""
         begun = self.clock.now()
         taken = await self.database.arun(self._claiming(kinds, count, owner))
         return self._claimed(taken, owner, begun)
 
     async def _aclaim_one(self, id: str, *, owner: str) -> JobClaim | None:  # noqa: A002
-        """Take one job, or return None: it has ended, is at work, is not due, or is not there."""
+        """Claim one job; return None if it has ended, is running, is not due or does not exist."""
         if not is_id(id):
             return None
         begun = self.clock.now()
@@ -61,11 +63,11 @@ class ClaimedJobs:
         return claims[0] if claims else None
 
     def succeed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
-        """End a job with its result; False: refused, it is somebody else's by now."""
+        """End a job with its result; return False if refused: another worker holds the job now."""
         return self._told(claim, self._run(self._succeeding(claim, result, message))) is not None
 
     async def asucceed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
-        """End a job with its result, as `succeed` does."""
+        """Async twin of `succeed`."""
         told = await self.database.arun(self._succeeding(claim, result, message))
         return self._told(claim, told) is not None
 
@@ -79,10 +81,11 @@ class ClaimedJobs:
         progress: float = 0.0,
         message: str = "",
     ) -> str | None:
-        """Say that an attempt failed; return the new state, or None: refused.
+        """Report a failed attempt; return the new state, or None if the report was refused.
 
-        The job is tried again after `delay` seconds if it may be, else it has failed; one that is
-        to be cancelled is cancelled. Of an error, type, message and traceback are kept, redacted.
+        The job is retried after `delay` seconds if it has attempts left, else it has failed. A job
+        that is being cancelled becomes cancelled. If `error` is an exception, its type, message and
+        traceback are stored, redacted.
         """
         told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
         return self._failed(claim, told, self._run(lambda: steps.telling("fail", told)))
@@ -97,39 +100,39 @@ class ClaimedJobs:
         progress: float = 0.0,
         message: str = "",
     ) -> str | None:
-        """Say that an attempt failed, as `fail` does."""
+        """Async twin of `fail`."""
         told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
         state = await self.database.arun(lambda: steps.telling("fail", told))
         return self._failed(claim, told, state)
 
     def give_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
-        """Give a job back as if it had not been begun; return the new state, or None: refused."""
+        """Give a job back as if it had not been started; return its state, or None if refused."""
         told = self._returning(claim, delay)
         return self._told(claim, self._run(lambda: steps.telling("give_back", told)))
 
     async def agive_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
-        """Give a job back, as `give_back` does."""
+        """Async twin of `give_back`."""
         told = self._returning(claim, delay)
         return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
 
     async def _abeat(
         self, owner: str, beats: list[Beat], looks: list[str]
     ) -> dict[tuple[str, int], bool]:
-        """Prolong some claims, and look after others; return those held, and who is to stop."""
+        """Renew claims and check others; return the valid ones, and which are to be cancelled."""
         lease = self._lease
         return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
 
     async def _astanding(self, id: str) -> Standing | None:  # noqa: A002
-        """Return how a job stands, of whatever scope; None if there is none."""
+        """Return the state of a job of any scope; None if it does not exist."""
         return await self.database.arun(lambda: steps.standing(id))
 
     def _to_list(self, kinds: Iterable[str], limit: int) -> Operation[list[tuple[str, int]]]:
-        """List ids and priorities of what could be claimed now: for a queue that lost them."""
+        """List ids and priorities of the claimable jobs, for a queue that may have lost them."""
         named = _kinds(kinds)
         most = check.count("limit", limit, maximum=10_000)
         return lambda: steps.listing(named, most)
 
-    # How it is done
+    # Implementation
 
     @property
     def _lease(self) -> int:
@@ -152,7 +155,7 @@ class ClaimedJobs:
         return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
 
     def _claimed(self, taken: list[Taken], owner: str, begun: float) -> list[JobClaim]:
-        """Return those that are ours; the others have ended instead of being tried again."""
+        """Return the claims that are ours; the other jobs have ended without attempts left."""
         claims = []
         for one in taken:
             if one.state != "running":

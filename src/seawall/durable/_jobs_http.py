@@ -1,4 +1,4 @@
-"""What is read and written over HTTP about jobs: preferences, answers, the status document."""
+"""HTTP parts of the jobs API: preferences, responses and the status document."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NO_CONTENT: Final = 204
 
 
 class Prefer(NamedTuple):
-    """What a client would like (RFC 7240), as far as jobs are concerned."""
+    """The client's preferences (RFC 7240) that concern jobs."""
 
     wait: int | None = None
     respond_async: bool = False
 
 
 def read_prefer(headers: Headers) -> Prefer:
-    """Return what the `Prefer` headers say; what makes no sense there is ignored, as it should be.
+    """Return the preferences of the `Prefer` headers; ignore invalid ones, as the RFC asks.
 
-    Of a preference that is given twice the first counts.
+    If a preference is given twice, the first one counts.
     """
     wait: int | None = None
     respond_async = False
@@ -55,23 +55,23 @@ def read_prefer(headers: Headers) -> Prefer:
 
 
 class Reply(NamedTuple):
-    """An answer: an ASGI app by itself, and a Starlette response by `response()`."""
+    """A response: an ASGI app, or a Starlette response by `response()`."""
 
     status: int
     headers: Headers
     body: bytes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         headers = list(self.headers)
-        if self.status != _NO_CONTENT:  # which has no length (RFC 9110, 8.6)
+        if self.status != _NO_CONTENT:  # a 204 has no content-length (RFC 9110, 8.6)
             headers.append((b"content-length", str(len(self.body)).encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         body = b"" if scope.get("method") == "HEAD" else self.body
         await send({"type": "http.response.body", "body": body})
 
     def response(self) -> Any:
-        """Return it for a route of FastAPI or Starlette."""
+        """Return the response for a FastAPI or Starlette route."""
         from starlette.responses import Response
 
         response = Response(self.body, self.status)
@@ -82,14 +82,14 @@ class Reply(NamedTuple):
 
 
 def problem(status: int, title: str, detail: str, wait: float | None = None) -> Reply:
-    """Return a problem as an answer."""
+    """Return a problem document as response."""
     return _reply_of(Problem(status, title, detail, retry_after=wait))
 
 
 def refusal(error: SeawallError) -> Reply:
-    """Return what is told of an error of ours."""
+    """Return the response for an error of this library."""
     told = problem_of(error)
-    assert told is not None  # noqa: S101 - every one of them has words
+    assert told is not None  # noqa: S101 - each of them has a problem document
     return _reply_of(told)
 
 
@@ -98,12 +98,12 @@ def _reply_of(told: Problem) -> Reply:
 
 
 def not_found() -> Reply:
-    """Return what is told of a job of somebody else's, and of none: the same to the last byte."""
+    """Return the 404 for a foreign or missing job: the same bytes in both cases."""
     return problem(404, "Not found", "There is no such job.")
 
 
 def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str, Any]:
-    """Return what a client is told of a job."""
+    """Return the status document of a job."""
     told: dict[str, Any] = {
         "id": job.id,
         "kind": job.kind,
@@ -128,19 +128,19 @@ def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str,
         else:
             told["result_url"] = f"{url}/result"
     if job.state == "failed":
-        # What an exception says is for those who run the service.
+        # Exception messages are for the operators of the service.
         told["error"] = job.error if show_errors else "The job failed."
     return told
 
 
 def json_reply(status: int, told: dict[str, Any], more: Headers) -> Reply:
-    """Return a document as an answer that nobody caches."""
+    """Return a JSON document as a response that must not be cached."""
     headers = [(b"content-type", JSON.encode()), (b"cache-control", b"no-store"), *more]
     return Reply(status, headers, json.dumps(told, allow_nan=False).encode())
 
 
 def retry_header(seconds: float) -> tuple[bytes, bytes]:
-    """Return when to ask again."""
+    """Return the `Retry-After` header."""
     return b"retry-after", write_retry_after(seconds).encode()
 
 
@@ -150,4 +150,4 @@ def _moment(seconds: float | None) -> str | None:
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
-        return None  # what is stored may be anything
+        return None  # the stored value may be invalid

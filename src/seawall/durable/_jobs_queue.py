@@ -1,10 +1,13 @@
-"""Jobs of a database, done by the workers of a queue: `PriorityQueue` or `LocalQueue`.
+"""Jobs of a database, executed by the workers of a `PriorityQueue` or `LocalQueue`.
 
-Promises: the record in the database is the truth, and the queue carries ids only. A job that the
-queue delivers twice, or after its end, is done once. An id that comes too early (the job waits for
-its next attempt, or is at work elsewhere) is brought again when the job can be taken: that costs
-the queue no attempt. An id that the queue never got (the process died between commit and push) or
-lost is pushed again by `asweep`, which one calls now and then.
+Promises:
+
+- The record in the database is the truth; the queue carries only ids.
+- A job that the queue delivers twice, or after its end, is executed once.
+- An id that arrives too early (the job waits for its next attempt, or runs elsewhere) is pushed
+  again   for when the job can be claimed. That costs the queue no attempt.
+- An id that the queue never received (the process died between commit and push) or lost is pushed
+  again by `asweep`, which should be called periodically.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ __all__ = ["QueuedJobs"]
 
 
 class QueuedJobs(JobDoing):
-    """Carry jobs by `queue`; `Worker(queue, queued.handle)` does them."""
+    """Transports jobs by `queue`; `Worker(queue, queued.handle)` executes them."""
 
     def __init__(
         self,
@@ -39,10 +42,10 @@ class QueuedJobs(JobDoing):
         give_up_on: tuple[type[Exception], ...] = (),
         rng: Random | None = None,
     ) -> None:
-        """Do each kind by its function, as `JobWorker` does; take the same options.
+        """Execute each kind of job by its function, as `JobWorker` does; take the same options.
 
-        How many are at work at once is up to the queue's worker; `concurrency` is how many plain
-        functions have threads.
+        The queue's worker decides how many jobs run at once; `concurrency` is the number of threads
+        for plain functions.
         """
         if not isinstance(queue, JobQueue):
             raise TypeError(f"QueuedJobs(jobs, {queue!r}, ...): pass a PriorityQueue or LocalQueue")
@@ -60,13 +63,13 @@ class QueuedJobs(JobDoing):
         return f"<QueuedJobs of {self.jobs!r} by {self.queue!r}>"
 
     def push(self, job: Job) -> str:
-        """Let the queue know of a job, after your commit; again does no harm."""
+        """Push a job's id to the queue, after your commit. Repeating it does no harm."""
         _check_job(job)
         delay = self._delay(job.due_at - job.created_at - job.age)
         return self.queue.push({"job": job.id}, priority=job.priority, delay=delay, dedupe=job.id)
 
     async def apush(self, job: Job) -> str:
-        """Let the queue know of a job, as `push` does."""
+        """Async twin of `push`."""
         _check_job(job)
         delay = self._delay(job.due_at - job.created_at - job.age)
         return await self.queue.apush(
@@ -74,10 +77,10 @@ class QueuedJobs(JobDoing):
         )
 
     def sweep(self, limit: int = 500) -> int:
-        """Push what could be done now, and may have been lost; return how many that were.
+        """Push jobs that are claimable now and may have been lost; return how many were pushed.
 
-        Of those that the queue has already, nothing is added. A queue that is full gets the rest
-        by a later sweep.
+        Jobs that the queue already has are not added again. If the queue is full, a later sweep
+        pushes the rest.
         """
         pushed = 0
         for id_, priority in self.jobs.database.run(self.jobs._to_list(self.functions, limit)):
@@ -89,7 +92,7 @@ class QueuedJobs(JobDoing):
         return pushed
 
     async def asweep(self, limit: int = 500) -> int:
-        """Push what may have been lost, as `sweep` does."""
+        """Async twin of `sweep`."""
         pushed = 0
         found = await self.jobs.database.arun(self.jobs._to_list(self.functions, limit))
         for id_, priority in found:
@@ -101,10 +104,10 @@ class QueuedJobs(JobDoing):
         return pushed
 
     async def handle(self, queued: Claim) -> str:
-        """Do the job that a claim of the queue's names; return the word for how it went.
+        """Execute the job named by a claim of the queue; return the name of its outcome.
 
-        Raises `JobNotReady` if there is no such job, or not yet: then the queue tries again.
-        Cancelled, it gives back what it has begun.
+        Raises `JobNotReady` if the job does not exist (yet): the queue then tries again. If
+        cancelled, it gives the job back.
         """
         import asyncio
 
@@ -114,8 +117,9 @@ class QueuedJobs(JobDoing):
         id_ = said.get("job") if isinstance(said, dict) else None
         if not is_id(id_) or not isinstance(id_, str):
             return "unknown"
-        # A task of its own: a claim is not cut off in the middle, it would be nobody's for a lease;
-        # and a job that was cancelled is cut off, while the queue's worker is not.
+        # Run in a separate task, for two reasons: a claim must not be cut off in the middle,
+        # because its job would be blocked for a whole lease; and cancelling a job must not cancel
+        # the queue's worker.
         cut = Cut()
         doing = asyncio.create_task(self._do(queued, id_, cut))
         try:
@@ -125,7 +129,7 @@ class QueuedJobs(JobDoing):
             try:
                 await asyncio.wait([doing], timeout=LOOK * 2)
             finally:
-                abandon(doing)  # nobody is there to be told
+                abandon(doing)  # its result has no receiver
             raise
 
     async def _do(self, queued: Claim, id_: str, cut: Cut) -> str:
@@ -155,18 +159,18 @@ class QueuedJobs(JobDoing):
         return outcome
 
     async def _come_again(self, queued: Claim, id_: str) -> str:
-        """Have the id brought again when the job can be taken; of one that ended, tell how."""
+        """Push the id again for when the job can be claimed; return the state of one that ended."""
         seen = await self.jobs._astanding(id_)
         if seen is None:
             raise JobNotReady(f"job {id_} is not there, or not yet")
         if seen.state not in ("queued", "running"):
             return seen.state
-        # The next of its kind: as long as this one is not acknowledged, its own name is taken.
+        # A new dedupe id: the id's own one is taken until this delivery is acknowledged.
         name = f"{id_}:{seen.epoch}:{seen.due_at}"
         again = await self.queue.apush(
             queued.payload, priority=queued.priority, delay=self._delay(seen.due_in), dedupe=name
         )
-        if again == queued.id:  # the clocks of queue and database differ: let it wait a little
+        if again == queued.id:  # the clocks of queue and database differ: wait a little
             raise JobNotReady(f"job {id_} is {seen.state}, and due at once")
         return "later"
 
@@ -179,11 +183,11 @@ class QueuedJobs(JobDoing):
             await self._beat_once([run])
 
     def snapshot(self) -> dict[str, int]:
-        """Return how the jobs it had have ended."""
+        """Return the counts of outcomes."""
         return dict(self._counts)
 
     def close(self) -> None:
-        """End the threads of plain functions."""
+        """Stop the threads of plain functions."""
         if self._pool is not None:
             self._pool.close(0.0)
             self._pool = None
@@ -199,10 +203,10 @@ def _check_job(job: object) -> None:
 
 
 class Cut:
-    """What stops a job whose claim on the queue is not good any more, also while it is claimed."""
+    """Stops a job whose claim on the queue was lost, even while the job is being claimed."""
 
     def __init__(self) -> None:
-        """Have not stopped anything."""
+        """Start without a job."""
         self.is_off = False
         self.run: Running | None = None
 

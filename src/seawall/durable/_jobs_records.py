@@ -1,4 +1,4 @@
-"""What is handed out of jobs: what is known of one, a claim on one; and how they are written."""
+"""Records of jobs: a job, a claim; and how they are stored."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BYTES: Final = "application/octet-stream"
 
 LONGEST_NAME: Final = 255
 LONGEST_TEXT: Final = 2_000
-"""Characters that are kept of an error or of a message on the progress."""
+"""Maximum stored characters of an error or a progress message."""
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 class Job(NamedTuple):
-    """What is known of a job. Times are seconds since 1970, of the database's clock."""
+    """The state of a job. Times are seconds since 1970 by the database's clock."""
 
     id: str
     scope: str
@@ -35,36 +35,36 @@ class Job(NamedTuple):
     attempts: int
     max_attempts: int
     cancelling: bool
-    """Whether it is to be cancelled: one at work goes on until its worker has heard of it."""
+    """Whether it is being cancelled: a running job continues until its worker learns of it."""
     progress: float
-    """From 0 to 1, as its worker says."""
+    """From 0 to 1, as its worker reports it."""
     message: str
     body: bytes | None
-    """The result as it was stored."""
+    """The result in its stored form."""
     content_type: str | None
     error: str
-    """Why it failed, or why the last attempt did: the error's name and message, on one line."""
+    """Why the last attempt failed: exception type and message, on one line."""
     created_at: float
     started_at: float | None
     ended_at: float | None
     expires_at: float | None
     due_at: float
-    """When it may be begun; of one at work, when its lease is over."""
+    """When it may be started; for a running job, when its lease expires."""
     age: float
-    """Seconds since it was submitted, when it was read."""
+    """Seconds from the submission until it was read."""
     is_new: bool = False
-    """Whether this very call submitted it: False if the same key had done so before."""
+    """Whether this call submitted it: False if an earlier call with the same key did."""
     traceback: str = ""
-    """That of `error`, redacted and cut, for operators; empty if there is none."""
+    """Traceback of `error`, redacted and shortened, for operators; empty if there is none."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be done."""
+        """Whether the job has ended."""
         return self.state in ENDED
 
     @property
     def result(self) -> Any:
-        """What came out of it: of JSON the value, else the bytes; None if there is none."""
+        """The result: the value if it is JSON, else the bytes; None if there is none."""
         if self.body is None or self.content_type != JSON:
             return self.body
         try:
@@ -77,32 +77,32 @@ class Job(NamedTuple):
 
 
 class JobClaim(NamedTuple):
-    """A job that is its claimer's until the lease is over."""
+    """A job claimed by a worker until the lease expires."""
 
     id: str
     scope: str
     kind: str
     epoch: int
-    """Higher for each claim of the same job."""
+    """Fencing number, higher for each claim of the same job."""
     attempt: int
-    """1 for the first."""
+    """Number of this attempt; 1 is the first."""
     max_attempts: int
     payload: Any
     owner: str
     progress: float
     message: str
     until: float
-    """The instant of the clock here at which the lease is over, or a little before."""
+    """When the lease expires by the local clock, or a little earlier."""
 
     def __repr__(self) -> str:
         return f"<JobClaim {self.id}: {self.kind}, attempt {self.attempt}>"
 
 
-# Reading what is stored
+# Decoding
 
 
 def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
-    """Return what a row says, or raise: it may hold anything."""
+    """Return the job of a row; raise if the row is invalid."""
     *told, _fingerprint, now = row
     (id_, scope, kind, state, priority, attempts, most, cancelling) = told[:8]
     (progress, message, body, content_type, error, created, started, ended, expires) = told[8:17]
@@ -146,47 +146,47 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     )
 
 
-# Writing
+# Encoding
 
 
 def is_id(text: object) -> bool:
-    """Tell whether `text` can be the id of a job at all."""
+    """Return whether `text` has the form of a job id."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def name_of(what: str, value: object) -> str:
-    """Return a scope or a kind, or raise and say what to write instead."""
+    """Return a valid scope or kind, or raise an error that says what to write instead."""
     if not isinstance(value, str):
         raise TypeError(f"{what}={value!r}: write text, such as {what}='acme'")
     if not value or len(value) > LONGEST_NAME or "\0" in value:
         raise ValueError(f"{what} is to have 1 to {LONGEST_NAME} characters, and no NUL")
-    value.encode()  # half a surrogate pair is no text: a ValueError
+    value.encode()  # raises ValueError for a lone surrogate
     return value
 
 
 def key_digest(key: str) -> bytes:
-    """Return what is stored of a key: nobody reads the key itself there."""
+    """Return the stored digest of a key: the key itself is not stored."""
     if not isinstance(key, str) or _KEY.fullmatch(key) is None:
         raise ValueError("key: write 1 to 255 visible ASCII characters, such as a UUID")
     return blake2b(key.encode(), digest_size=32, person=b"seawall job key").digest()
 
 
 def payload_of(value: Any, limit: int) -> tuple[str, bytes]:
-    """Return the payload as JSON, and its fingerprint, which the order of members is no part of."""
+    """Return the payload as JSON, and its fingerprint, which ignores the order of members."""
     text = encode("payload", value, limit).decode()
     ordered = dumps(value, sort_keys=True, separators=(",", ":")).encode()
     return text, blake2b(ordered, digest_size=32, person=b"seawall job body").digest()
 
 
 class Stored(NamedTuple):
-    """A result as it is stored."""
+    """A result in its stored form."""
 
     body: bytes | None
     content_type: str | None
 
 
 def result_of(value: Any, limit: int) -> Stored:
-    """Return a result as it is stored; or raise."""
+    """Return a result in its stored form, or raise."""
     if isinstance(value, Stored):
         return value
     if value is None:
@@ -200,9 +200,9 @@ def result_of(value: Any, limit: int) -> Stored:
 
 
 def stored_error(error: str | BaseException) -> str:
-    """Return why an attempt failed, as it is stored: redacted, as it is logged and searched.
+    """Return the stored form of an attempt's error, redacted as in logs.
 
-    The traceback of an error is below it.
+    For an exception it includes the traceback.
     """
     if isinstance(error, BaseException):
         said, _, trace = report_of(error, LONGEST_TEXT).partition("\n")
@@ -211,7 +211,7 @@ def stored_error(error: str | BaseException) -> str:
 
 
 def shown(text: object) -> str:
-    """Return `text` short enough to be kept, without what a database cannot hold."""
+    """Return `text` shortened, without characters that a database cannot store."""
     said = str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
-    said = said.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+    said = said.encode("utf-8", "replace").decode()  # replaces lone surrogates
     return said if len(said) <= LONGEST_TEXT else f"{said[: LONGEST_TEXT - 1]}…"

@@ -1,4 +1,4 @@
-"""How many more jobs there is room for: counted now and then, and not for each job."""
+"""Limit on the number of open jobs, counted periodically rather than for each job."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from seawall.errors import QueueFull
 from seawall.runtime.mutex import Mutex, survives_fork
 
 EVERY: Final = 1.0
-"""Seconds after which it is counted again."""
+"""Seconds between two counts."""
 SHARE: Final = 16
-"""It is counted again, too, when this part of the room that was found is used up: others use it."""
+"""Count again after using 1/16 of the free places found: other processes use them too."""
 
 
 class Room:
-    """A bound on the jobs that have not ended; several processes may be over it by a little."""
+    """A limit on the jobs that have not ended. Several processes may exceed it slightly."""
 
     def __init__(self, name: str, most: int | None, clock: Clock) -> None:
-        """Have room for `most` jobs; None is without a bound."""
+        """Allow `most` jobs; None means no limit."""
         self._name = name
         self._most = most
         self._clock = clock
@@ -32,27 +32,27 @@ class Room:
 
     @property
     def most(self) -> int:
-        """How far to count."""
+        """The limit, which bounds the count; 0 without a limit."""
         return self._most or 0
 
     def wants_a_look(self) -> bool:
-        """Tell whether to count now."""
+        """Return whether the jobs should be counted now."""
         if self._most is None:
             return False
         with self._mutex:
-            # While there is none, each second is often enough.
+            # While there is no room, count once per second.
             age = self._clock.now() - self._counted_at
             return age >= EVERY or self._left == 0
 
     def found(self, there: int) -> None:
-        """Learn how many there are."""
+        """Note how many jobs there are."""
         with self._mutex:
             free = self.most - there
             self._left = max(1, free // SHARE) if free > 0 else -1
             self._counted_at = self._clock.now()
 
     def take(self) -> bool:
-        """Take a place, if there is one."""
+        """Take a place; return False if there is none."""
         if self._most is None:
             return True
         with self._mutex:
@@ -62,7 +62,7 @@ class Room:
             return True
 
     def refusal(self) -> QueueFull:
-        """Return what to raise where there is none."""
+        """Return the exception for a full table."""
         return QueueFull(
             f"jobs {self._name!r}: {self._most} have not ended, and no more are allowed",
             retry_after=EVERY,

@@ -1,4 +1,4 @@
-"""One job at work: what its function is given, how it is stopped, and how its end is told."""
+"""One running job: the handle of its function, how it is stopped, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 __all__ = ["JobCancelled", "JobFunction", "JobHandle"]
 
 OUTAGE: Final = full_jitter(0.05, cap=2.0)
-"""The pauses while the database does not answer."""
+"""Backoff while the database does not answer."""
 PAUSE: Final = 1.0
-"""Seconds where there is no thread for a job, or where a backoff of the user's fails."""
+"""Pause in seconds if no thread is free for a job, or if the user's backoff fails."""
 LONGEST_PAUSE: Final = 86_400.0
 RUNS_AGAIN: Final = frozenset({"retry", "hedge"})
-"""Policies with which a function may have run, and its guard refuses it all the same in the end."""
+"""Policies that may have run the function although the guard refuses in the end."""
 
 log: Final = logging.getLogger("seawall")
 
 
 class JobHandle:
-    """What a job's function is given. Of any thread."""
+    """The argument of a job's function. Usable from any thread."""
 
     __slots__ = (
         "_told",
@@ -59,28 +59,28 @@ class JobHandle:
     )
 
     def __init__(self, claim: JobClaim) -> None:
-        """Tell of the job that is claimed."""
+        """Copy the fields of the claim."""
         self.id = claim.id
         self.scope = claim.scope
         self.kind = claim.kind
         self.payload = claim.payload
         self.attempt = claim.attempt
-        """1 for the first."""
+        """Number of this attempt; 1 is the first."""
         self.max_attempts = claim.max_attempts
         self.cancelled = False
-        """Whether to stop: it was cancelled, or is another worker's. A coroutine is cancelled."""
+        """Whether to stop: cancelled, or taken over by another worker. A coroutine is cancelled."""
         self._told = (claim.progress, claim.message)
-        """How far it is, as it said last."""
+        """The last reported progress and message."""
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id}: {self.kind}, attempt {self.attempt}>"
 
     def progress(self, share: float, message: str = "") -> None:
-        """Say how far it is, from 0 to 1. Cheap: what was said last is stored each second or so."""
+        """Report progress from 0 to 1. Cheap: the last value is stored about once per second."""
         self._told = (check.ratio("share", share, zero=True), shown(message))
 
     def raise_if_cancelled(self) -> None:
-        """Stop here if the job was cancelled: for plain functions, which nobody can interrupt."""
+        """Raise if the job was cancelled: for plain functions, which cannot be interrupted."""
         if self.cancelled:
             raise JobCancelled(f"job {self.id} was cancelled")
 
@@ -89,10 +89,10 @@ JobFunction = Callable[[JobHandle], Any]
 
 
 class Running:
-    """A claim at work."""
+    """A claim that is being executed."""
 
     def __init__(self, claim: JobClaim, *, in_thread: bool, renewed: float) -> None:
-        """Begin; `renewed` is when the lease began, by the clock here."""
+        """Start; `renewed` is when the lease began, by the local clock."""
         self.claim = claim
         self.handle = JobHandle(claim)
         self.in_thread = in_thread
@@ -100,7 +100,7 @@ class Running:
         self.wanted: Literal["nothing", "to cancel", "to return", "to stop"] = "nothing"
         self.begun = False
         self.settling = False
-        """Whether the work is over, and only the database is still to be told."""
+        """Whether the work has ended, and only the report to the database remains."""
         self.error: BaseException | None = None
         self.renewed = renewed
         self.until = claim.until
@@ -110,17 +110,17 @@ class Running:
         return f"<Running {self.claim!r}>"
 
     def beat(self) -> Beat:
-        """Return what there is to be told."""
+        """Return the heartbeat of this job."""
         self.said = self.handle._told
         return Beat(self.claim.id, self.claim.epoch, *self.said)
 
     @property
     def has_news(self) -> bool:
-        """Whether something was said that is not stored."""
+        """Whether there is progress that is not stored yet."""
         return self.handle._told != self.said
 
     def cancel(self) -> None:
-        """Stop: somebody cancelled the job."""
+        """Stop the job, because it was cancelled."""
         if self.wanted == "nothing":
             self.wanted = "to cancel"
             self.handle.cancelled = True
@@ -128,27 +128,27 @@ class Running:
                 self._interrupt()
 
     def give_back(self) -> None:
-        """Stop, and give the job back; a thread goes on, and its job is free after the lease."""
+        """Stop and give the job back. A thread runs on: its job is free after the lease."""
         if self.wanted in ("nothing", "to cancel"):
             self.wanted = "to return"
             self.handle.cancelled = True
             self._interrupt()
 
     def lose(self) -> None:
-        """Stop: the job is somebody else's."""
+        """Stop the job, because another worker owns it now."""
         already, self.wanted = self.wanted, "to stop"
         self.handle.cancelled = True
         if already != "to stop":
             self._interrupt()
 
     def _interrupt(self) -> None:
-        # What is done is done: telling of it takes as long as there is time for.
+        # Do not cancel the report of finished work: it has its own time limit.
         if self.task is not None and not self.settling:
             self.task.cancel()
 
 
 class JobDoing:
-    """Does claimed jobs by their functions."""
+    """Executes claimed jobs by their functions."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class JobDoing:
         give_up_on: tuple[type[Exception], ...],
         rng: Random | None,
     ) -> None:
-        """Do the jobs of each kind by its function."""
+        """Execute the jobs of each kind by its function."""
         if not isinstance(jobs, Jobs):
             raise TypeError(f"{type(self).__name__}({jobs!r}, ...): pass Jobs(database)")
         if not isinstance(functions, Mapping) or not functions:
@@ -194,7 +194,7 @@ class JobDoing:
         return Running(claim, in_thread=in_thread, renewed=claim.until - self.jobs.lease)
 
     async def _outcome(self, run: Running) -> str:
-        """Do a job and tell how it went; return the word for it."""
+        """Execute a job and report it; return the name of its outcome."""
         import asyncio
 
         if run.wanted == "to return":
@@ -206,7 +206,7 @@ class JobDoing:
         except asyncio.CancelledError as error:
             run.settling = True
             return await self._interrupted(run, error)
-        except Exception as error:  # noqa: BLE001 - it is the job's, and is stored
+        except Exception as error:  # noqa: BLE001 - an error of the job: stored
             run.settling = True
             return await self._raised(run, error)
         run.settling = True
@@ -216,7 +216,7 @@ class JobDoing:
         ours = run.wanted != "nothing"
         if run.task is not None and run.task.cancelling():
             if not ours:
-                raise error  # by whoever ends the loop: no time is left
+                raise error  # cancelled from outside, as when the loop ends: no time is left
             while run.task.cancelling():
                 run.task.uncancel()
         if run.wanted == "to return":
@@ -241,10 +241,10 @@ class JobDoing:
     async def _succeeded(self, run: Running, result: Any) -> str:
         try:
             stored = result_of(result, self.jobs.max_result)
-        except Exception as error:  # noqa: BLE001 - the function would only return the same again
+        except Exception as error:  # noqa: BLE001 - a repeated call would return the same result
             return await self._failed(run, error, retry=False)
         share, said = run.handle._told
-        message = said if share >= 1.0 else ""  # "a quarter" is not what it is at the end
+        message = said if share >= 1.0 else ""  # drop an intermediate message such as "a quarter"
         told = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
         if told not in (True, "succeeded"):
             return "lost"
@@ -266,14 +266,14 @@ class JobDoing:
     async def _raised(self, run: Running, error: Exception) -> str:
         gives_up = matches(error, self._give_up_on)
         if isinstance(error, Rejected):
-            if not run.begun:  # no thread for it: no attempt
+            if not run.begun:  # no free thread: not an attempt
                 return await self._give_back(run, PAUSE)
             if not gives_up and error.guard in self._guards[run.claim.kind]:
                 return await self._refused(run, error)
         return await self._failed(run, error, retry=not gives_up)
 
     async def _refused(self, run: Running, error: Exception) -> str:
-        """Give back what its own guard did not let begin: no attempt is lost."""
+        """Give back a job that its own guard refused to start: it loses no attempt."""
         run.begun = False
         claim, delay = run.claim, self._pause_after(run.claim.attempt, error)
         what = f"job {claim.id} ({claim.kind!r}), not begun"
@@ -282,7 +282,7 @@ class JobDoing:
 
     async def _give_back(self, run: Running, delay: float = 0.0) -> str:
         if run.in_thread and run.begun:
-            return "lost"  # its thread is still at it: not before the lease is over
+            return "lost"  # its thread is still running: free only when the lease expires
         told = await self._tell(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
         return "lost" if told is None else "returned"
 
@@ -290,17 +290,17 @@ class JobDoing:
         least = getattr(error, "retry_after", None) if isinstance(error, Rejected) else None
         try:
             schedule = self._backoff.delays(self._rng.random)
-            # Of a schedule that grows without end, the hundredth pause is as good as the last.
+            # In a schedule that grows without end, the hundredth pause is as good as the last.
             delay = next(islice(schedule, min(attempt, 100) - 1, None))
             floor = above_floor(least or 0.0, self._rng.random)
             delay = check.seconds("backoff", max(delay, floor), zero=True)
-        except Exception as trouble:  # noqa: BLE001 - the job must not be lost for that
+        except Exception as trouble:  # noqa: BLE001 - a broken backoff must not lose the job
             log.warning("jobs %r: backoff failed: %s", self.jobs.name, described(trouble))
             delay = PAUSE
         return min(delay, LONGEST_PAUSE)
 
     async def _tell(self, run: Running, verb: Callable[[], Any]) -> Any:
-        """Say how a job went, again and again until the lease is over; None: not heard."""
+        """Report a job's outcome, with retries until the lease expires; None if not accepted."""
         delays = OUTAGE.delays(self._rng.random)
         unsure = False
         while run.wanted != "to stop":
@@ -308,7 +308,7 @@ class JobDoing:
                 told = await verb()
                 if not told and unsure:
                     told = await self._heard_before(run.claim)
-            except Exception as error:  # noqa: BLE001 - of any driver's; tried again
+            except Exception as error:  # noqa: BLE001 - from any driver; retried
                 unsure = True
                 left = run.until - self._clock.now()
                 if left <= 0:
@@ -321,7 +321,7 @@ class JobDoing:
         return None
 
     async def _heard_before(self, claim: JobClaim) -> str | None:
-        """Return the state that we brought about, if the answer to that was lost; else None."""
+        """Return the state set by our earlier report, if only its answer was lost; else None."""
         seen = await self.jobs._astanding(claim.id)
         if seen is None or seen.epoch != claim.epoch or seen.state == "running":
             return None
@@ -331,7 +331,7 @@ class JobDoing:
     # Heartbeats
 
     async def _beat_once(self, runs: Iterable[Running]) -> bool:
-        """Prolong what is due for it, and look after the rest; False if nobody answered."""
+        """Renew claims that are due and check the others; return False if there was no answer."""
         import asyncio
 
         now, third = self._clock.now(), self.jobs.lease / 3
@@ -342,11 +342,11 @@ class JobDoing:
         if not looked:
             return True
         try:
-            async with asyncio.timeout(third):  # a database may just not answer
+            async with asyncio.timeout(third):  # the database may hang
                 held = await self.jobs._abeat(self.owner, beats, looks)
-        except Exception:  # noqa: BLE001 - whatever it is, it is tried again while there is time
+        except Exception:  # noqa: BLE001 - any failure is retried while there is time
             for run in due:
-                run.said = (-1.0, "")  # it was not stored
+                run.said = (-1.0, "")  # it was not stored: mark it as news again
             for run in looked:
                 if self._clock.now() >= run.until:
                     run.lose()
@@ -359,7 +359,7 @@ class JobDoing:
 
     def _heed(self, run: Running, to_cancel: bool | None) -> None:  # noqa: FBT001 - None: not held
         if run.settling:
-            return  # it ended meanwhile, and that is told by itself
+            return  # it ended meanwhile, and reports that itself
         if to_cancel is None:
             run.lose()
         elif to_cancel:
@@ -367,9 +367,9 @@ class JobDoing:
 
 
 def _guards_of(function: Any) -> frozenset[str]:
-    """Return the names of the guards of a function whose refusal says that it did not begin.
+    """Return the names of a function's guards whose refusal means that it was not started.
 
-    Only of those right around it: any other decorator may call them more than once, too.
+    Only the guards directly around the function count: another decorator may call them repeatedly.
     """
     names: set[str] = set()
     while (mark := getattr(function, "__seawall__", None)) is not None:

@@ -1,4 +1,4 @@
-"""What is asked of the database about jobs, written once for all drivers.
+"""The database operations on jobs, written once for all drivers.
 
 Each function is one operation: it yields the statements of `sql/*/jobs.sql` and is sent the rows.
 """
@@ -23,11 +23,11 @@ from seawall.runtime.stepping import Steps
 
 MICRO: Final = 1_000_000
 TRIES: Final = 8
-"""How often a key is looked at, whose job comes and goes meanwhile."""
+"""Number of attempts to add a job whose key appears and disappears meanwhile."""
 
 
 class Taken(NamedTuple):
-    """A row of a claim: ours if it is running, else one that has ended instead."""
+    """A row of a claim: ours if it is running; otherwise it has ended instead."""
 
     id: str
     scope: str
@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 def submitting(
     arguments: dict[str, Any], room: Room, to_notify: Callable[[], str | None]
 ) -> Steps[Job]:
-    """Add a job if there is room, unless its key has one already; tell workers that listen."""
+    """Add a job if there is room, unless its key already has one; notify listening workers."""
     if room.wants_a_look():
         rows = yield Ask("jobs.depth", {"most": room.most})
         room.found(rows[0][0])
@@ -57,7 +57,7 @@ def submitting(
                 if channel is not None:
                     yield Ask("jobs.notify", {"channel": channel})
                 return job_of(rows[0], is_new=True)
-            # Somebody has the key; who added it has committed by now, or we had waited.
+            # The key exists; its transaction has committed by now, as our insert waited for it.
         same = yield from _of_key(arguments)
         if same is not None:
             return same
@@ -67,11 +67,11 @@ def submitting(
 
 
 def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
-    """Return the job that has the key, if there is one that is not forgotten."""
+    """Return the job of the key, if there is one that has not expired."""
     same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
     rows = [] if same["key_hash"] is None else (yield Ask("jobs.by_key", same))
     if not rows:
-        return None  # there is none, or it is gone again
+        return None  # it does not exist, or was removed meanwhile
     job = job_of(rows[0])
     if job.state == "expired":
         yield Ask("jobs.free_key", same)
@@ -84,7 +84,7 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
 
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
-    """Read a job of that scope; one of another scope is as unknown as none."""
+    """Read a job of that scope; a job of another scope is reported as unknown."""
     rows = yield Ask("jobs.view", {"id": id_, "scope": scope})
     if not rows:
         raise UnknownJob("there is no such job")
@@ -95,27 +95,27 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
 
 
 def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
-    """Cancel a job; tell whether that had an effect."""
+    """Cancel a job; return it, and whether the cancellation had an effect."""
     rows = yield Ask("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
     job = yield from viewing(id_, scope)
     return job, bool(rows)
 
 
 def claiming(kinds: list[str], most: int, owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
-    """Take what is next in line."""
+    """Claim the next due jobs."""
     due = yield Ask("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
     return (yield from _taking(due, owner, lease, ttl))
 
 
 def claiming_one(id_: str, owner: str, lease: int, ttl: int) -> Steps[Taken | None]:
-    """Take one job, if it may be taken."""
+    """Claim one job, if it can be claimed."""
     due = yield Ask("jobs.due_one", {"id": id_})
     taken = yield from _taking(due, owner, lease, ttl)
     return taken[0] if taken else None
 
 
 def _taking(due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
-    """Take what was found, and end what may not be tried again."""
+    """Claim the jobs found, and end those that have no attempts left."""
     over = [id_ for id_, is_over in due if is_over]
     fresh = [id_ for id_, is_over in due if not is_over]
     rows: list[tuple[Any, ...]] = []
@@ -128,7 +128,7 @@ def _taking(due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int) -> Ste
 
 
 class Beat(NamedTuple):
-    """What a worker has to say of one of its jobs, while it is at it."""
+    """The heartbeat of one running job."""
 
     id: str
     epoch: int
@@ -137,12 +137,12 @@ class Beat(NamedTuple):
 
 
 def beating(owner: str, lease: int, beats: list[Beat], looks: list[str]) -> Steps[dict[Any, bool]]:
-    """Hold jobs for another lease, and look after others.
+    """Renew the lease of jobs, and check others.
 
-    Return, by id and epoch, those that are still held, and whether they are to be cancelled.
+    Return the ones that are still held, by id and epoch, and whether each is to be cancelled.
     """
     held: dict[Any, bool] = {}
-    # In the order of their ids, as every other worker does it: no two wait for each other.
+    # In the order of their ids, as all workers do it, so that two cannot deadlock.
     for beat in sorted(beats):
         rows = yield Ask("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
         if rows:
@@ -154,24 +154,24 @@ def beating(owner: str, lease: int, beats: list[Beat], looks: list[str]) -> Step
 
 
 def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
-    """Say how a job went; return its new state, or None: it was not ours any more."""
+    """Report a job's outcome; return its new state, or None if it is no longer ours."""
     rows = yield Ask(f"jobs.{which}", arguments)
     return str(rows[0][0]) if rows else None
 
 
 class Standing(NamedTuple):
-    """How a job stands, of whatever scope."""
+    """The scheduling state of a job, of any scope."""
 
     state: str
     epoch: int
     due_at: int
-    """Microseconds of the database's clock: when it may be taken; of one at work, taken over."""
+    """When it can be claimed (if running: taken over), in microseconds of the database's clock."""
     due_in: float
-    """Seconds until then."""
+    """Seconds until `due_at`."""
 
 
 def standing(id_: str) -> Steps[Standing | None]:
-    """Tell how a job stands; None: there is none, or it is not committed yet."""
+    """Return the state of a job; None if it does not exist or is not committed yet."""
     rows = yield Ask("jobs.standing", {"id": id_})
     if not rows:
         return None
@@ -180,22 +180,22 @@ def standing(id_: str) -> Steps[Standing | None]:
 
 
 def listing(kinds: list[str], most: int) -> Steps[list[tuple[str, int]]]:
-    """Return those that could be claimed now, with their priorities."""
+    """Return the ids of claimable jobs, with their priorities."""
     rows = yield Ask("jobs.waiting", {"kinds": dumps(kinds), "most": most})
     return [(id_, priority) for id_, priority in rows]
 
 
 def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
-    """Do one batch of cleaning; return how many that were."""
+    """Run one batch of a cleanup; return the number of rows."""
     rows = yield Ask(f"jobs.{which}", arguments)
     return len(rows)
 
 
-# What an operator sees and does
+# For operators
 
 
 def browsing(asked: Asked) -> Steps[WorkPage]:
-    """Return a page of the jobs of a state, of whatever scope."""
+    """Return a page of the jobs of a state, of any scope."""
     ended = asked.state in ENDED
     number, id_ = asked.number, asked.id
     if not id_:
@@ -213,13 +213,13 @@ def browsing(asked: Asked) -> Steps[WorkPage]:
 
 
 def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
-    """Return one job, of whatever scope."""
+    """Return one job, of any scope."""
     rows = yield Ask("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
     return _item(rows[0]) if rows else None
 
 
 def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
-    """Run a failed job again; notify the workers that listen."""
+    """Queue a failed job again; notify listening workers."""
     rows = yield Ask("jobs.retry", {"id": id_, "head_start": HEAD_START})
     channel = to_notify() if rows else None
     if channel is not None:
@@ -228,7 +228,7 @@ def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
 
 
 def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
-    """Forget a job that failed, or cancel one that has not ended."""
+    """Expire a failed job, or cancel one that has not ended."""
     if (yield Ask("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
         return True
     seen = yield from inspecting(id_, payload=False)
@@ -264,7 +264,7 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
 
 
 def counting() -> Steps[dict[str, tuple[int, float]]]:
-    """Return how many there are in each state, and the age of the oldest."""
+    """Return the number of jobs in each state, and the age of the oldest."""
     rows = yield Ask("jobs.counts", {})
     return {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
 

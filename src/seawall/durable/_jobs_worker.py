@@ -1,9 +1,14 @@
-"""Does the jobs of a database: so many at once, with heartbeats, until it is stopped.
+"""Worker that executes the jobs of a database concurrently, with heartbeats.
 
-Promises: at most `concurrency` jobs at once; a job whose lease is lost is stopped; an error has the
-job tried again after a pause; a cancelled job is stopped within a second or so; stopping finishes
-what it can and gives the rest back; while the database is away it goes on trying, and loses no job.
-Results whose time is over are dropped meanwhile.
+Promises:
+
+- At most `concurrency` jobs run at once.
+- A job whose lease is lost is stopped.
+- A failed job is retried after a pause.
+- A cancelled job is stopped within about a second.
+- Stopping finishes the jobs it can and gives the rest back.
+- While the database is unreachable the worker keeps trying, and loses no job.
+- Expired results are removed in the background.
 """
 
 from __future__ import annotations
@@ -33,16 +38,16 @@ if TYPE_CHECKING:
 __all__ = ["JobWorker"]
 
 LOOK: Final = 1.0
-"""Seconds between two looks at what is at work: whether it was cancelled, and what it said."""
+"""Seconds between two checks of running jobs: whether they were cancelled, and their progress."""
 TELLING: Final = 2.0
-"""Seconds after the grace for telling how it went; then the worker ends, told or not."""
+"""Seconds after the grace period for reporting outcomes; then the worker ends in any case."""
 INSTANT: Final = 1e-6
 TIDY_EVERY: Final = 60.0
-"""Seconds between two times of dropping what is not kept any more."""
+"""Approximate seconds between two cleanups."""
 
 
 class JobWorker(JobDoing):
-    """Do the jobs of `jobs`, each kind by its function: async, or a plain one in threads."""
+    """Executes jobs, each kind by its function: an async one, or a plain one in threads."""
 
     def __init__(
         self,
@@ -56,14 +61,14 @@ class JobWorker(JobDoing):
         listen: Callable[[], Awaitable[Any]] | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Do up to `concurrency` jobs at once.
+        """Execute up to `concurrency` jobs at once.
 
-        A function is given a `JobHandle`, and what it returns is the result: JSON, or bytes. If it
-        raises, the job is tried again after a pause of `backoff` (full jitter from 1 s up to 5
-        minutes, unless given), and not at all after an error of `give_up_on`. Where there is
-        nothing to do, the table is looked at after the first of the times of `poll`, then after
-        twice that, up to the second. `listen` opens a connection of its own, of asyncpg or of
-        psycopg (async), on which it hears of jobs of `Jobs(..., notify=True)` elsewhere.
+        A function receives a `JobHandle`; its return value, JSON or bytes, is the result. If it
+        raises, the job is retried after a pause of `backoff` (default: full jitter from 1 s up to 5
+        minutes); an exception of `give_up_on` is final. When there is nothing to do, the table is
+        polled after the first time of `poll`, then after twice that, up to the second time.
+        `listen` opens a dedicated connection of asyncpg or psycopg (async) for the notifications of
+        `Jobs(..., notify=True)` in other processes.
         """
         super().__init__(
             jobs,
@@ -89,14 +94,14 @@ class JobWorker(JobDoing):
         return f"<JobWorker of {self.jobs!r}: {len(self._runs)} of {self.concurrency} at work>"
 
     async def run(self) -> None:
-        """Do jobs until `stop` is called; cancelled, it gives back what it has begun."""
+        """Execute jobs until `stop` is called. If cancelled, give running jobs back."""
         if self._stopped:
             return
         async with self._session() as fetch:
             await self._fetched(fetch)
 
     async def run_once(self) -> int:
-        """Do what is due now, up to `concurrency` jobs; return how many that were."""
+        """Execute the jobs that are due, up to `concurrency`; return how many were started."""
         async with self._session(once=True) as fetch:
             begun = await self._fetched(fetch)
             while self._runs and not self._stopped:
@@ -104,20 +109,22 @@ class JobWorker(JobDoing):
         return begun
 
     def run_sync(self, drain: float = 10.0) -> None:
-        """Do jobs until `stop` is called, in this thread; for programs without an event loop.
+        """Execute jobs in this thread until `stop` is called; for programs without an event loop.
 
-        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
-        by `stop(0)`. A signal that the program handles itself is left to it.
+        In the main thread, SIGTERM and SIGINT stop the worker too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
         """
         run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Claim no more jobs, and give those at work `grace` seconds; the rest is given back.
+        """Claim no more jobs; give running ones `grace` seconds, then give the rest back.
 
-        From any thread or signal handler; `run` returns when it is done, three seconds after the
-        grace at the latest, whatever functions and the database do. A job that was given back is
-        free at once, and has lost no attempt. What does not end (a thread cannot be stopped, and a
-        coroutine may ignore it) is free when its lease is over.
+        Callable from any thread or signal handler. `run` returns when all is done, at most three
+        seconds after the grace period, whatever functions and the database do. A job that was given
+        back can be claimed at once, and has lost no attempt. A function that does not end (a thread
+        cannot be stopped, and a coroutine may ignore its cancellation) keeps its job until the
+        lease expires.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._end_at = min(self._end_at, self._clock.now() + seconds)
@@ -126,7 +133,7 @@ class JobWorker(JobDoing):
         self._wake(self._halt)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it is doing, and how the jobs it had have ended."""
+        """Return the worker's state and the counts of its outcomes."""
         return {
             "running": self._loop is not None,
             "concurrency": self.concurrency,
@@ -136,10 +143,10 @@ class JobWorker(JobDoing):
         }
 
     async def _fetched(self, fetch: asyncio.Task[int]) -> int:
-        """Wait until it is over, or stopped: who cancels us does not cut off a claim."""
+        """Wait until `fetch` has ended or the worker is stopped; being cancelled cuts no claim."""
         import asyncio
 
-        assert self._halt is not None  # noqa: S101 - made before any task
+        assert self._halt is not None  # noqa: S101 - set before any task starts
         halting = asyncio.create_task(self._halt.wait())
         try:
             await asyncio.wait([fetch, halting], return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +157,7 @@ class JobWorker(JobDoing):
     # Waking
 
     def _ring(self) -> None:
-        """Look for news now; from any thread."""
+        """Wake the fetching task. Callable from any thread."""
         self._wake(self._news)
 
     def _wake(self, event: asyncio.Event | None) -> bool:
@@ -160,14 +167,14 @@ class JobWorker(JobDoing):
         try:
             loop.call_soon_threadsafe(event.set)
         except RuntimeError:
-            return False  # the loop is closed: it has stopped
+            return False  # the loop is closed, so the worker has stopped
         return True
 
     async def _news_within(self, event: asyncio.Event | None, seconds: float) -> bool:
-        """Wait for what is told by `event`, at most so long; return whether something was."""
+        """Wait for `event`, at most `seconds`; return whether it was set."""
         import asyncio
 
-        assert event is not None  # noqa: S101 - made before any task
+        assert event is not None  # noqa: S101 - set before any task starts
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 await event.wait()
@@ -177,7 +184,7 @@ class JobWorker(JobDoing):
         event.clear()
         return told
 
-    # A session: heartbeats, from the first claim to the last word
+    # A session: the heartbeats run from the first claim to the last report
 
     @asynccontextmanager
     async def _session(self, *, once: bool = False) -> AsyncIterator[asyncio.Task[int]]:
@@ -209,7 +216,7 @@ class JobWorker(JobDoing):
                         self._pool = None
 
     async def _fetch(self, *, once: bool) -> int:
-        """Claim jobs as there is room for them, until stopped; or once."""
+        """Claim jobs as slots become free, until stopped; with `once`, a single time."""
         least, most = self._poll
         nap, kinds, begun = least, list(self.functions), 0
         outages = OUTAGE.delays(self._rng.random)
@@ -235,10 +242,10 @@ class JobWorker(JobDoing):
                 return begun
             nap = least if claims else min(nap * 2, most)
             if len(claims) < room:
-                # Workers that began together need not ask together.
+                # Jitter: workers that started together should not poll together.
                 pause = nap * (0.75 + 0.25 * self._rng.random())
                 if await self._news_within(self._news, pause):
-                    nap = least / 2  # what was told of may not be committed yet: look often
+                    nap = least / 2  # the announced job may not be committed yet: poll often
         return begun
 
     def _begin(self, claim: Any) -> None:
@@ -254,7 +261,7 @@ class JobWorker(JobDoing):
         outcome = "lost"
         try:
             outcome = await self._outcome(run)
-        except Exception as error:  # noqa: BLE001 - one job's trouble is not the others'
+        except Exception as error:  # noqa: BLE001 - one job's failure must not affect others
             log.error("jobs %r: job %s: %s", self.jobs.name, run.claim.id, described(error))
         finally:
             self._counts[outcome] += 1
@@ -263,7 +270,7 @@ class JobWorker(JobDoing):
             self._ring()
 
     async def _beat(self) -> None:
-        """Look after what is at work, for ever; more often while the database is away."""
+        """Renew and check running jobs forever; more often while the database is unreachable."""
         nap = min(LOOK, self.jobs.lease / 4)
         while True:
             await self._news_within(self._looks, nap)
@@ -271,25 +278,25 @@ class JobWorker(JobDoing):
             nap = min(LOOK, self.jobs.lease / (4 if answered else 12))
 
     async def _tidy(self) -> None:
-        """Drop what is not kept any more, for ever."""
+        """Remove expired records, forever."""
         while True:
             await sleep_async(TIDY_EVERY * (0.5 + 0.5 * self._rng.random()))
             try:
                 await self.jobs.acleanup()
-            except Exception as error:  # noqa: BLE001 - next time, then
+            except Exception as error:  # noqa: BLE001 - retried next time
                 log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, described(error))
 
     async def _wind_up(self, fetching: asyncio.Task[int], aside: list[asyncio.Task[None]]) -> None:
-        """Give what is at work its time; then give it back; then end, whatever goes on."""
+        """Wait out the grace period, then give running jobs back, then end in any case."""
         import asyncio
 
         from seawall.runtime.abandon import end
 
         try:
             if not fetching.done() or self._runs:
-                if not self._stopped:  # cancelled, or broken: without grace
+                if not self._stopped:  # cancelled or failed: no grace period
                     self.stop(0.0)
-                # A claim is not cut off in the middle: what it took would be nobody's for a lease.
+                # A claim must not be cut off: the jobs it took would be blocked for a whole lease.
                 await asyncio.wait([fetching], timeout=TELLING)
             while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
                 await self._news_within(self._news, left)
@@ -299,19 +306,19 @@ class JobWorker(JobDoing):
             while self._runs and (left := tell_until - self._clock.now()) > INSTANT:
                 await self._news_within(self._news, left)
         finally:
-            # Also if cancelled once more: nothing goes on here that nobody prolongs the lease of.
+            # Even if cancelled again: no job may run on without a renewed lease.
             runs = [run.task for run in self._runs if run.task is not None]
             listening = [] if self._listening is None else self._listening.tasks()
             await end([fetching, *aside, *runs, *listening])
 
 
 class _Ear(Bell):
-    """Tells a worker's loop of what was rung."""
+    """A bell that calls a function of the worker."""
 
     def __init__(self, bells: Bells, topic: str, tell: Callable[[], bool]) -> None:
         super().__init__(bells, topic)
         self._tell = tell
 
     def hear(self) -> Callable[[], bool]:
-        """Have news, under the lock; return how to tell of them."""
+        """Return the function to call after the lock is released."""
         return self._tell

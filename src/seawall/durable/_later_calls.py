@@ -1,8 +1,11 @@
-"""The calls that are stored: a level for `Fallback`.
+"""Stored calls: a level for `Fallback`.
 
-Promises: a call that was answered by `Stored` is on disk. It is done at least once, or ends as a
-dead letter, which is told; repeated with its idempotency key it is stored once, and done with that
-same key. About so many calls wait and no more, and none for longer than `ttl`.
+Promises:
+
+- A call that was answered with `Stored` is on disk. It is done at least once, or becomes a dead
+  letter, which is reported.
+- A call repeated with its idempotency key is stored once, and done with that same key.
+- About `max_waiting` calls wait at most, and none for longer than `ttl`.
 """
 
 from __future__ import annotations
@@ -30,18 +33,18 @@ STATES: Final = ("waiting", "done", "dead")
 LONGEST_KEY: Final = 1024
 
 redoing: Final[ContextVar[tuple[str, ...]]] = ContextVar("seawall_redoing", default=())
-"""The queues whose calls are being done here: what fails then is not stored again, it is there."""
+"""The queues whose calls this context is executing: a failed one is not stored a second time."""
 
 
 class Stored(NamedTuple):
-    """The answer to a call that will be done later. It is no real answer: `degraded` says so."""
+    """The answer to a call that will be done later. As a placeholder, it is `degraded`."""
 
     id: str
     queue: str
     state: Literal["waiting", "done", "dead"] = "waiting"
-    """What became of it so far: a repeat of a key may find it done, or dead."""
+    """Current state of the call: for a repeated key it may be done or dead already."""
     again: bool = False
-    """Whether the same key had been stored before."""
+    """Whether a call with the same key had been stored before."""
 
     @property
     def degraded(self) -> bool:
@@ -50,20 +53,20 @@ class Stored(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A call that was given up, and why."""
+    """A call that was given up, with its error."""
 
     id: str
     attempts: int
     args: list[Any]
     kwargs: dict[str, Any]
     error: str
-    """Why the last attempt failed: the error's name and message, on one line."""
+    """Why the last attempt failed: exception type and message, on one line."""
     traceback: str = ""
-    """That of the last attempt's error, redacted and cut; empty if there is none."""
+    """Traceback of the last attempt, redacted and shortened; empty if there is none."""
 
 
 class Later:
-    """A queue of calls of one function; a level for `Fallback`."""
+    """A queue of stored calls of one function; a level for `Fallback`."""
 
     def __init__(
         self,
@@ -77,13 +80,14 @@ class Later:
         keep_dead: float = 30 * 86_400.0,
         key: Callable[..., str | None] | None = None,
     ) -> None:
-        """Store calls under `name`, which are done within `ttl` seconds or given up.
+        """Store calls under `name`; each is done within `ttl` seconds or given up.
 
-        A call is first tried `delay` seconds after it was stored. With `max_waiting` of them, more
-        are refused (`LaterFull`); about so many, where several store at once. The arguments have to
-        be JSON, of at most `max_size` bytes. Dead letters are kept for `keep_dead` seconds after
-        the ttl. `key(*args, **kwargs)` names the effect; else the context's idempotency key does,
-        with the arguments: a request may make several calls under one key.
+        The first attempt is `delay` seconds after the call was stored. Beyond `max_waiting` waiting
+        calls, more are refused (`LaterFull`); concurrent callers may exceed that limit slightly.
+        The arguments must be JSON of at most `max_size` bytes. Dead letters are kept for
+        `keep_dead` seconds after the ttl. `key(*args, **kwargs)` returns the idempotency key of the
+        call. Without it, the context's idempotency key together with the arguments is used, because
+        a request may make several calls under one key.
         """
         if not isinstance(database, Database):
             raise TypeError(f"Later({database!r}, ...): pass a Database")
@@ -104,7 +108,7 @@ class Later:
     # Storing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Store a call: at once, or as something to be awaited where an event loop runs."""
+        """Store a call: immediately, or as an awaitable if an event loop is running."""
         from asyncio import get_running_loop
 
         try:
@@ -119,7 +123,7 @@ class Later:
         return self._counted(await self.database.arun(lambda: self._storing(storing)))
 
     def store(self, *args: Any, **kwargs: Any) -> Stored:
-        """Do the same, blocking."""
+        """Sync twin of `astore`."""
         storing = self._prepared(args, kwargs)
         return self._counted(self.database.run(lambda: self._storing(storing)))
 
@@ -175,22 +179,22 @@ class Later:
         self._counts["again" if stored.again else "stored"] += 1
         return stored
 
-    # Doing
+    # Executing
 
     async def run(self, function: Callable[..., Any], **options: Any) -> None:
-        """Do the stored calls by `function`, until cancelled; options as of `LaterWorker`."""
+        """Execute stored calls with `function` until cancelled; options as for `LaterWorker`."""
         from seawall.durable._later_worker import LaterWorker
 
         await LaterWorker(self, function, **options).run()
 
-    # Dead letters, and what else there is to see
+    # Dead letters, counts and cleanup
 
     async def adead(self, limit: int = 100) -> list[DeadLetter]:
-        """Return the calls that were given up, in the order in which they were stored."""
+        """Return the dead letters in the order in which they were stored."""
         return await self.database.arun(lambda: self._dead(limit))
 
     def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """Do the same, blocking."""
+        """Sync twin of `adead`."""
         return self.database.run(lambda: self._dead(limit))
 
     def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
@@ -203,19 +207,19 @@ class Later:
         return letters
 
     async def aretry(self, dead: str) -> bool:
-        """Let a dead letter wait again, as if it were stored now; False if there is no such."""
+        """Queue a dead letter again as if it were stored now; return False if it does not exist."""
         return await self.database.arun(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
 
     def retry(self, dead: str) -> bool:
-        """Do the same, blocking."""
+        """Sync twin of `aretry`."""
         return self.database.run(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
 
     async def adiscard(self, stored: str) -> bool:
-        """Remove a call that waits or is dead; False if there is none, or it is being done."""
+        """Remove a waiting or dead call; return False if it does not exist or is running."""
         return await self.database.arun(lambda: self._did("discard", stored))
 
     def discard(self, stored: str) -> bool:
-        """Do the same, blocking."""
+        """Sync twin of `adiscard`."""
         return self.database.run(lambda: self._did("discard", stored))
 
     def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
@@ -223,11 +227,11 @@ class Later:
         return bool((yield Ask(f"later.{what}", asked)))
 
     async def acounts(self) -> dict[str, Any]:
-        """Return how many wait, are done and are dead, and for how long the oldest waits."""
+        """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
         return await self.database.arun(self._counting)
 
     def counts(self) -> dict[str, Any]:
-        """Do the same, blocking."""
+        """Sync twin of `acounts`."""
         return self.database.run(self._counting)
 
     def _counting(self) -> Steps[dict[str, Any]]:
@@ -241,14 +245,14 @@ class Later:
         return counts
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Remove calls that are over and past their time, `batch` by batch; return how many.
+        """Remove finished calls past their retention, in batches; return how many were removed.
 
-        It ends after about `within` seconds, done or not: call it now and then.
+        It ends after about `within` seconds, finished or not: call it periodically.
         """
         return await Cleaning(batch, within, self._cleaning).arun(self.database)
 
     def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `acleanup`."""
         return Cleaning(batch, within, self._cleaning).run(self.database)
 
     def _cleaning(self, batch: int) -> Steps[int]:
@@ -256,12 +260,12 @@ class Later:
         return len((yield Ask("later.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what this process has stored, found stored, and refused; see `acounts` too."""
+        """Return how many calls this process stored, found stored and refused. See `acounts`."""
         return {"queue": self.name, "max_waiting": self.max_waiting, **self._counts}
 
 
 def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the arguments of a stored call; None if that is not what was stored."""
+    """Return the arguments of a stored call; None if the record is not a valid call."""
     try:
         args, kwargs = json.loads(call)
     except (TypeError, ValueError, RecursionError):
@@ -272,7 +276,7 @@ def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
 
 
 def _digest(tenant: str | None, key: str, call: str | None) -> bytes:
-    """Return what a call is found by: a key of another tenant's, or of another call, is another."""
+    """Return the lookup key of a call: different for each tenant, key and set of arguments."""
     arguments = None if call is None else json.loads(call)
     whole = json.dumps([tenant, key, arguments], sort_keys=True)
     return blake2b(whole.encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""A stored call as it is done: by its guard without fallbacks, in the context it was stored in."""
+"""Helpers to execute a stored call: its guard without fallbacks, and its original context."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from seawall.runtime.mutex import survives_fork
 from seawall.runtime.plan import Plan
 
 INSTEAD: Final = frozenset({"cache", "fallback"})
-"""Policies that may answer for the call: to the worker that would look as if it were done."""
+"""Policies that may answer instead of the call: the worker would take that for success."""
 
 
 class WithoutFallbacks(Guard):
-    """The same guard with all its state, where a failure is a failure."""
+    """The same guard with the same state, but without policies that hide a failure."""
 
     def __init__(self, guard: Guard) -> None:
         """Share the state of `guard`."""
@@ -26,10 +26,10 @@ class WithoutFallbacks(Guard):
 
 
 class Given:
-    """A scope with a value; none without."""
+    """A context manager that enters a scope if there is a value for it, and else does nothing."""
 
     def __init__(self, scope: Callable[[str], Any], value: str | None) -> None:
-        """Have `scope(value)` inside, unless there is no value."""
+        """Enter `scope(value)`, unless the value is None."""
         self._scope = None if value is None else scope(value)
 
     def __enter__(self) -> None:
@@ -44,10 +44,10 @@ class Given:
 async def called_in_thread(
     threads: IoPool, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Call a plain function in a thread, and await what it returns if that can be awaited."""
+    """Call a plain function in a thread; await its result if that is awaitable."""
     from inspect import isawaitable
 
     (said,) = await threads.arun(lambda: (function(*args, **kwargs),))
-    # A plain function may return what an async one gave it: it is not done before that.
+    # A plain function may return the awaitable of an async one: the call ends with that.
     if isawaitable(said):
         await said

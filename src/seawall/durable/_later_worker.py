@@ -1,9 +1,11 @@
-"""Does the calls that were stored, once their dependency is back.
+"""Worker that executes stored calls once their dependency is back.
 
-Promises: a call is claimed for a lease, which is prolonged while it runs; a worker that is gone
-loses its claims, and what it says too late is refused. A refusal (of an open breaker, say) costs a
-call no attempt, and pauses the worker. A failure is tried again after a pause, `attempts` times in
-all; then the call is a dead letter.
+Promises:
+
+- A call is claimed for a lease, which is renewed while it runs. A worker that has died loses its
+  claims, and its late reports are refused.
+- A refusal (by an open breaker, for instance) costs a call no attempt, and pauses the worker.
+- A failed call is retried after a pause, `attempts` times in all; then it is a dead letter.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ if TYPE_CHECKING:
 
 LONGEST_ERROR: Final = 500
 LONGEST_PAUSE: Final = 60.0
-"""Seconds after a refusal; then the guard is asked again, whatever it said."""
+"""Maximum pause in seconds after a refusal, even if the guard asked for a longer one."""
 CLEANING: Final = 60.0
-"""Seconds after which what is over is looked for again."""
+"""Seconds between two cleanups."""
 CLEANED: Final = 1000
-"""So many at once are removed."""
+"""Maximum number of calls removed by one cleanup."""
 ENDING: Final = 5.0
-"""Seconds after the grace for giving back what is at work; then the leases do it."""
+"""Seconds after the grace period for giving back running calls; after that, leases expire."""
 TELLINGS: Final = 5
-"""How often it is tried to tell the database how a call went."""
+"""Number of attempts to report the result of a call to the database."""
 
 
 class Claim(NamedTuple):
-    """A call that this worker may do."""
+    """A call claimed by this worker."""
 
     position: int
     id: str
@@ -66,7 +68,7 @@ class Claim(NamedTuple):
 
 
 class LaterWorker:
-    """Do the calls of a `Later` by its function: an async one, or a plain one in threads."""
+    """Executes the calls of a `Later` with a function: an async one, or a plain one in threads."""
 
     def __init__(
         self,
@@ -83,12 +85,13 @@ class LaterWorker:
         give_up_on: type[Exception] | tuple[type[Exception], ...] = (),
         rng: Random | None = None,
     ) -> None:
-        """Do up to `concurrency` calls at once, each under `guard` without its fallbacks.
+        """Execute up to `concurrency` calls at once, each under `guard` without its fallbacks.
 
-        A function that a guard has decorated needs no `guard`. Between attempts, `attempts` in all,
-        there are pauses of `backoff`: full jitter from 1 s up to 5 minutes, unless given. An error
-        of `give_up_on` is final at once. `ordered` does one call at a time, the oldest: what fails
-        holds up all behind it. Where nothing is to be done, it looks each `poll` seconds.
+        A function that is already decorated by a guard needs no `guard`. There are `attempts`
+        attempts in all; between them the worker pauses by `backoff` (default: full jitter from 1 s
+        up to 5 minutes). An exception of `give_up_on` is final at once. With `ordered`, one call
+        runs at a time, the oldest: a failing call blocks all calls behind it. When there is nothing
+        to do, the worker looks again every `poll` seconds.
         """
         if not isinstance(later, Later):
             raise TypeError(f"LaterWorker({later!r}, ...): pass a Later")
@@ -111,7 +114,7 @@ class LaterWorker:
         mark = getattr(function, "__seawall__", None)
         if guard is None and mark is not None:
             guard = mark[0]
-        # Under its fallbacks a failure would look like an answer, and be stored once more.
+        # With its fallbacks, a failure would look like a result, and be stored once more.
         self._function = function if guard is None else guard._plan_for(function)[1]
         self._guard = None if guard is None else WithoutFallbacks(guard)
         kind = kind_of(self._function)
@@ -136,10 +139,10 @@ class LaterWorker:
     def __repr__(self) -> str:
         return f"<LaterWorker of {self.later!r}>"
 
-    # Working
+    # Running
 
     async def run(self) -> None:
-        """Do calls until `stop` is called; cancelled, it gives back what it has begun."""
+        """Execute calls until `stop` is called. If cancelled, give running calls back."""
         import asyncio
 
         from seawall.runtime.abandon import end
@@ -151,7 +154,7 @@ class LaterWorker:
         self._loop = asyncio.get_running_loop()
         self._news, self._halt = asyncio.Event(), asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
-        # In a task of its own: a database may not answer, and `stop` not wait for that.
+        # In its own task: `stop` must not wait for a database that does not answer.
         fetching = asyncio.create_task(self._fetch(tasks))
         fetching.add_done_callback(lambda _: self._halted())
         try:
@@ -168,14 +171,15 @@ class LaterWorker:
                 await asyncio.wait([fetching, *tasks], timeout=ENDING)
             finally:
                 try:
-                    await end([fetching, *tasks])  # once more: who still tries to tell, too
+                    # cancel again: tasks that are still reporting a result, too
+                    await end([fetching, *tasks])
                 finally:
                     self._loop = self._news = self._halt = None
         if fetching.done() and not fetching.cancelled():
-            fetching.result()  # if it broke, that was no stop
+            fetching.result()  # raise if it failed rather than stopped
 
     async def _fetch(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Begin calls as there is room for them, until stopped."""
+        """Start calls as slots become free, until stopped."""
         import asyncio
 
         while not self._stopped and self._news is not None:
@@ -190,7 +194,7 @@ class LaterWorker:
             await self._wait(max(self.poll, pause))
 
     async def run_once(self) -> int:
-        """Do what is due now, up to `concurrency` calls; return how many were begun."""
+        """Execute the calls that are due, up to `concurrency`; return how many were started."""
         import asyncio
 
         claims = await self._claims(self.concurrency)
@@ -198,19 +202,21 @@ class LaterWorker:
         return len(claims)
 
     def run_sync(self, drain: float = 10.0) -> None:
-        """Do calls until `stop` is called, in this thread; for programs without an event loop.
+        """Execute calls in this thread until `stop` is called; for programs without an event loop.
 
-        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
-        by `stop(0)`. A signal that the program handles itself is left to it.
+        In the main thread, SIGTERM and SIGINT stop the worker too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
         """
         run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Begin no more calls, and give those at work `grace` seconds; the rest is given back.
+        """Start no more calls; give running ones `grace` seconds, then give the rest back.
 
-        From any thread or signal handler; `run` returns when it is done, some seconds after the
-        grace at the latest. A call that was given back is free at once, and has lost no attempt. A
-        thread cannot be stopped: what a plain function is still at is free when its lease is over.
+        Callable from any thread or signal handler. `run` returns when all is done, at most some
+        seconds after the grace period. A call that was given back can be claimed at once, and has
+        lost no attempt. A thread cannot be stopped: a call that a plain function is still executing
+        becomes free when its lease expires.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._end_at = min(self._end_at, self._clock.now() + seconds)
@@ -220,10 +226,10 @@ class LaterWorker:
             try:
                 loop.call_soon_threadsafe(self._halted)
             except RuntimeError:
-                pass  # the loop is closed: it has stopped
+                pass  # the loop is closed, so the worker has stopped
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many calls were done, failed, refused, given up, lost and given back."""
+        """Return the numbers of calls done, failed, refused, dead, lost and given back."""
         paused = self._clock.now() < self._resume_at
         running = self._loop is not None
         return {"queue": self.later.name, "running": running, "paused": paused, **self._counts}
@@ -238,7 +244,7 @@ class LaterWorker:
             self._halt.set()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until a call has ended, or the worker is stopped; at most so long."""
+        """Wait until a call ends or the worker is stopped, but at most `seconds`."""
         import asyncio
 
         assert self._news is not None  # noqa: S101 - made before
@@ -249,18 +255,18 @@ class LaterWorker:
             pass
 
     async def _clean(self) -> None:
-        """Remove what is over, a batch now and then: so nobody has to think of it."""
+        """Remove a batch of finished calls from time to time, so that no cleanup job is needed."""
         if self._clock.now() < self._clean_at:
             return
         try:
             removed = await self.later.database.arun(lambda: self.later._cleaning(CLEANED))
             more = removed == CLEANED
-        except Exception:  # noqa: BLE001 - the database is away: what is over stays for a while
+        except Exception:  # noqa: BLE001 - the database is unreachable: finished calls stay for now
             more = False
         self._clean_at = self._clock.now() + (self.poll if more else CLEANING)
 
     async def _claims(self, most: int) -> list[Claim]:
-        """Claim what is due; nothing where the database does not answer: it is asked again."""
+        """Claim calls that are due; none if the database fails: the next round asks again."""
         if most < 1 or self._clock.now() < self._resume_at:
             return []
         lease = int(self.lease * 1_000_000)
@@ -275,14 +281,14 @@ class LaterWorker:
 
         try:
             rows = await self.later.database.arun(steps)
-        except Exception as error:  # noqa: BLE001 - of any driver's; told, and asked again
+        except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
             self._outage.failed(None, "nothing can be claimed", error)
             return []
         self._outage.well(None)
         return sorted(Claim(*row) for row in rows)
 
     async def _do(self, claim: Claim) -> None:
-        """Do one call, and tell the database how it went."""
+        """Execute one call and report its result to the database."""
         import asyncio
 
         from seawall.runtime.abandon import end
@@ -299,10 +305,10 @@ class LaterWorker:
             kept = await self._keep(claim, task)
         except BaseException:
             if not await end([task]):
-                raise  # it goes on: its call is free after the lease
+                raise  # it is still running: its call becomes free when the lease expires
             if not task.cancelled() and task.exception() is None:
                 await self._report(claim, None)
-            elif self._awaited:  # a thread cannot be stopped: its call is free after the lease
+            elif self._awaited:  # a thread cannot be stopped: see `stop`
                 self._counts["returned"] += 1
                 await self._tell(claim, "again", delay=0, refund=1, error=None)
             raise
@@ -310,17 +316,18 @@ class LaterWorker:
             self._counts["lost"] += 1
             return None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        return await uncut(self._report(claim, error))  # it is done: that is told to the end
+        # the call is done: finish the report even if cancelled
+        return await uncut(self._report(claim, error))
 
     async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Do it in the context in which it was stored."""
+        """Execute the call in the context in which it was stored."""
         token = redoing.set((*redoing.get(), self.later.name))
         try:
             with Given(tenant, claim.tenant), Given(idempotency_key, claim.key):
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                 else:
-                    if self._threads is None:  # twice: for those that lost their claims, too
+                    if self._threads is None:  # twice: calls that lost their claim may still run
                         name = f"{self.later.name}-later"
                         self._threads = IoPool(name, workers=2 * self.concurrency)
                     await called_in_thread(self._threads, self._under_guard("call"), args, kwargs)
@@ -334,7 +341,7 @@ class LaterWorker:
         return lambda *args, **kwargs: call(self._function, *args, **kwargs)
 
     async def _keep(self, claim: Claim, task: asyncio.Task[None]) -> bool:
-        """Prolong the claim until `task` is over; False, and it is cancelled, if that is lost."""
+        """Renew the claim until `task` ends; if it is lost, cancel the task and return False."""
         import asyncio
 
         until = self._clock.now() + self.lease
@@ -344,10 +351,10 @@ class LaterWorker:
                 return True
             asked = self._clock.now()
             try:
-                # No longer than the claim holds: then somebody else may begin.
+                # Not beyond the end of the claim: another worker may start the call then.
                 async with asyncio.timeout(max(until - asked, self.lease / 3)):
                     renewed = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
-            except Exception:  # noqa: BLE001 - the database is away: the claim holds until its end
+            except Exception:  # noqa: BLE001 - database unreachable: the claim is valid to its end
                 renewed = self._clock.now() < until
             else:
                 until = asked + self.lease
@@ -356,7 +363,7 @@ class LaterWorker:
                 await asyncio.wait([task])
                 return False
 
-    # How it went
+    # Results
 
     async def _report(self, claim: Claim, error: BaseException | None) -> None:
         if error is None:
@@ -400,11 +407,11 @@ class LaterWorker:
             emit(JobDied, self.later.name, cause=cause or said, **fields)
 
     async def _tell(self, claim: Claim, what: str, **more: Any) -> bool:
-        """Tell the database; if it does not hear, the call is done again after the lease."""
+        """Report to the database; if that fails, the call is repeated when the lease expires."""
         for number in range(TELLINGS):
             try:
                 told = await self._change(claim, what, **more)
-            except Exception as error:  # noqa: BLE001 - of any driver's; tried again
+            except Exception as error:  # noqa: BLE001 - from any driver; retried
                 if number + 1 < TELLINGS:
                     await sleep_async(0.1 * 2**number)
                     continue
@@ -414,7 +421,7 @@ class LaterWorker:
                 )
                 return False
             if not told:
-                self._counts["lost"] += 1  # somebody else has it: what we say is refused
+                self._counts["lost"] += 1  # another worker has it: the report was refused
             return told
         return False
 

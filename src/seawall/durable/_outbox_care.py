@@ -1,4 +1,4 @@
-"""Looking after an outbox: what went wrong, what may go, how it stands."""
+"""Operations for the operators of an outbox: failures, cleanup and statistics."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from seawall.runtime.stepping import Steps
 
 MOST_LISTED: Final = 1_000
 CLEAN_AT_ONCE: Final = 1_000
-"""Rows that one transaction deletes, unless told otherwise."""
+"""Default number of rows that one transaction deletes."""
 KEEP_DEAD: Final = 30 * 86_400.0
 
 
 class Care:
-    """What somebody asks of an outbox who looks after it."""
+    """The operations of an outbox for operators."""
 
     WORK_STATES = ("dead", "blocked", "waiting")
-    """The states by which `browse` lists events."""
+    """The event states that `browse` can list."""
 
     database: Database
     name: str
 
-    # What an operator looks through
+    # Browsing
 
     def browse(
         self,
@@ -47,13 +47,12 @@ class Care:
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of the events that are dead, blocked or waiting, up to 100.
+        """Return a page of up to 100 events that are dead, blocked or waiting.
 
-        Of dead ones the latest are first; of an aggregate that is blocked there is the event that
-        blocks it. `search` is looked for in id, type, aggregate and error, whatever the case of
-        letters. `after` is `next` of the page before. One call looks at a bounded number of events:
-        a page may have fewer than `limit`, and still a `next`. Without `payloads`, these are not
-        read.
+        Dead events start with the latest; for a blocked aggregate the blocking event is listed.
+        `search` matches id, type, aggregate and error, ignoring case. `after` is `next` of the
+        previous page. One call examines a bounded number of events: a page may have fewer than
+        `limit` events and still a `next`. Without `payloads`, payloads are not read.
         """
         return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
 
@@ -66,7 +65,7 @@ class Care:
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of events, as `browse` does."""
+        """Async twin of `browse`."""
         asked = self._browsing(state, search, after, limit, payloads=payloads)
         return await self.database.arun(asked)
 
@@ -98,11 +97,11 @@ class Care:
         return page_of(rows, asked.limit, item)
 
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return an event with up to 64 KiB of its payload; None if there is none."""
+        """Return an event with up to 64 KiB of its payload; None if it does not exist."""
         return self.database.run(lambda: self._inspecting(id, payload=payload))
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return an event, as `inspect` does."""
+        """Async twin of `inspect`."""
         return await self.database.arun(lambda: self._inspecting(id, payload=payload))
 
     def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
@@ -111,14 +110,14 @@ class Care:
         rows = yield Ask("outbox.inspect", asked)
         return _item(rows[0]) if rows else None
 
-    # What went wrong
+    # Failures
 
     def dead(self, limit: int = 100) -> list[DeadEvent]:
-        """Return events that were put aside, the oldest first."""
+        """Return the dead events, the oldest first."""
         return self.database.run(lambda: self._dead(limit))
 
     async def adead(self, limit: int = 100) -> list[DeadEvent]:
-        """Do the same, awaiting."""
+        """Async twin of `dead`."""
         return await self.database.arun(lambda: self._dead(limit))
 
     def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
@@ -135,7 +134,7 @@ class Care:
         return self.database.run(lambda: self._blocked(limit))
 
     async def ablocked(self, limit: int = 100) -> list[BlockedAggregate]:
-        """Do the same, awaiting."""
+        """Async twin of `blocked`."""
         return await self.database.arun(lambda: self._blocked(limit))
 
     def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
@@ -147,14 +146,14 @@ class Care:
         ]
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Try an event again that is dead or blocks its aggregate; False if it is neither.
+        """Retry an event that is dead or blocks its aggregate; return False if it is neither.
 
-        A dead one is put back behind its aggregate's others, with its id.
+        A dead event is added again behind the others of its aggregate, with the same id.
         """
         return self.database.run(lambda: self._retry(id))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Do the same, awaiting."""
+        """Async twin of `retry`."""
         return await self.database.arun(lambda: self._retry(id))
 
     def _retry(self, id_: str) -> Steps[bool]:
@@ -170,11 +169,11 @@ class Care:
         return True
 
     def drop(self, id: str) -> bool:  # noqa: A002
-        """Delete an event for good that is dead or blocks its aggregate; False if it is neither."""
+        """Delete an event that is dead or blocks its aggregate; return False if it is neither."""
         return self.database.run(lambda: self._drop(id))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Do the same, awaiting."""
+        """Async twin of `drop`."""
         return await self.database.arun(lambda: self._drop(id))
 
     def _drop(self, id_: str) -> Steps[bool]:
@@ -187,23 +186,24 @@ class Care:
         return bool((yield Ask("outbox.exhume", given)))
 
     def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
-        """Return the aggregate that an event blocks."""
+        """Return the aggregate that an event blocks, or None."""
         rows = yield Ask("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
         return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
 
     def unblock(
         self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
     ) -> bool:
-        """Let a blocked aggregate go on; with `skip` without the event that blocks it.
+        """Resume a blocked aggregate; with `skip`, without the event that blocks it.
 
-        That event is then dead: see `dead()` and `retry()`. False, if it is not blocked.
+        A skipped event is dead: see `dead()` and `retry()`. Returns False if the aggregate is not
+        blocked.
         """
         return self.database.run(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
 
     async def aunblock(
         self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
     ) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `unblock`."""
         return await self.database.arun(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
 
     def _unblock(
@@ -227,7 +227,7 @@ class Care:
             yield from settling(dialect, self.name, owner, [ended], keep=False)
         return bool(rows)
 
-    # Keeping it small
+    # Cleanup
 
     def cleanup(
         self,
@@ -239,7 +239,8 @@ class Care:
     ) -> int:
         """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`.
 
-        Batch by batch; returns how many. It ends after about `within` seconds, done or not.
+        Works in batches and returns how many were deleted. It ends after about `within` seconds,
+        finished or not.
         """
         return Cleaning(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
 
@@ -251,11 +252,11 @@ class Care:
         batch: int = CLEAN_AT_ONCE,
         within: float = 10.0,
     ) -> int:
-        """Do the same, awaiting."""
+        """Async twin of `cleanup`."""
         return await Cleaning(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
 
     async def _aclean_some(self, *, keep: float) -> bool:
-        """Do a batch of it; tell whether there may be more: for who has other things to do."""
+        """Delete one batch; return whether there may be more. For callers with other work to do."""
         removals = self._to_clean(keep, KEEP_DEAD)
         deleted = [await self.database.arun(partial(one, CLEAN_AT_ONCE)) for one in removals]
         return max(deleted) >= CLEAN_AT_ONCE
@@ -263,16 +264,16 @@ class Care:
     def forget(self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0) -> int:
         """Delete the counters of aggregates that had no event for `idle` seconds.
 
-        Only where no event of theirs is left. Their numbers begin at 1 again; ids do not repeat.
-        Write more seconds than any transaction that adds events is open. Batch by batch, for about
-        `within` seconds, as `cleanup` does.
+        Only aggregates without any remaining event are affected. Their sequence numbers start at 1
+        again; ids do not repeat. `idle` must be longer than any transaction that adds events. Works
+        in batches for about `within` seconds, as `cleanup` does.
         """
         return Cleaning(batch, within, self._to_forget(idle)).run(self.database)
 
     async def aforget(
         self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
     ) -> int:
-        """Do the same, awaiting."""
+        """Async twin of `forget`."""
         return await Cleaning(batch, within, self._to_forget(idle)).arun(self.database)
 
     def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
@@ -293,17 +294,17 @@ class Care:
         rows = yield Ask(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
         return len(rows)
 
-    # How it stands
+    # Statistics
 
     def survey(self) -> dict[str, Any]:
-        """Return how many events are pending and dead, and how long the oldest has waited.
+        """Return the numbers of pending, dead and blocked, and the age of the oldest event.
 
-        Counted up to 100 000; the oldest is that of those counted.
+        Counts stop at 100 000; the oldest is the oldest of those counted.
         """
         return self.database.run(self._survey)
 
     async def asurvey(self) -> dict[str, Any]:
-        """Do the same, awaiting."""
+        """Async twin of `survey`."""
         return await self.database.arun(self._survey)
 
     def _survey(self) -> Steps[dict[str, Any]]:
@@ -316,7 +317,7 @@ class Care:
 
 
 def _waiting_item(row: tuple[Any, ...]) -> WorkItem:
-    return _item(row[1:])  # two columns for its place, and the id
+    return _item(row[1:])  # its position has two columns
 
 
 def _item(row: tuple[Any, ...]) -> WorkItem:

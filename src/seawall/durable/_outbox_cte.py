@@ -18,46 +18,46 @@ from seawall.durable._sql import quoted
 
 MOST_TOGETHER: Final = 1_000
 MOST_REMEMBERED: Final = 16
-"""Of so many events the text is kept; that of many is long, and hardly two are alike."""
+"""Maximum number of events for which the text is cached: longer texts rarely repeat."""
 FROM_ROW: Final = " AS r)"
-"""What is in a text with a column of the business row, and in no other."""
+"""Occurs in every text that uses a column of the business row, and in no other."""
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 
 
 class Members(NamedTuple):
-    """Members of a WITH clause as text of `sql/`, and their arguments."""
+    """Members of a WITH clause as `sql/` text, with their arguments."""
 
     text: str
     arguments: dict[str, Any]
 
     @property
     def ids(self) -> list[str]:
-        """The events' ids, in their order."""
+        """The ids of the events, in order."""
         count = sum(name.startswith("outbox_id_") for name in self.arguments)
         return [self.arguments[f"outbox_id_{index}"] for index in range(count)]
 
     def follow(self, trail: str) -> None:
-        """Let the events' ids begin with `trail`, so that they are found by it."""
+        """Give the events ids that start with `trail`, so that they can be found by it."""
         for index in range(len(self.ids)):
             self.arguments[f"outbox_id_{index}"] = f"{trail}-{index}"
 
 
 class _Event(NamedTuple):
-    """What the text depends on, of one event."""
+    """The properties of an event that determine the text."""
 
     number: int
     payload: FromRow | None
-    """Which column it is."""
+    """The column that holds it; None for a parameter."""
     headers: bool
-    """Whether there are any."""
+    """Whether the event has headers."""
 
 
 Shape = tuple[tuple[FromRow | None, tuple[_Event, ...]], ...]
-"""Of each aggregate: which column its id is, and its events."""
+"""For each aggregate: the column of its id (None for a parameter), and its events."""
 
 
 def members(outbox: str, events: list[NewEvent], source: str | None, max_payload: int) -> Members:
-    """Return the members: a row's counter is moved once for all events of its aggregate."""
+    """Return the members; one update of the counter serves all events of an aggregate."""
     arguments: dict[str, Any] = {}
     return Members(write(arguments, outbox, events, source, max_payload), arguments)
 
@@ -69,7 +69,7 @@ def write(
     source: str | None,
     max_payload: int,
 ) -> str:
-    """Return the text of the members, and put their arguments to the others."""
+    """Return the text of the members, and add their values to `arguments`."""
     if len(events) > MOST_TOGETHER:
         raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
     arguments["outbox_name"] = outbox
@@ -80,7 +80,8 @@ def write(
     for number, event in enumerate(events):
         aggregate, whose, shaped = _put(arguments, number, event, max_payload)
         groups.setdefault((aggregate, whose), []).append(shaped)
-    # In one order everywhere: who adds to the same aggregates at once waits, and does not deadlock.
+    # Always in the same order: concurrent transactions on the same aggregates wait instead of
+    # deadlocking.
     shape = tuple(
         _aggregate(arguments, n, *named, tuple(group))
         for n, (named, group) in enumerate(sorted(groups.items(), key=_by_name))
@@ -92,7 +93,7 @@ def write(
 def _put(
     arguments: dict[str, Any], number: int, event: NewEvent, max_payload: int
 ) -> tuple[str, str | FromRow, _Event]:
-    """Put the arguments of an event to the others; return its aggregate, whose, and its shape."""
+    """Add an event's values to `arguments`; return its aggregate, aggregate id and shape."""
     if not isinstance(event, NewEvent):
         raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
     aggregate, whose, type_, payload, headers = event
@@ -121,7 +122,7 @@ def _aggregate(
     whose: str | FromRow,
     events: tuple[_Event, ...],
 ) -> tuple[FromRow | None, tuple[_Event, ...]]:
-    """Put the arguments of an aggregate to the others, and return its shape."""
+    """Add an aggregate's values to `arguments`; return its shape."""
     aggregate_name, whose_name = _aggregate_names(number)
     arguments[aggregate_name] = aggregate
     if isinstance(whose, FromRow):
@@ -147,7 +148,7 @@ def _by_name(item: tuple[tuple[str, str | FromRow], Any]) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def _written(shape: Shape, source: str | None) -> str:
-    """Return the text for events of this shape: the same again and again, in most services."""
+    """Return the text for events of this shape. Cached: most services repeat few shapes."""
     if source is not None and not (isinstance(source, str) and _NAME.fullmatch(source)):
         raise ValueError(f"source={source!r}: write the name of a member, such as 'business'")
     written: list[str] = []
@@ -187,5 +188,5 @@ def _value(value: FromRow | None, parameter: str, source: str | None) -> str:
     if source is None:
         raise ValueError(f"{value!r}: write source= too, the member that returns that row")
     column = quoted(value.column).replace("{", "{{").replace("}", "}}")
-    # Of several rows it would be anybody's: then the statement fails.
+    # With several rows the choice would be arbitrary: then the subquery makes the statement fail.
     return f"(SELECT CAST(r.{column} AS text) FROM {source}{FROM_ROW}"  # noqa: S608 - quoted, and checked

@@ -1,13 +1,13 @@
-"""Giving a batch to a sink: in order within an aggregate, several aggregates at once.
+"""Delivery of a batch to a sink: in order within an aggregate, several aggregates at once.
 
-What one event does to a sink is its own aggregate's trouble: a batch that fails as a whole is given
-again one by one, to find the event that did it.
+An event affects only its own aggregate: a batch that fails as a whole is delivered again one by
+one, to find the event that caused it.
 
-Each call of the sink is a task of its own, and is waited for `timeout` seconds at most, whatever it
-does. Then it has failed. One that is awaited is cancelled; if it does not end soon after that it is
-abandoned, and so is a call in a thread, which nobody can stop. An aggregate whose call was
-abandoned rests for a lease, and is given nothing more here until that call has ended. There are
-only so many abandoned calls at a time: with more, the sink is given nothing until one has ended.
+Each call of the sink runs in its own task and has failed after `timeout` seconds, whatever it does.
+An async call is cancelled then; if it does not end soon after that, it is abandoned. So is a call
+in a thread, which cannot be stopped. An aggregate whose call was abandoned pauses for a lease, and
+gets nothing more here until that call has ended. The number of abandoned calls is bounded: at the
+limit, the sink gets nothing until one has ended.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 Sink = Callable[[Any], Any]
 GoesOn = Callable[[int], bool]
-"""Asked before each event or batch whether an aggregate is still to be delivered."""
+"""Predicate, called before each event or batch: whether to go on delivering an aggregate."""
 NOT_TAKEN: Final = "the sink did not take it"
 MOST_ABANDONED: Final = 16
-"""Calls that may be abandoned at a time; more, where `concurrency` is more."""
+"""Maximum number of abandoned calls; `concurrency` if that is higher."""
 FULL_PAUSE: Final = 1.0
-"""Seconds until it is looked again whether one of these has ended."""
+"""Seconds until the dispatcher tries again at that limit."""
 
 
 class Progress:
-    """How far an aggregate of a batch has come; read also when its delivering was cut short."""
+    """The progress of an aggregate in a batch; also valid if the delivery was cut short."""
 
     __slots__ = ("abandoned", "delivered", "error", "lane", "refused")
 
     def __init__(self, lane: Lane) -> None:
-        """Begin with nothing delivered."""
+        """Start with nothing delivered."""
         self.lane = lane
         self.delivered = 0
         self.error: object = None
-        """What the next event failed with; None if it did not fail."""
+        """Why the next event failed; None if it did not fail."""
         self.refused: Rejected | None = None
-        """A refusal by a guard: nothing was tried, and nothing counts as failed."""
+        """A refusal by a guard: nothing was attempted, so nothing counts as failed."""
         self.abandoned = False
-        """Whether the call for the next event, or for one before it, may still be at work."""
+        """Whether the call for the next event, or for one before it, may still be running."""
 
     def fail(self, error: object) -> None:
-        """Note why the next event is not delivered."""
+        """Note why the next event was not delivered."""
         if isinstance(error, Rejected):
             self.refused = error
         else:
@@ -67,46 +67,47 @@ class Progress:
 def judged(
     progress: Progress, settings: Settings, rng: Callable[[], float], *, rest: int
 ) -> Settled:
-    """Return what is to be written down of it; what was abandoned rests for `rest` microseconds."""
+    """Return the outcome to store; an abandoned aggregate pauses for `rest` microseconds."""
     lane, delivered = progress.lane, progress.delivered
     least = rest if progress.abandoned else 0
     if progress.error is None:
         attempts = 0 if delivered else lane.attempts
         if not attempts and not least:
             return Settled(lane, delivered, "done")
-        return Settled(lane, delivered, "again", attempts, least)  # nothing was tried: as it was
+        # no attempt was made: the state does not change
+        return Settled(lane, delivered, "again", attempts, least)
     verdict = after_failure(settings, lane.attempts, progressed=delivered > 0, rng=rng)
     action, attempts, delay = verdict
     return Settled(lane, delivered, action, attempts, max(delay, least), progress.error)
 
 
 class Ended(NamedTuple):
-    """What a round brought, and whether there may be more to do at once."""
+    """The result of a round, and whether there may be more to do at once."""
 
     delivered: int
     goes_on: bool
 
 
 class Holding:
-    """Which aggregates are still ours, and until when for sure."""
+    """The aggregates that are still claimed, and until when that is certain."""
 
     __slots__ = ("held", "until")
 
     def __init__(self, lanes: list[Lane], until: float) -> None:
-        """Begin with all of `lanes`."""
+        """Start with all of `lanes`."""
         self.held = {lane.lane for lane in lanes}
         self.until = until
 
 
 class Delivery:
-    """A sink, and how it wants to be called."""
+    """A sink, and how to call it."""
 
     def __init__(
         self, sink: Sink, *, name: str, batched: bool, concurrency: int, timeout: float | None
     ) -> None:
         """Call `sink(events)` if `batched`, else `sink(event)` for `concurrency` aggregates.
 
-        Each call has `timeout` seconds. In the log it is the sink of the outbox `name`.
+        Each call has `timeout` seconds. `name` is the outbox, for the log.
         """
         check.function("sink", sink)
         if not isinstance(sink, type) and "generator" in kind_of(sink):
@@ -121,7 +122,7 @@ class Delivery:
         self._concurrency = check.count("concurrency", concurrency, maximum=1_000)
         self._most_abandoned = max(MOST_ABANDONED, self._concurrency)
         self._abandoned: dict[asyncio.Task[Any], OutboxEvent | None] = {}
-        """Calls that nobody waits for, and the event that each has; None for a list of them."""
+        """Abandoned calls, each with its event; None for a list of events."""
         self._warned: set[str] = set()
         called = sink if not hasattr(sink, "__call__") else sink.__call__  # noqa: B004
         self._is_async = iscoroutinefunction(sink) or iscoroutinefunction(called)
@@ -129,27 +130,28 @@ class Delivery:
 
     @property
     def abandoned(self) -> int:
-        """How many calls of the sink are at work though nobody waits for them."""
+        """Number of abandoned calls of the sink that are still running."""
         return len(self._abandoned)
 
     async def deliver(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
-        """Deliver what is in there."""
-        if self._abandoned:  # with a loop that was closed, what it had has ended
+        """Deliver the events of a batch."""
+        if self._abandoned:  # calls of a closed event loop have ended
             going = [task for task in self._abandoned if not task.get_loop().is_closed()]
             self._abandoned = {task: self._abandoned[task] for task in going}
         await (self._together if self.batched else self._each)(all_of_it, goes_on)
 
     def after_fork(self) -> None:
-        """Know of no calls and threads: a child process has none of its parent's."""
+        """Forget calls: a child process has none of its parent's."""
         self._abandoned.clear()
 
     async def _ask(self, given: Any, progress: Progress | None = None) -> Any:
-        """Return what the sink says when all of it is done; raise if that takes too long."""
+        """Return the sink's complete result; raise if it takes too long."""
         if len(self._abandoned) >= self._most_abandoned:
             raise self._too_many()
         if self._threads is None and not self._is_async:
-            # Threads of its own: in those that all share, who prolongs the lease might wait for
-            # these. As many as are ever at work, abandoned or not: no call waits for a thread.
+            # A pool of its own: in a shared one, the lease renewal might have to wait for these
+            # calls. It has a thread for every possible call, abandoned ones included, so no call
+            # waits for a thread.
             size = 2 * self._concurrency + self._most_abandoned
             self._threads = IoPool(f"{self._name}-dispatcher", workers=size)
         call = SinkCall(self.sink, given, self.timeout, self._threads)
@@ -180,9 +182,9 @@ class Delivery:
         abandon(task)
 
     def _rests(self, progress: Progress) -> bool:
-        """Tell whether an earlier call for this aggregate is still at work; then it has to wait.
+        """Return whether an earlier call for this aggregate is still running: then it must wait.
 
-        For the event that this call has, it is a failure once more. Others were not tried.
+        For the event of that call, this is another failure. Other events were not attempted.
         """
         if not self._abandoned or not progress.lane.events:
             return False
@@ -248,7 +250,7 @@ class Delivery:
                 if said is not None and not self.batched:
                     _refuse_what_has_not_run(said)
                 failed = self.batched and _failed(said, [event])
-            except (Exception, CancelledError) as error:  # noqa: BLE001 - written down
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - stored
                 _raise_if_cut_short(error)
                 progress.fail(error)
                 return
@@ -271,7 +273,7 @@ class Delivery:
         try:
             whose = held[0] if len(events) == 1 else None
             failed = _failed(await self._ask(events, whose), events)
-        except (Exception, CancelledError) as error:  # noqa: BLE001 - written down
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - stored
             _raise_if_cut_short(error)
             if isinstance(error, Rejected) or len(events) == 1:
                 next(progress for progress in held if progress.lane.events).fail(error)
@@ -292,20 +294,21 @@ class Delivery:
             return
         for progress in held:
             await self._one_by_one(progress, goes_on)
-            # Who does not answer may answer none of them: the others have another round, together.
+            # A sink that timed out may time out for all: leave the others to another round,
+            # together.
             if progress.refused is not None or isinstance(progress.error, TimeoutError):
                 return
 
 
 class SinkCall:
-    """One call of a sink in a task of its own, which is waited for only so long."""
+    """One call of a sink in its own task, with a timeout."""
 
     __slots__ = ("_loop", "_over", "_threads", "_timer", "expired", "in_thread", "task")
 
     def __init__(
         self, sink: Sink, given: Any, timeout: float | None, threads: IoPool | None
     ) -> None:
-        """Begin, in one of `threads` if there are any; after `timeout` it has `expired`."""
+        """Start the call, in one of `threads` if given; after `timeout` it is `expired`."""
         import asyncio
 
         self._loop = loop = asyncio.get_running_loop()
@@ -317,7 +320,7 @@ class SinkCall:
         self.task.add_done_callback(self._wake)
 
     async def _run(self, sink: Sink, given: Any) -> Any:
-        """Return what `sink` says; if that is something to await, it is not done before that."""
+        """Return the sink's result; if that is awaitable, await it as part of the call."""
         if self._threads is None:
             said = await sink(given)
         else:
@@ -327,9 +330,9 @@ class SinkCall:
         return await said if said is not None and isawaitable(said) else said
 
     async def ended(self) -> None:
-        """Wait until the task is done, or is waited for no longer.
+        """Wait until the task is done or given up.
 
-        Cancelled, it hands that on to the task; if the task ends well all the same, that counts.
+        If cancelled, it cancels the task; if the task still succeeds, that counts.
         """
         try:
             await self._over
@@ -344,7 +347,7 @@ class SinkCall:
                 self._timer.cancel()
 
     def expire(self) -> None:
-        """Stop it, as one that took too long: a guard in it can tell by the message."""
+        """Cancel the call because of its timeout; a guard in it recognises that by the message."""
         self.expired = True
         self._stop(EXPIRED)
 
@@ -353,7 +356,7 @@ class SinkCall:
 
         if self._timer is not None:
             self._timer.cancel()
-        if self.in_thread:  # nobody can stop it, and a task that is cancelled would not wait for it
+        if self.in_thread:  # a thread cannot be stopped, and a cancelled task would not wait for it
             self._wake()
             return
         self.task.cancel(message)
@@ -365,7 +368,7 @@ class SinkCall:
 
 
 def _refuse_what_has_not_run(said: object) -> None:
-    """Raise if a sink of single events returned a generator: its body has not run."""
+    """Raise if a sink for single events returned a generator: its body has not run."""
     if isgenerator(said) or isasyncgen(said):
         raise TypeError(
             f"the sink returned {said!r}, which nobody iterates over: deliver before returning"
@@ -373,7 +376,7 @@ def _refuse_what_has_not_run(said: object) -> None:
 
 
 def _raise_if_cut_short(error: BaseException) -> None:
-    """Raise `error` again if it is this task that was cancelled, and not something in the sink."""
+    """Raise `error` again if this task was cancelled, rather than something in the sink."""
     import asyncio
 
     task = asyncio.current_task()
@@ -382,7 +385,7 @@ def _raise_if_cut_short(error: BaseException) -> None:
 
 
 def _failed(said: object, events: list[OutboxEvent]) -> frozenset[str]:
-    """Return the ids of those that the sink says it did not take."""
+    """Return the ids of the events that the sink reports as failed."""
     if said is None:
         return frozenset()
     if isinstance(said, (str, bytes)) or not isinstance(said, Iterable):

@@ -1,4 +1,4 @@
-"""What goes into an outbox and what comes out, checked on both ways."""
+"""Events of an outbox and their validation, for writing and for reading."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from seawall._redaction import safe_line
 from seawall.durable._json import encoder, plain
 
 LONGEST_TEXT: Final = 255
-"""Characters of an aggregate's or a type's name."""
+"""Maximum characters of an aggregate's or a type's name."""
 LARGEST_HEADERS: Final = 16_384
-"""Bytes of an event's headers, as they are stored."""
+"""Maximum bytes of an event's stored headers."""
 LARGEST_ERROR: Final = 1_000
-"""Characters of an error that are stored."""
+"""Maximum characters of a stored error."""
 
 
 class OutboxEvent(NamedTuple):
-    """An event as a sink is given it."""
+    """An event as passed to a sink."""
 
     id: str
-    """Stays the same however often it is delivered: what a consumer tells duplicates by."""
+    """The same for every delivery, so that a consumer can recognise duplicates."""
     aggregate: str
     aggregate_id: str
     sequence: int
-    """Its number in its aggregate."""
+    """Its sequence number in its aggregate."""
     type: str
     payload: bytes
     headers: dict[str, str]
     created_at: float
-    """When it was added: seconds since 1970, by the database's clock."""
+    """When it was added: seconds since 1970 by the database's clock."""
 
     def json(self) -> Any:
-        """Return a payload that was written as JSON; dates, UUIDs and Decimals are text."""
+        """Return the decoded JSON payload; dates, UUIDs and Decimals are text."""
         return json.loads(self.payload)
 
 
 class DeadEvent(NamedTuple):
-    """An event that was put aside."""
+    """An event that was given up."""
 
     event: OutboxEvent
     attempts: int
     error: str
-    """Why the last attempt failed: the error's name and message, on one line."""
+    """Why the last attempt failed: exception type and message, on one line."""
     died_at: float
     traceback: str = ""
-    """That of the sink's error, redacted and cut; empty if there is none."""
+    """Traceback of the sink's error, redacted and shortened; empty if there is none."""
 
 
 class BlockedAggregate(NamedTuple):
-    """An aggregate that waits for somebody to look into it."""
+    """An aggregate that waits for an operator's `unblock`."""
 
     aggregate: str
     aggregate_id: str
     attempts: int
     error: str
-    """Why the last attempt failed: the error's name and message, on one line."""
+    """Why the last attempt failed: exception type and message, on one line."""
     traceback: str = ""
-    """That of the sink's error, redacted and cut; empty if there is none."""
+    """Traceback of the sink's error, redacted and shortened; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromRow:
     """A column of the business row that the same statement writes (see `Outbox.rows_cte`)."""
 
-    # No tuple, unlike the others here: JSON would have a way to write it, anywhere in a payload.
+    # Not a tuple, unlike the others here: JSON would silently encode it anywhere in a payload.
 
     column: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no name of a column."""
+        """Refuse a value that is not a column name."""
         if not isinstance(self.column, str):
             raise TypeError(f"{self!r}: write a column's name, such as FromRow('id')")
         if not self.column or not self.column.isprintable():
@@ -88,17 +88,17 @@ class NewEvent(NamedTuple):
     aggregate_id: str | int | UUID | FromRow
     type: str
     payload: Any
-    """Bytes, text, or values to be written as JSON; a `FromRow` in a single statement."""
+    """Bytes, text, or a value to encode as JSON; a `FromRow` in a single statement."""
     headers: Mapping[str, str] | None = None
 
 
 def new_id() -> str:
-    """Return an id that no other event has: visible ASCII, fit for a header."""
+    """Return a unique id: visible ASCII, valid in a header."""
     return urandom(16).hex()
 
 
 def refuse_column(name: str, value: FromRow) -> NoReturn:
-    """Raise: there is no row here whose column it could be."""
+    """Raise, because there is no row here that the column could come from."""
     raise TypeError(f"{name}: {_where_it_belongs(value)}")
 
 
@@ -111,7 +111,7 @@ def _where_it_belongs(value: FromRow) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return a part of a payload as what JSON has, or raise."""
+    """Return a part of a payload as a JSON type, or raise."""
     if isinstance(value, FromRow):
         raise TypeError(_where_it_belongs(value))
     return plain(value)
@@ -121,7 +121,7 @@ _as_json: Final = encoder(_plain)
 
 
 def text(name: str, value: object) -> str:
-    """Return a name as it is stored, or raise."""
+    """Return a name in its stored form, or raise."""
     if type(value) is str and 0 < len(value) <= LONGEST_TEXT and "\0" not in value:
         return value
     if isinstance(value, (int, UUID)) and not isinstance(value, bool):
@@ -136,7 +136,7 @@ def text(name: str, value: object) -> str:
 
 
 def payload_bytes(payload: object, largest: int) -> bytes:
-    """Return a payload as it is stored, or raise."""
+    """Return a payload in its stored form, or raise."""
     if isinstance(payload, (bytes, bytearray, memoryview)):
         data = bytes(payload)
     elif isinstance(payload, str):
@@ -157,7 +157,7 @@ def payload_bytes(payload: object, largest: int) -> bytes:
 
 
 def headers_text(headers: Mapping[str, str] | None) -> str | None:
-    """Return headers as they are stored, or raise."""
+    """Return headers in their stored form, or raise."""
     if not headers:
         return None
     if not isinstance(headers, Mapping) or not all(
@@ -171,7 +171,7 @@ def headers_text(headers: Mapping[str, str] | None) -> str | None:
 
 
 def event_of(row: tuple[Any, ...]) -> OutboxEvent:
-    """Return a row (id, aggregate, aggregate_id, sequence, type, payload, headers, created_at)."""
+    """Return the event of a row. The unpacking below shows the order of the columns."""
     number, aggregate, aggregate_id, sequence, kind, payload, headers, created_at = row
     return OutboxEvent(
         number,
@@ -186,7 +186,7 @@ def event_of(row: tuple[Any, ...]) -> OutboxEvent:
 
 
 def _headers(stored: object) -> dict[str, str]:
-    """Return stored headers; what somebody else has put there may be anything."""
+    """Return stored headers; ignore invalid ones, which other programs may have written."""
     if not isinstance(stored, str) or len(stored) > LARGEST_HEADERS:
         return {}
     try:
@@ -199,9 +199,9 @@ def _headers(stored: object) -> dict[str, str]:
 
 
 def error_text(error: object) -> str:
-    """Return an error as it is stored: a line without secrets, and the traceback below it.
+    """Return the stored form of an error: one redacted line, and the traceback below it.
 
-    What was stored before is stored again as it is.
+    An error read from the database keeps its traceback.
     """
     if isinstance(error, BaseException):
         return report_of(error, LARGEST_ERROR)

@@ -1,7 +1,7 @@
-"""Being told of new events by PostgreSQL: on a connection of its own, never one of a pool.
+"""PostgreSQL notifications of new events, on a dedicated connection outside the pool.
 
-A hint and no more: whoever is not told looks by itself a little later. So whatever goes wrong here
-is tried again, and nobody waits for it.
+A notification is only a hint: without it, workers poll a little later. So every failure here is
+retried, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CLOSING: Final = 2.0
 
 
 class Listening:
-    """Calls `heard` when something is notified on a channel."""
+    """Calls `heard` at each notification on a channel."""
 
     def __init__(
         self, channel: str, connect: Callable[[], Awaitable[Any]], heard: Callable[[], None]
     ) -> None:
-        """Listen on what `connect` opens: a connection of asyncpg or of psycopg (async)."""
+        """Listen on the connection that `connect` opens, of asyncpg or psycopg (async)."""
         if not callable(connect):
             raise TypeError(f"listen={connect!r}: pass a function that opens a connection")
         self._channel = channel
@@ -38,14 +38,14 @@ class Listening:
         self.is_listening = False
 
     def start(self, rng: Random) -> Listening:
-        """Begin, in this event loop."""
+        """Start in this event loop."""
         import asyncio
 
         self._task = asyncio.ensure_future(self._forever(rng))
         return self
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """Return what is to be cancelled to end it: closing the connection is part of that."""
+        """Return the tasks to cancel in order to stop; they close the connection."""
         task, self._task = self._task, None
         return [] if task is None else [task]
 
@@ -63,10 +63,10 @@ class Listening:
                         await self._by_psycopg(connection)
                 finally:
                     if self.is_listening:
-                        delays = AGAIN.delays(rng.random)  # it was good: soon again
+                        delays = AGAIN.delays(rng.random)  # it worked: reconnect soon
                     self.is_listening = False
                     await _closed(connection)
-            except Exception as error:  # noqa: BLE001 - polling goes on without it
+            except Exception as error:  # noqa: BLE001 - polling continues without it
                 logging.getLogger("seawall").warning(
                     "not listening on %r: %s", self._channel, type(error).__name__
                 )
@@ -91,7 +91,7 @@ class Listening:
             self._heard()
 
     def _begun(self) -> None:
-        """Look once: what was told before was not heard."""
+        """Look once: earlier notifications were missed."""
         self.is_listening = True
         self._heard()
 

@@ -1,8 +1,10 @@
-"""How a round of a dispatcher went: written down, and told of, each once.
+"""The outcome of a dispatcher's round: stored and reported once.
 
-Promises: of an aggregate that is blocked, and of an event that is put aside, it is told once, by
-the dispatcher that did it: after it is committed, also where the database's answer to that was
-lost; and not by one that was taken over, whose word is refused.
+Promises:
+
+- A blocked aggregate or a dead event is reported once, by the dispatcher that caused it.
+- It is reported after the commit, even if the database's answer to the commit was lost.
+- A dispatcher that was taken over reports nothing: its writes are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from seawall.runtime.stepping import Steps
 
 
 class Page:
-    """What is to be written down of one round."""
+    """The outcome of one round, to be stored."""
 
     def __init__(self, outbox: Outbox, owner: str, settled: list[Settled], *, keep: bool) -> None:
-        """Write as `owner`; with `keep`, what was delivered is kept for a while."""
+        """Write as `owner`; with `keep`, delivered events are kept for a while."""
         self._outbox = outbox
         self._owner = owner
         self._settled = settled
@@ -32,9 +34,10 @@ class Page:
         self._ours: set[int] = set()
 
     async def write(self, *, held: bool) -> int:
-        """Write it, again if that failed; return how many were refused: they were taken over.
+        """Write the outcome; may be repeated after a failure. Return how many were refused.
 
-        `held` says whether the leases hold for sure: then nobody else can have written anything.
+        Refused are aggregates that were taken over. `held` says whether the leases are certainly
+        valid: then no other dispatcher can have written anything.
         """
         unsure, self._unsure = self._unsure, True
         steps = partial(self._writing, unsure=unsure, held=held)
@@ -47,13 +50,13 @@ class Page:
         ours = written.troubled
         if not unsure:
             return written.late, ours
-        # An earlier try may have been committed, and only its answer lost.
+        # An earlier attempt may have been committed although its answer was lost.
         missing = [one for one in self._settled if one.lane.lane not in ours]
         before = yield from written_before(outbox, missing, held=held)
         return written.late - len(before), ours | before
 
     def tell(self, failures: FailureLog) -> None:
-        """Tell subscribers, and the log, of the failures that were written."""
+        """Report the stored failures to subscribers and to the log."""
         for one in self._settled:
             if one.has_failed and one.lane.lane in self._ours:
                 self._tell_failure(one, failures)

@@ -1,7 +1,7 @@
-"""What an outbox asks a database: adding in the user's transaction, and the dispatcher's own.
+"""The database operations of an outbox: adding events, and those of the dispatcher.
 
-A dispatcher's claim of an aggregate has an owner, an epoch and a lease. Whatever it writes later is
-bound to owner and epoch: who was taken over writes nothing.
+A dispatcher's claim of an aggregate has an owner, an epoch and a lease. Its later writes are bound
+to owner and epoch: a dispatcher that was taken over writes nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from seawall.runtime.stepping import Steps
 
 
 class Lane(NamedTuple):
-    """An aggregate that was claimed, and its next events."""
+    """A claimed aggregate with its next events."""
 
     lane: int
     epoch: int
     attempts: int
-    """How often the first of them has failed."""
+    """Number of failed attempts of the first event."""
     events: list[OutboxEvent]
 
 
 class Taken(NamedTuple):
-    """A claim; on SQLite with the number up to which its events are wanted."""
+    """A claim; on SQLite with the sequence number up to which events are fetched."""
 
     lane: int
     epoch: int
@@ -35,50 +35,50 @@ class Taken(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a claim brought, and where the next one goes on looking."""
+    """The result of a claim, and where the next one continues."""
 
     lanes: list[Lane]
     after: int
     ended: bool
-    """Whether there was nothing more behind where it began."""
+    """Whether the search reached the end of the outbox."""
 
 
 class Settled(NamedTuple):
-    """How it went for one aggregate: the first `delivered` of its events were delivered."""
+    """The outcome for one aggregate, of which the first `delivered` events were delivered."""
 
     lane: Lane
     delivered: int
     action: str
-    """"done" (freed), "again" or "block" (troubled), "skip" (the next event is put aside)."""
+    """One of "done" (released), "again" or "block" (failed), "skip" (the next event is dead)."""
     attempts: int = 0
     delay: int = 0
     error: object = ""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the event after those was tried, and not taken."""
+        """Whether the event after the delivered ones was attempted and failed."""
         return type(self.error) is not str or self.error != ""
 
     @property
     def upto(self) -> int:
-        """The number of the last that was delivered; 0 if none."""
+        """The sequence number of the last delivered event; 0 if none."""
         return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
 
 
 class Written(NamedTuple):
-    """What became of writing it down."""
+    """The result of storing outcomes."""
 
     late: int
-    """How many were refused: they were taken over meanwhile."""
+    """Number of refused outcomes: their aggregates were taken over meanwhile."""
     troubled: set[int]
-    """Those in trouble for which it was written."""
+    """The failed aggregates whose outcome was stored."""
 
 
 # Adding
 
 
 def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
-    """Add one event; return its number in its aggregate."""
+    """Add one event; return its sequence number in its aggregate."""
     if dialect == "postgres":
         rows = yield Ask("outbox.add", arguments)
         number: int = rows[0][0]
@@ -106,8 +106,8 @@ def claiming(
 ) -> Steps[Claimed]:
     """Claim aggregates behind `after`, and fetch a batch of their events.
 
-    These are the aggregates of the next `batch` events; or, with `far`, the next `batch` ones
-    however many events they have: for when the nearest are not to be had.
+    These are the aggregates of the next `batch` events; or, with `far`, the next `batch` aggregates
+    however many events they have, for when the nearest cannot be claimed.
     """
     given = {
         "outbox": outbox,
@@ -130,13 +130,13 @@ def claiming(
         if free:
             listed = ",".join(map(str, free))
             got = yield Ask("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
-        # Nobody else writes meanwhile: what is free is got.
+        # There is no other writer meanwhile: every free one can be claimed.
         ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
         taken = [Taken(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
     found = yield from fetching(dialect, outbox, taken, each, batch, largest)
     used = [lane.lane for lane in found if lane.events]
     if used and len(used) < len(found):
-        # The batch was full before all had their turn: they are the next.
+        # The batch was full before all aggregates had a turn: continue with the rest.
         return Claimed(found, used[-1], ended=False)
     ended = (looked or 0) < batch
     return Claimed(found, 0 if ended else furthest, ended=ended)
@@ -145,9 +145,9 @@ def claiming(
 def fetching(
     dialect: Dialect, outbox: str, taken: list[Taken], each: int, batch: int, largest: int
 ) -> Steps[list[Lane]]:
-    """Return what was claimed with its events: `each` of an aggregate, `batch` in all.
+    """Return the claimed aggregates with events: `each` per aggregate, `batch` in all.
 
-    Fewer, where they have more than `largest` bytes of payload together; but always one.
+    Fewer if their payloads exceed `largest` bytes together, but at least one.
     """
     if not taken:
         return []
@@ -167,7 +167,7 @@ def fetching(
 
 
 def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Steps[set[int]]:
-    """Hold these for longer; return the ones that are still held."""
+    """Renew the leases; return the aggregates that are still held."""
     if dialect == "postgres":
         yield Ask("outbox.by_index", {})
         rows = yield Ask(
@@ -186,15 +186,15 @@ def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Ste
     return held
 
 
-# Telling how it went
+# Storing outcomes
 
 
 def settling(
     dialect: Dialect, outbox: str, owner: str, settled: list[Settled], *, keep: bool
 ) -> Steps[Written]:
-    """Write down how it went for each; return how many were refused.
+    """Store the outcome of each aggregate; return how many were refused.
 
-    Refused is what was taken over meanwhile: nothing is written for it.
+    An aggregate that was taken over meanwhile is refused: nothing is written for it.
     """
     if not settled:
         return Written(0, set())
@@ -292,10 +292,10 @@ def _settling_sqlite(
 
 
 def written_before(outbox: str, settled: list[Settled], *, held: bool) -> Steps[set[int]]:
-    """Return those of which we had written that they are blocked, or that an event is put aside.
+    """Return the aggregates whose block or dead event an earlier attempt of ours has stored.
 
-    A block is known by its epoch. Of what was put aside, only as long as our lease is `held`: later
-    somebody else may have done it.
+    A block is recognised by its epoch. A dead event counts only while our lease is `held`: later,
+    another dispatcher may have stored it.
     """
     found = set()
     for one in settled:

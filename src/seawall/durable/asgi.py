@@ -1,18 +1,22 @@
-"""Requests that happen once: an ASGI middleware for the header Idempotency-Key.
+"""ASGI middleware for the header Idempotency-Key: each request runs once.
 
-Promises: of all requests with one key (of one caller, method and route) one is carried out. Who
-asks again gets the same status, headers and body, byte for byte, and `Idempotent-Replayed: true`;
-with another payload 422; while the first is at work 409 and when to come again. Without a key that
-is required, or with one that is none, 400. Nothing is carried out that could not be recorded, and
-no answer is complete at the client before its record is on disk.
+Promises:
 
-Every answer that may come after an effect is kept, a 500 too, also of an error. Not kept are
-statuses which say that nothing was done (400, 401, 403, 404, 409, 422, 429, 503...), refusals that
-are raised (`Rejected`), and failures of a handler whose own transaction was rolled back: then the
-next request runs. `keep=` says otherwise. A worker that dies leaves its record
-until the lease is over; then another takes over, and what the first may still say is refused.
-Whoever writes into the same database completes the request in the same transaction, so that a crash
-after it does no harm either: see `Keyed.complete`.
+- Of all requests with one key (of one caller, method and route), one runs.
+- A repeat gets the same status, headers and body, byte for byte, with `Idempotent-Replayed: true`;
+  with another payload 422; while the first is running 409 with `Retry-After`. A missing required
+  key   or a malformed one gets 400.
+- A request does not run if it cannot be recorded, and no response is complete at the client before
+  its   record is on disk.
+- Every response that may follow an effect is stored, including a 500 after an exception. Not stored
+  are statuses which mean that nothing was done (400, 401, 403, 404, 409, 422, 429, 503...), raised
+  refusals (`Rejected`), and failures of a handler whose own transaction was rolled back: then the
+  next   request runs. `keep=` overrides this.
+- A worker that dies leaves its record until the lease expires. Then another one takes over, and
+  late   writes of the first are refused.
+
+A handler that writes to the same database can complete the request in the same transaction. Then a
+crash after the commit does no harm either: see `Keyed.complete`.
 """
 
 from __future__ import annotations
@@ -54,10 +58,10 @@ __all__ = ["IdempotentRequests", "Keyed", "RequestOutcome", "keyed"]
 Receive = Callable[[], Awaitable[Message]]
 Part = str | int | UUID | None
 Who = Callable[[Incoming], Part | tuple[Part, ...]]
-"""Says whose a request is; None, also as a part of it, is somebody unknown."""
+"""Returns the owner of a request. None, also within a tuple, means unknown."""
 
 MOST_REQUEST: Final = 1024 * 1024
-"""Bytes of a request's body, unless told otherwise."""
+"""Default maximum bytes of a request's body."""
 
 _HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()
 _LONGEST_SCOPE: Final = 200
@@ -91,9 +95,9 @@ def keyed(request: Any, *, required: bool = False) -> Keyed | None: ...
 
 
 def keyed(request: Any, *, required: bool = False) -> Keyed | None:
-    """Return how a request is keyed (a Starlette request, or an ASGI scope); None if it is not.
+    """Return the `Keyed` of a Starlette request or an ASGI scope; None if it has none.
 
-    With `required`, that raises `KeyMissing`, which an edge answers with 400.
+    With `required`, raise `KeyMissing` instead, which an edge answers with 400.
     """
     check.flag("required", required)
     scope = getattr(request, "scope", request)
@@ -108,7 +112,7 @@ def keyed(request: Any, *, required: bool = False) -> Keyed | None:
 
 
 class IdempotentRequests:
-    """Carry out requests to some routes of an ASGI app once for each Idempotency-Key."""
+    """Runs requests to some routes of an ASGI app once for each Idempotency-Key."""
 
     def __init__(
         self,
@@ -129,31 +133,31 @@ class IdempotentRequests:
         clean_every: float | None = 60.0,
         trust: Trust | None = None,
     ) -> None:
-        """Stand around `app`; keep records by `idempotency`, for these `routes` and `methods`.
+        """Wrap `app`; store records with `idempotency` for these `routes` and `methods`.
 
-        `routes` are templates such as "/orders" or "/orders/{id}/pay". `scope(incoming)` says whose
-        a request is: a proven identity, as text, whole number or UUID, or as a tuple of these such
-        as (tenant, user). It must be given, for what one caller is answered is no other's business;
-        None from it is refused with 403. Only an app whose callers are all one may say
-        `unscoped=True` instead.
+        `routes` are templates such as "/orders" or "/orders/{id}/pay". `scope(incoming)` returns
+        the owner of a request: an authenticated identity as text, whole number or UUID, or a tuple
+        of these such as (tenant, user). It is mandatory, because one caller must not get another
+        caller's responses; if it returns None, the request gets 403. Only an app with a single
+        caller may use `unscoped=True` instead.
 
-        `keep` says which answers are kept: statuses, all others free the key; or a function of the
-        `RequestOutcome` (True, False, or None for the default). An error that the app raises has
-        the status that is sent for it. What the app has committed by `Keyed.complete` is always
-        kept, and a refusal (`Rejected`) never.
+        `keep` decides which responses are stored: a list of statuses (all others free the key), or
+        a function of the `RequestOutcome` (True, False, or None for the default). An exception of
+        the app counts with the status that is sent for it. What the app has committed by
+        `Keyed.complete` is always stored, and a refusal (`Rejected`) never.
 
-        A repeat has to have the same path, query and body. Bodies of a JSON type are compared by
-        meaning, all others by bytes. `fingerprint(incoming, body)` returns what is compared in
-        place of the body, as `Idempotency.reserve` takes it: such as a part of it, or None for
-        nothing. Where it raises, the bytes are compared.
+        A repeat must have the same path, query and body. Bodies of a JSON type are compared by
+        meaning, all others by bytes. `fingerprint(incoming, body)` returns what is compared instead
+        of the body, as `Idempotency.reserve` accepts it: for instance a part of it, or None for
+        nothing. If it raises, the bytes are compared.
 
-        With `required=False` requests without a key pass as they are. A repeat that comes meanwhile
-        waits up to `wait` seconds for its answer, and is then told to come again after
-        `retry_after` (or when the lease of the first is over, if that is sooner). A body of more
-        than `max_request_body` bytes is refused with 413. `never_store` names headers that are not
-        kept, beside those that never are. While the app lives (ASGI's lifespan says so) records
-        whose time is over are removed every `clean_every` seconds; with None you do it. `trust` is
-        for `Incoming.client` where there is no edge outside.
+        With `required=False`, requests without a key pass unchanged. A repeat of a running request
+        waits up to `wait` seconds for the response, and then gets a `Retry-After` of `retry_after`
+        (or of the rest of the first one's lease, if that is shorter). A body of more than
+        `max_request_body` bytes gets 413. `never_store` names headers that are not stored, in
+        addition to the built-in ones. During the ASGI lifespan, expired records are removed every
+        `clean_every` seconds; with None, that is up to you. `trust` is used for `Incoming.client`
+        if there is no edge outside.
         """
         self.app = check.function("app", app)
         self._dispatch = dispatch_of(app)
@@ -194,9 +198,10 @@ class IdempotentRequests:
 
     @classmethod
     def add_to(cls, app: Any, idempotency: Idempotency, **options: Any) -> Self:
-        """Add it to a FastAPI or Starlette app, and return it; `options` are those of the class.
+        """Add the middleware to a FastAPI or Starlette app, and return it.
 
-        `app.add_middleware(...)` would make it at the first request, and tell a mistake only then.
+        `options` are those of the class. `app.add_middleware(...)` would create it at the first
+        request, and report a mistake only then.
         """
         if not callable(getattr(app, "add_middleware", None)):
             raise TypeError(
@@ -216,7 +221,7 @@ class IdempotentRequests:
         return self
 
     def _described(self, schema: dict[str, Any]) -> None:
-        """Add the key and our answers to the OpenAPI description of the app."""
+        """Add the key and the middleware's responses to the app's OpenAPI description."""
         for operation in operations(schema, self._routes.templates, self._methods):
             describe_key(operation, required=self.required)
 
@@ -225,38 +230,38 @@ class IdempotentRequests:
         return f"<IdempotentRequests {'|'.join(sorted(self._methods))} {listed}>"
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many requests were carried out, answered again, refused and so on."""
+        """Return the counts of requests executed, replayed, refused and so on."""
         with self._mutex:
             return dict(self._counts)
 
     def forget(self, scope: Part | tuple[Part, ...], operation: str, key: str) -> bool:
         """Remove the record of a key, as `Idempotency.forget` does.
 
-        `scope` is what the scope function returns, `operation` is such as "POST /orders".
+        `scope` is a return value of the scope function; `operation` is for instance "POST /orders".
         """
         return self.idempotency.forget(scope_text(scope), operation, key)
 
     async def aforget(self, scope: Part | tuple[Part, ...], operation: str, key: str) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `forget`."""
         return await self.idempotency.aforget(scope_text(scope), operation, key)
 
     def _after_fork(self) -> None:
         self._mutex = Mutex()
 
     def _count(self, what: str) -> None:
-        """Count something that happened."""
+        """Increment a counter."""
         with self._mutex:
             self._counts[what] += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what there is to serve."""
+        """Serve one ASGI connection."""
         if scope["type"] != "http" or scope["method"] not in self._methods:
             living = scope["type"] == "lifespan" and self.clean_every is not None
             await (self._live if living else self.app)(scope, receive, send)
             return
         template = self._routes.of(scope, self._dispatch)
         refused = self._dispatch is not None and self._dispatch.refuses_method(scope)
-        if template == OTHER or refused:  # the app answers 404 or 405 itself
+        if template == OTHER or refused:  # the app itself responds with 404 or 405
             await self.app(scope, receive, send)
             return
         incoming = self._incoming(scope)
@@ -268,7 +273,7 @@ class IdempotentRequests:
             await send_problem(send, name, [])
             return
         body = await self._read(incoming, receive)
-        if body is None:  # the client went away before it had asked
+        if body is None:  # the client disconnected before the request was complete
             return
         if isinstance(body, Problem):
             await send_problem(send, body, [])
@@ -280,8 +285,8 @@ class IdempotentRequests:
         await Request(self, name, send).serve(scope, body)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Clean up from the app's start to its end."""
-        assert self.clean_every is not None  # noqa: S101 - else this is not called
+        """Clean up periodically, from the app's start to its end."""
+        assert self.clean_every is not None  # noqa: S101 - checked by the caller
         stack = AsyncExitStack()
 
         async def heard() -> Message:
@@ -295,14 +300,14 @@ class IdempotentRequests:
             await self.app(scope, heard, send)
 
     def _incoming(self, scope: Scope) -> Incoming:
-        """Return the request as it is now, and trust whom the edge outside trusts."""
+        """Return the request in its current state, with the trust settings of the edge outside."""
         seen = scope.get(INCOMING)
-        # Not what the edge saw: a login in between may have changed the scope, or the headers. What
-        # a stranger wrote into those must not count as what the login has proven.
+        # Not the `Incoming` of the edge: an authentication layer in between may have changed the
+        # scope or the headers. A header from outside must not count as authenticated.
         return Incoming(scope, seen.trust if isinstance(seen, Incoming) else self._trust)
 
     def _name(self, incoming: Incoming, operation: str) -> Name | Problem:
-        """Return how the request is keyed, or why it is not."""
+        """Return the identity of the request, or the problem to respond with."""
         if _HEADER not in incoming.named:
             self._count("missing")
             return answers.KEY_MISSING
@@ -323,23 +328,23 @@ class IdempotentRequests:
         return Name(whose, operation, key, b"")
 
     def _compared(self, incoming: Incoming, body: bytes, name: Name) -> bytes | str:
-        """Return what of the body a repeat must have in common with the first request."""
+        """Return the part of the body that a repeat must have in common with the first request."""
         try:
             said = self._fingerprint(incoming, body)
             return b"" if said is None else payload_of(said)
         except Exception as error:  # noqa: BLE001 - the user's function may meet any body
             now = self.idempotency.clock.now()
-            if now >= self._quiet_until:  # callers choose the body, and must not fill the log
+            if now >= self._quiet_until:  # callers choose the body, and must not flood the log
                 self._quiet_until = now + LOG_EVERY
                 log = logging.getLogger("seawall")
                 log.warning("%s: fingerprint= raised %s", name.operation, type(error).__name__)
             return body
 
     async def _read(self, incoming: Incoming, receive: Receive) -> bytes | Problem | None:
-        """Read the body whole; None if it does not come."""
+        """Read the whole body; return None if the client disconnects."""
         declared = incoming.named.get(b"content-length", b"")
         size = int(declared) if declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004 - digits of 2**63
-        body = bytearray()  # and no list: of many small parts that would be many times as large
+        body = bytearray()  # not a list: many small parts would need many times the memory
         more = True
         while more and max(size, len(body)) <= self.max_request_body:
             message = await receive()
@@ -358,7 +363,7 @@ async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
 
 
 def _meaning(incoming: Incoming, body: bytes) -> bytes:
-    """Return a JSON body in its canonical form, and all else as it is."""
+    """Return a JSON body in its canonical form, and any other unchanged."""
     kind = incoming.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json" and not kind.endswith(b"+json"):
         return body
@@ -367,9 +372,9 @@ def _meaning(incoming: Incoming, body: bytes) -> bytes:
 
 
 def scope_text(said: object) -> str | None:
-    """Return what a scope function said as one text: different ones for different callers.
+    """Return the result of a scope function as one text, different for each caller.
 
-    None where a part of it is missing: that is somebody unknown.
+    Returns None if a part is missing: then the caller is unknown.
     """
     parts = [_part(part) for part in (said if isinstance(said, tuple) else (said,))]
     if not parts or any(part is None or part == "" for part in parts):
@@ -384,9 +389,10 @@ def scope_text(said: object) -> str | None:
 
 
 def read_scope(text: str) -> str | None:
-    """Return the scope that an operator has written, as records have it.
+    """Return the scope that an operator has written, in its stored form.
 
-    Text, or a JSON list for a tuple such as ["acme", 7]; what begins with # is a stored digest.
+    It is text, or a JSON list for a tuple such as ["acme", 7]; text that starts with # is a stored
+    digest.
     """
     if text.startswith("#"):
         return text

@@ -1,13 +1,16 @@
-"""Delivers the events of an outbox: at least once, in order within each aggregate.
+"""Delivers the events of an outbox at least once, in order within each aggregate.
 
-Promises: what was committed is delivered; what was rolled back never is. Of one aggregate, an event
-is given to the sink only when those before it were taken. An event that fails holds up its own
-aggregate and no other; one that hangs fails after `timeout`, and its dispatcher claims nothing new
-until then, whatever the sink does: also if it ignores that it is cancelled. `run` returns within
-`stop(grace)`, or three seconds later where the database does not answer. Any number of dispatchers
-share the work: an aggregate is one's own for a lease, which is prolonged while it is at work; who
-is killed is replaced when the lease is over, and who comes back late writes nothing any more. There
-is no cursor that a late commit could be behind: pending is what is there.
+Promises:
+
+- A committed event is delivered; one that was rolled back never is.
+- Within an aggregate, an event is passed to the sink only after all events before it succeeded.
+- A failing event holds up only its own aggregate. A hanging one fails after `timeout`, even if the
+  sink ignores its cancellation; until then its dispatcher claims nothing new.
+- `run` returns within `stop(grace)`, or three seconds later if the database does not answer.
+- Any number of dispatchers share the work. Each aggregate is claimed for a lease, which is renewed
+  during delivery. A dispatcher that died is replaced when the lease expires; one that comes back
+  late cannot write anything.
+- A late commit is not missed, because there is no cursor: every stored event is pending.
 """
 
 from __future__ import annotations
@@ -40,22 +43,22 @@ if TYPE_CHECKING:
 __all__ = ["Dispatcher"]
 
 SHORTEST_PAUSE: Final = 0.05
-"""Seconds between two looks while something has happened lately."""
+"""Seconds between two polls while events keep coming."""
 LARGEST_BATCH: Final = 16 * 2**20
-"""Bytes of payload that are fetched at once."""
+"""Maximum bytes of payload that are fetched at once."""
 SHORTEST_LEASE: Final = 1.0
-"""Seconds; in fewer, a claim may be over before its first event is at the sink."""
+"""Minimum lease in seconds: a shorter one may expire before its first event reaches the sink."""
 SURVEY_EVERY: Final = 15.0
 LONGEST_PAUSE: Final = 300.0
-"""Seconds that a refusal may ask to wait."""
+"""Maximum seconds of pause after a refusal."""
 TELLING: Final = 2.0
-"""Seconds after the grace for writing down how it went; then the leases do it."""
+"""Seconds after the grace period for storing outcomes; after that, the leases expire."""
 OUTAGE: Final = full_jitter(0.1, cap=5.0)
-"""Between tries to reach the database."""
+"""Backoff between attempts to reach the database."""
 
 
 class Dispatcher:
-    """Give the events of `outbox` to `sink`: a function of an event, or of a list of them."""
+    """Passes the events of `outbox` to `sink`, a function of an event or of a list of events."""
 
     def __init__(
         self,
@@ -77,12 +80,12 @@ class Dispatcher:
     ) -> None:
         """Deliver up to `batch` events in a round, of up to `concurrency` aggregates at once.
 
-        With `batched`, the sink is given a list, and returns None or the ids that failed. A call of
-        it that takes longer than `timeout` seconds has failed (None: no limit). An event is tried
-        up to `attempts` times, with pauses of `backoff` (full jitter from 1 s up to 5 minutes,
-        unless given); then its aggregate waits for `Outbox.unblock` (`poison="block"`), or goes on
-        without it (`"skip"`). Looks every `poll` seconds at the latest. What was delivered is kept
-        for `keep` seconds. `listen` opens a connection of its own for NOTIFY.
+        With `batched`, the sink receives a list, and returns None or the ids that failed. A call of
+        the sink that takes longer than `timeout` seconds has failed (None: no limit). An event has
+        up to `attempts` attempts, with pauses of `backoff` (default: full jitter from 1 s up to 5
+        minutes). Then its aggregate waits for `Outbox.unblock` (`poison="block"`), or continues
+        without it (`"skip"`). The dispatcher polls at least every `poll` seconds. Delivered events
+        are kept for `keep` seconds. `listen` opens a dedicated connection for NOTIFY.
         """
         if not isinstance(outbox, Outbox):
             raise TypeError(f"Dispatcher({outbox!r}, ...): pass an Outbox")
@@ -135,17 +138,17 @@ class Dispatcher:
         self._delivering: asyncio.Task[None] | None = None
 
     def _after_fork(self) -> None:
-        """Be another one than in the parent, which goes on under its name."""
+        """Take a new identity in a child process: the parent continues under the old one."""
         self._begin_afresh()
         self._delivery.after_fork()
         if self._own_rng:
-            self._rng = Random()  # noqa: S311 - jitter is no secret
+            self._rng = Random()  # noqa: S311 - jitter is not a secret
 
     def __repr__(self) -> str:
         return f"<Dispatcher of {self.outbox!r}: {self._counts['delivered']} delivered>"
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it has done, and how the outbox stood when it looked last."""
+        """Return the dispatcher's counts, and the last survey of the outbox."""
         return {
             "outbox": self.outbox.name,
             "running": self._loop is not None,
@@ -159,43 +162,44 @@ class Dispatcher:
     # Running
 
     async def run(self) -> None:
-        """Deliver until `stop` is called, or until cancelled; then let go of what is claimed."""
+        """Deliver until `stop` is called or the task is cancelled; then release the claims."""
         await self._alone(self._forever)
 
     async def run_once(self) -> int:
-        """Deliver one batch; return how many events that were, 0 if there was nothing to do."""
+        """Deliver one batch; return the number of events, 0 if there was nothing to do."""
         return int((await self._alone(self._one_round)).delivered)
 
     async def drain(self) -> int:
-        """Deliver until nothing is due; return how many events that were."""
+        """Deliver until nothing is due; return the number of events."""
         total = 0
         while (ended := await self._alone(self._one_round)).goes_on:
             total += ended.delivered
         return total + int(ended.delivered)
 
     def run_sync(self, drain: float = 10.0) -> None:
-        """Deliver until `stop` is called, in this thread; for programs without an event loop.
+        """Deliver in this thread until `stop` is called; for programs without an event loop.
 
-        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
-        by `stop(0)`. A signal that the program handles itself is left to it.
+        In the main thread, SIGTERM and SIGINT stop the dispatcher too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
         """
         run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Begin nothing new; what is being delivered has `grace` seconds. From any thread.
+        """Start nothing new; give running deliveries `grace` seconds. Callable from any thread.
 
-        `run` returns when it is done, three seconds after the grace at the latest. A call of the
-        sink that goes on all the same is abandoned: its aggregate rests for a lease.
+        `run` returns when all is done, at most three seconds after the grace period. A call of the
+        sink that still runs then is abandoned: its aggregate pauses for a lease.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._stopped = True
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: it has stopped
+            with suppress(RuntimeError):  # the loop is closed, so the dispatcher has stopped
                 loop.call_soon_threadsafe(self._halt, seconds)
 
     def wake(self) -> None:
-        """Look at once, not only after the pause. From any thread."""
+        """Look at once instead of after the pause. Callable from any thread."""
         self._woken = True
         loop, news = self._loop, self._news
         if loop is not None and news is not None:
@@ -219,7 +223,7 @@ class Dispatcher:
             self._overdue.set_result(None)
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Do `work` in a task of its own, so that who is cancelled still lets go of its claims."""
+        """Run `work` in its own task: claims are released even if this one is cancelled."""
         import asyncio
 
         from seawall.runtime.abandon import end
@@ -262,7 +266,7 @@ class Dispatcher:
                 try:
                     ended = await self._one_round()
                     await self._keep_house()
-                except Exception as error:  # noqa: BLE001 - of any driver's; told, and tried again
+                except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
                     self._counts["errors"] += 1
                     self._outage.failed(None, "the database", error)
                     await self._nap(next(delays))
@@ -284,7 +288,7 @@ class Dispatcher:
                 await end(listening.tasks())
 
     async def _wait_for_the_sink(self) -> None:
-        """Wait for as long as a refusal asked for: news do not shorten it, `stop` does."""
+        """Pause for as long as a refusal asked: news do not end the pause, `stop` does."""
         while not self._stopped and (left := self._resume_at - self._clock.now()) > 0:
             self._woken = False
             await self._nap(left)
@@ -309,10 +313,11 @@ class Dispatcher:
             self._surveyed_at = now
             self._survey = await self.outbox.asurvey()
             self._cleaning = True
-        if self._cleaning:  # a batch between two rounds, so that nobody waits for all of it
+        # one batch between two rounds, so that deliveries do not wait for all of it
+        if self._cleaning:
             self._cleaning = await self.outbox._aclean_some(keep=self.keep)
 
-    # One round: claim, deliver, write down
+    # One round: claim, deliver, store the outcome
 
     async def _one_round(self) -> Ended:
         outbox, database = self.outbox, self.outbox.database
@@ -338,11 +343,11 @@ class Dispatcher:
             self._after = claimed.after
             if claimed.lanes or self._stopped:
                 break
-            # Behind the end it begins anew; at the second end all has been looked at.
+            # Behind the end, start over; at the second end, everything has been looked at.
             ends += claimed.ended + (claimed.ended and began == 0)
             if ends > 1:
                 break
-            far = not claimed.ended  # the nearest are not to be had: look further
+            far = not claimed.ended  # the nearest cannot be claimed: look further
         if not claimed.lanes:
             return Ended(0, goes_on=False)
         progress = [Progress(lane) for lane in claimed.lanes]
@@ -351,10 +356,10 @@ class Dispatcher:
             await self._deliver(progress, owner, holding)
         finally:
             await self._settle(progress, owner, holding)
-        # Also after failures there may be others to deliver at once; not after a refusal.
+        # After failures other events may be deliverable at once; after a refusal, pause.
         refused = [one.lane.lane for one in progress if one.refused is not None]
         if refused:
-            self._after = max(refused)  # others first: it may be this one alone that is refused
+            self._after = max(refused)  # others first: the refusal may concern this one alone
         delivered = sum(one.delivered for one in progress)
         return Ended(delivered, goes_on=not refused and not self._stopped)
 
@@ -383,7 +388,7 @@ class Dispatcher:
                 self._delivering = None
 
     async def _renew(self, holding: Holding, lanes: list[Lane], owner: str) -> None:
-        """Prolong the lease while the sink is at work; note what was lost."""
+        """Renew the leases while the sink is working; note which were lost."""
         from seawall.runtime.runners import sleep_async
 
         database, lease = self.outbox.database, round(self.lease * 1e6)
@@ -410,7 +415,7 @@ class Dispatcher:
                 late = await page.write(held=self._clock.now() < holding.until)
                 break
             except Exception:
-                # What is not written down comes again, and its aggregates wait for their lease.
+                # What is not stored will be delivered again, after the leases of its aggregates.
                 if self._stopped or self._clock.now() >= until:
                     raise
                 counts["errors"] += 1

@@ -1,12 +1,16 @@
-"""Effects that happen once: a request that is repeated gets the answer of the first.
+"""Effects that happen once: a repeated request gets the answer of the first.
 
-Promises, for each (scope, operation, key): one runs at a time, and one is completed. A repeat gets
-the stored answer byte for byte; another payload is told apart (`Mismatch`, `KeyReused`); while the
-first is at work the others learn how long to wait, or wait. Who does not end within its lease may
-be taken over, and is then refused whatever it says later. All times are the database's.
+Promises, for each (scope, operation, key):
 
-Three ways in: `reserve` and `complete` (the ASGI middleware is built on them, and the decorator
-`idempotent`); `once` inside a transaction of the user's, where key and effect are committed
+- One request runs at a time, and one is completed.
+- A repeat gets the stored answer byte for byte. A different payload is detected (`Mismatch`,
+  `KeyReused`).
+- While the first request is running, others are given a time to wait, or wait.
+- A request that does not end within its lease may be taken over; its later writes are refused.
+- All times are those of the database.
+
+There are three interfaces: `reserve` and `complete` (used by the ASGI middleware and by the
+decorator `idempotent`); `once` inside a transaction of the user, where key and effect are committed
 together; and `asingle`, one statement for the hot path on PostgreSQL.
 """
 
@@ -77,7 +81,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 WITHDRAWING: Final = 1.0
-"""Seconds for which who was cancelled tries to give back what it may have taken."""
+"""Seconds for which a cancelled call tries to give back a record that it may have taken."""
 
 _SECOND: Final = 1_000_000
 _COUNTED: Final = (
@@ -88,7 +92,7 @@ _COUNTED: Final = (
 
 
 class Idempotency:
-    """Keys and their answers, in a database."""
+    """Idempotency keys and their answers, in a database."""
 
     def __init__(
         self,
@@ -104,9 +108,9 @@ class Idempotency:
     ) -> None:
         """Keep answers for `ttl` seconds, with bodies of up to `max_body` bytes.
 
-        Who has not completed (or renewed) after `lease` seconds may be taken over. `unscoped=True`
-        allows `scope=None`: then whoever knows a key gets its answer. Up to `together` calls
-        of `asingle` share a commit. `clock` is for who waits.
+        A request that has not completed or renewed after `lease` seconds may be taken over.
+        `unscoped=True` allows `scope=None`: then everyone who knows a key gets its answer. Up to
+        `together` calls of `asingle` share a commit. `clock` is used for waiting.
         """
         if not isinstance(database, Database):
             raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
@@ -128,14 +132,14 @@ class Idempotency:
 
     @property
     def clock(self) -> Clock:
-        """The clock of those who wait and block."""
+        """The clock for blocking waits."""
         return self._clock or current_clock()
 
     def __repr__(self) -> str:
         return f"<Idempotency {self.name!r}: lease={self.lease:g}, ttl={self.ttl:g}>"
 
     def snapshot(self) -> dict[str, int]:
-        """Return what this process has seen, in numbers."""
+        """Return the counters of this process."""
         with self._mutex:
             return dict(self._counts)
 
@@ -163,12 +167,12 @@ class Idempotency:
         *,
         wait: float = 0.0,
     ) -> KeyState:
-        """Take the record of a key, or tell why not: what was answered, or who is at it.
+        """Take the record of a key, or return why not: its answer, or that it is in flight.
 
-        `scope` is whose key it is: tenant and principal. `fingerprint` is the payload, or stands
-        for it: bytes, text, or what `Outbox.add` takes as a payload (compared as JSON, whatever the
-        order of members); None is for not comparing. Who finds another at work waits
-        for up to `wait` seconds, or until shortly before its deadline, without a connection.
+        `scope` is the owner of the key: tenant and principal. `fingerprint` is the payload or
+        represents it: bytes, text, or any payload that `Outbox.add` accepts (compared as JSON, in
+        any order of members); None disables the comparison. If another request is running, wait up
+        to `wait` seconds, or until shortly before the deadline, without holding a connection.
         """
         wanted = self._wanted(scope, operation, key, fingerprint)
         clock = self.clock
@@ -189,7 +193,7 @@ class Idempotency:
         *,
         wait: float = 0.0,
     ) -> KeyState:
-        """Do the same, awaiting. Who is cancelled meanwhile has taken nothing."""
+        """Async twin of `reserve`. If cancelled meanwhile, it has taken nothing."""
         wanted = self._wanted(scope, operation, key, fingerprint)
         loop = asyncio.get_running_loop()
         waiting = Waiting(wait, loop.time())
@@ -197,8 +201,8 @@ class Idempotency:
             try:
                 found = await self.database.arun(lambda: records.reserve(wanted, self.terms))
             except asyncio.CancelledError:
-                # It may have been committed by now, and nobody would complete it. Where that cannot
-                # be undone soon, the lease will be over: who is cancelled has to end.
+                # The record may be committed by now, without a caller to complete it: withdraw it.
+                # If that does not succeed soon, its lease expires; a cancelled task must end.
                 with suppress(Exception), regardless():
                     async with asyncio.timeout(WITHDRAWING):
                         await self.database.arun(lambda: records.withdraw(wanted))
@@ -209,7 +213,7 @@ class Idempotency:
             await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
 
     def _wanted(self, *named: Any, owned: bool = True) -> Wanted:
-        """Check what names a record (`wanted_of`), and return it."""
+        """Check the arguments that name a record with `wanted_of`, and return them."""
         return wanted_of(*named, unscoped=self.unscoped, owned=owned)
 
     def _counted(self, found: KeyState) -> KeyState:
@@ -224,13 +228,14 @@ class Idempotency:
                 self._count("reused")
         return found
 
-    # What becomes of a claim
+    # Operations on a claim
 
     def complete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
-        """Store the answer (an `Answer`, bytes, or what JSON has) for all who come again.
+        """Store the answer (an `Answer`, bytes, or a JSON value) for all repeats.
 
-        False: somebody took over, and this answer is refused. A body over `max_body` is not kept,
-        but that it was done is: nobody does it again. Said twice, it is as said once.
+        Returns False if the claim was taken over: this answer is then refused. A body over
+        `max_body` is not stored, but the completion is: no repeat runs. Completing twice has the
+        effect of once.
         """
         self._check_claim(claim)
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
@@ -239,7 +244,7 @@ class Idempotency:
         return self._told("failed" if failed else "completed", done=done)
 
     async def acomplete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `complete`."""
         self._check_claim(claim)
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
         with regardless():
@@ -247,26 +252,26 @@ class Idempotency:
         return self._told("failed" if failed else "completed", done=done)
 
     def abandon(self, claim: KeyClaim) -> bool:
-        """Keep nothing: the next one runs. False: somebody took over."""
+        """Remove the record, so that the next request runs; return False if it was taken over."""
         self._check_claim(claim)
         with regardless():
             done = self.database.run(lambda: records.abandon(claim))
         return self._told("abandoned", done=done)
 
     async def aabandon(self, claim: KeyClaim) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `abandon`."""
         self._check_claim(claim)
         with regardless():
             done = await self.database.arun(lambda: records.abandon(claim))
         return self._told("abandoned", done=done)
 
     def renew(self, claim: KeyClaim) -> bool:
-        """Let the lease begin anew. False: somebody took over, so stop."""
+        """Restart the lease. Returns False if the claim was taken over: stop working then."""
         self._check_claim(claim)
         return self._told(None, done=self._renewed(claim))
 
     async def arenew(self, claim: KeyClaim) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `renew`."""
         self._check_claim(claim)
         done = await self.database.arun(lambda: records.renew(claim, self.terms))
         return self._told(None, done=done)
@@ -275,12 +280,12 @@ class Idempotency:
         return self.database.run(lambda: records.renew(claim, self.terms))
 
     def keeping(self, claim: KeyClaim) -> AbstractContextManager[None]:
-        """Renew the lease of `claim` while the block runs, in a thread that all blocks share."""
+        """Renew the lease of `claim` while the block runs, in a thread shared by all blocks."""
         self._check_claim(claim)
         return self._keeper.keeping(claim)
 
     def akeeping(self, claim: KeyClaim) -> AbstractAsyncContextManager[None]:
-        """Do the same in a task."""
+        """Async twin of `keeping`; renews in a task."""
         self._check_claim(claim)
         return akeeping(lambda: self.arenew(claim), self.lease)
 
@@ -296,7 +301,7 @@ class Idempotency:
             raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
 
     def lookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
-        """Tell an operator how a key is, and which events were committed with it; None: no record.
+        """Return the record of a key for an operator, with its events; None if there is none.
 
         The events are those of `Once.answer` and `Keyed.complete`, while the outbox keeps them.
         """
@@ -304,21 +309,21 @@ class Idempotency:
         return self.database.run(lambda: records.lookup(wanted))
 
     async def alookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
-        """Do the same, awaiting."""
+        """Async twin of `lookup`."""
         wanted = self._wanted(scope, operation, key, None, owned=False)
         return await self.database.arun(lambda: records.lookup(wanted))
 
     def forget(self, scope: str | None, operation: str, key: str) -> bool:
-        """Remove the record of a key, so that the next request with it runs; False: there is none.
+        """Remove the record of a key, so that the next request runs; False if there is none.
 
-        For operators, who know that its effect did not happen or may happen again. Raises
-        `KeyInFlight` where it is being carried out.
+        For operators who know that its effect did not happen or may happen again. Raises
+        `KeyInFlight` if the request is running.
         """
         wanted = self._wanted(scope, operation, key, None, owned=False)
         return self._forgotten(operation, self.database.run(lambda: records.forget(wanted)))
 
     async def aforget(self, scope: str | None, operation: str, key: str) -> bool:
-        """Do the same, awaiting."""
+        """Async twin of `forget`."""
         wanted = self._wanted(scope, operation, key, None, owned=False)
         return self._forgotten(operation, await self.database.arun(lambda: records.forget(wanted)))
 
@@ -332,7 +337,7 @@ class Idempotency:
             self._count("forgotten")
         return found
 
-    # Inside the user's own transaction, and in one statement
+    # In the user's transaction, and in one statement
 
     def once(
         self,
@@ -346,11 +351,11 @@ class Idempotency:
     ) -> Once:
         """Commit the key with the user's own rows: `async with idempotency.once(conn, ...)`.
 
-        `conn` is the user's connection or session, with a transaction begun. Of two with one key
-        the second waits until the first has ended, and then has its answer; or is itself the
-        first, if that was rolled back. Without `wait` it raises `KeyInFlight` at once (PostgreSQL):
-        who waits holds a connection meanwhile. Raises `KeyReused`, or `KeyInFlight` where the key
-        was reserved otherwise.
+        `conn` is the user's connection or session, with an open transaction. Of two transactions
+        with one key, the second waits until the first has ended. Then it gets the first one's
+        answer, or becomes the first itself after a rollback. Without `wait` it raises `KeyInFlight`
+        at once (PostgreSQL), because a waiter occupies a connection. Raises `KeyReused`, or
+        `KeyInFlight` if the key was reserved in another way.
         """
         wanted = self._wanted(scope, operation, key, fingerprint)
         waits = check.flag("wait", wait)
@@ -369,14 +374,14 @@ class Idempotency:
         events: Iterable[Any] = (),
         conn: Any = None,
     ) -> Single:
-        """Do the user's own statement with its key, and events, as one: in one round trip.
+        """Execute the user's statement with its key and events in one round trip.
 
-        `sql` is an INSERT, UPDATE or DELETE that ends with RETURNING what a repeat is to be told,
-        with parameters as `:name`. The statement is a transaction of its own (PostgreSQL only), on
-        a connection of the database's, or on `conn`, which is in no transaction.
-        Where it returns no row nothing was done, and the key stays free. `events` (each a
-        `NewEvent`) are added to `outbox`; they may have columns of the row (`FromRow`). Raises as
-        `once` does.
+        `sql` is an INSERT, UPDATE or DELETE whose RETURNING is the answer for repeats; parameters
+        are written as `:name`. The statement is its own transaction (PostgreSQL only), on a
+        connection of the database, or on `conn`, which must not be in a transaction.
+
+        If it returns no row, nothing was done, and the key stays free. `events` (each a `NewEvent`)
+        are added to `outbox`; they may use columns of the row (`FromRow`). Raises as `once` does.
         """
         wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
         return await asingle(self, sql, arguments, wanted, outbox, events, conn)
@@ -394,7 +399,7 @@ class Idempotency:
         events: Iterable[Any] = (),
         conn: Any = None,
     ) -> Single:
-        """Do the same, blocking."""
+        """Sync twin of `asingle`."""
         wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
         return single(self, sql, arguments, wanted, outbox, events, conn)
 
@@ -411,34 +416,34 @@ class Idempotency:
         keep: type[Exception] | Sequence[type[Exception]] = (),
         codec: Codec | None = None,
     ) -> Callable[[F], F]:
-        """Make a function one that is done once for each key: what it returned is returned again.
+        """Decorate a function to run once for each key; repeats return the stored result.
 
-        `key` and `scope` name arguments of the function, or are functions of its arguments; unless
-        given they are `current_idempotency_key()` and `current_tenant()`. The `operation` is the
-        function's name. The payload that is compared is all arguments, as JSON; or what the
-        function `fingerprint` makes of them; None is for not comparing.
+        `key` and `scope` name arguments of the function, or are functions of its arguments; the
+        defaults are `current_idempotency_key()` and `current_tenant()`. `operation` defaults to the
+        function's name. The compared payload is all arguments as JSON, or the result of the
+        function `fingerprint`; None disables the comparison.
 
-        What it raises is not kept, and the next one runs; errors of the classes in `keep` are, and
-        raised again as `RecordedFailure`. Results are JSON, unless `codec` (with `dumps` to bytes
-        and `loads`) says otherwise. While the function runs its lease is renewed.
+        Exceptions are not stored, so the next call runs; those of the classes in `keep` are stored,
+        and raised again as `RecordedFailure`. Results are stored as JSON, unless there is a `codec`
+        (with `dumps` to bytes, and `loads`). The lease is renewed while the function runs.
         """
         return idempotent_function(
             self, operation, key, scope, fingerprint, wait=wait, keep=keep, codec=codec
         )
 
-    # Cleaning up
+    # Cleanup
 
     def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Remove what is over, `batch` by batch; return how many that were.
+        """Remove expired records, in batches; return how many were removed.
 
-        It ends after about `within` seconds, done or not: call it now and then.
+        It ends after about `within` seconds, finished or not: call it periodically.
         """
         gone = Cleaning(batch, within, records.clean).run(self.database)
         self._count("cleaned", by=gone)
         return gone
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Do the same, awaiting."""
+        """Async twin of `cleanup`."""
         gone = await Cleaning(batch, within, records.clean).arun(self.database)
         self._count("cleaned", by=gone)
         return gone

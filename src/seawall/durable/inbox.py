@@ -1,9 +1,12 @@
-"""Handle each message once, however often it is delivered.
+"""Inbox: process each message once, however often it is delivered.
 
-Promises: in the transaction of the effect it is noted which message caused it, for each consumer.
-So both are there, or neither. Of two deliveries at once one is handled; the other waits for the end
-of the first's transaction, and is dropped if that was committed, or handled if it was not. What was
-noted is forgotten after `ttl`.
+Promises:
+
+- The message's id is recorded for its consumer in the transaction of the effect. So both exist or
+  neither.
+- Of two concurrent deliveries, one is processed. The other waits for the first one's transaction,
+  and   is dropped if that commits, or processed if it does not.
+- Records are forgotten after `ttl`.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from seawall.runtime.stepping import Steps
 __all__ = ["Inbox"]
 
 LONGEST_ID: Final = 4096
-"""Characters of a message's id. What is kept is a hash: ids may hold anything."""
+"""Maximum characters of a message's id. Only a hash is stored, so an id may hold anything."""
 
 BATCH: Final = 1000
 _COUNTED: Final = ("handled", "duplicates", "failed")
 MOST_CONSUMERS: Final = 1000
-"""Consumers that are counted one by one; the others are counted together, as "others"."""
+"""Maximum number of consumers with their own counts; the rest is counted as "others"."""
 
 
 class Inbox:
-    """What the consumers of a database have handled."""
+    """The messages that the consumers of a database have processed."""
 
     def __init__(self, database: Database, *, ttl: float = 14 * 86_400.0) -> None:
-        """Remember messages for `ttl` seconds: longer than any can be delivered again."""
+        """Remember messages for `ttl` seconds: longer than any redelivery can take."""
         if not isinstance(database, Database):
             raise TypeError(f"Inbox({database!r}): pass a Database")
         self.database = database
@@ -51,11 +54,11 @@ class Inbox:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"
 
     def once(self, conn: Any, consumer: str, message_id: str) -> Block[bool]:
-        """Tell whether this delivery is to be handled: `async with inbox.once(...) as first:`.
+        """Yield whether to process this delivery: `async with inbox.once(...) as first:`.
 
-        `conn` has a transaction begun, in which the effect is made too: commit it after the
-        block. For connections that are not awaited, write `with`. Left by an error, the message
-        counts as not handled, also where the transaction is committed nevertheless.
+        `conn` must have an open transaction, which also contains the effect: commit it after the
+        block. For a blocking connection, write `with`. If the block raises, the message counts as
+        not processed, even if the transaction is then committed.
         """
         noting: dict[str, Any] = {
             "consumer": named("consumer", consumer),
@@ -65,11 +68,11 @@ class Inbox:
         return _Once(self, self.database.connection(conn), noting)
 
     async def aseen(self, consumer: str, message_id: str) -> bool:
-        """Tell whether a message was handled, as far as is committed and remembered."""
+        """Return whether a message was processed, according to the committed records."""
         return await self.database.arun(lambda: self._seeing(consumer, message_id))
 
     def seen(self, consumer: str, message_id: str) -> bool:
-        """Do the same, blocking."""
+        """Sync twin of `aseen`."""
         return self.database.run(lambda: self._seeing(consumer, message_id))
 
     def _seeing(self, consumer: str, message_id: str) -> Steps[bool]:
@@ -77,18 +80,18 @@ class Inbox:
         return bool((yield Ask("inbox.seen", asked)))
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Remove what is older than `ttl`, `batch` by batch; return how many were.
+        """Remove records older than `ttl`, in batches; return how many were removed.
 
-        It ends after about `within` seconds, done or not: call it now and then.
+        It ends after about `within` seconds, finished or not: call it periodically.
         """
         return await Cleaning(batch, within, _removing).arun(self.database)
 
     def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `acleanup`."""
         return Cleaning(batch, within, _removing).run(self.database)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many deliveries of this process were handled, dropped, and failed."""
+        """Return how many deliveries this process processed, dropped and failed."""
         with self._mutex:
             kinds = {kind: dict(counts) for kind, counts in self._counts.items()}
         consumers = sorted({name for counts in kinds.values() for name in counts})
@@ -132,7 +135,7 @@ class _Once(Block[bool]):
 
     def _undo(self) -> Steps[None]:
         self._count("failed")
-        if self._first is not False:  # or it is not known: it was cancelled while it was asked
+        if self._first is not False:  # None: cancelled while asking, so it may have been recorded
             yield Ask("inbox.forget", self._noting)
 
     def _count(self, kind: str) -> None:

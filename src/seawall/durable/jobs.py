@@ -1,12 +1,17 @@
-"""Jobs that are kept in a database: submitted with the user's own rows, done later, asked after.
+"""Jobs in a database: submitted within the user's transaction, executed later, with a status.
 
-Promises: a job that was committed is done, or ends as failed or cancelled, also if workers die;
-one that was rolled back never was. The same key of the same scope and kind is the same job. At each
-instant one worker's word counts: who was taken for dead and comes back is refused. Who may not see
-a job cannot tell it from one that never was. What came out of it is kept for `result_ttl`.
+Promises:
 
-A worker that died in the middle has done something already: jobs are done at least once, and so
-their functions are written to be repeated (`Idempotency.once` with the job's id, say).
+- A committed job is executed, or ends as failed or cancelled, even if workers die. A job that was
+  rolled back never existed.
+- The same key in the same scope and kind is the same job.
+- Only one worker at a time can report about a job: a worker that was presumed dead and comes back
+  is   refused.
+- A caller that may not see a job cannot distinguish it from one that does not exist.
+- The result is kept for `result_ttl`.
+
+A worker that dies in the middle has already had some effects: jobs are executed at least once. So
+their functions must be safe to repeat (by `Idempotency.once` with the job's id, for instance).
 """
 
 from __future__ import annotations
@@ -45,12 +50,12 @@ from seawall.runtime.stepping import Steps, adrive, drive
 __all__ = ["Job", "JobClaim", "JobExpired", "Jobs"]
 
 BATCH: Final = 500
-"""Jobs that are cleaned up in one transaction, unless told otherwise."""
+"""Default number of jobs that one transaction cleans up."""
 FIRST_LOOK: Final = 0.05
 LAST_LOOK: Final = 1.0
-"""Seconds between two looks at a job that is waited for: at first, and in the end."""
+"""Seconds between two looks of a waiter at its job: at first, and at most."""
 DEBOUNCE: Final = 0.05
-"""Seconds between two notifications."""
+"""Minimum seconds between two notifications."""
 TOGETHER: Final = (
     "the job is committed with its rows; or write None instead of the connection, and it is"
     " committed by itself"
@@ -61,7 +66,7 @@ class Jobs(ClaimedJobs):
     """The jobs of a database."""
 
     WORK_STATES = ("failed", "queued", "running", "cancelled", "succeeded")
-    """The states by which `browse` lists jobs."""
+    """The job states that `browse` can list."""
 
     def __init__(
         self,
@@ -80,12 +85,13 @@ class Jobs(ClaimedJobs):
     ) -> None:
         """Keep jobs in `database`.
 
-        A worker holds a job for `lease` seconds and prolongs that; if it dies, another takes the
-        job after that. A job is tried `attempts` times. What came out of it is kept for
-        `result_ttl`, and that it was for `gone_for` after that. While `max_size` jobs have not
-        ended no more are taken; that is counted each second or so, and not for each job. Payload
-        and result have at most so many bytes as JSON. With `notify`, workers of other processes
-        that listen hear of new jobs by PostgreSQL's NOTIFY, from here every 50 ms at most.
+        A worker holds a job for `lease` seconds and renews that; if it dies, another worker takes
+        the job after the lease. A job has `attempts` attempts. Its result is kept for `result_ttl`
+        seconds, and the fact that it existed for `gone_for` seconds more. While `max_size` jobs
+        have not ended, more are refused; they are counted about once per second, not for each job.
+        Payload and result have at most `max_payload` and `max_result` bytes as JSON. With `notify`,
+        PostgreSQL's NOTIFY announces new jobs to listening workers of other processes, at most
+        every 50 ms from this one.
         """
         if not isinstance(database, Database):
             raise TypeError(f"Jobs({database!r}): pass a Database")
@@ -115,7 +121,7 @@ class Jobs(ClaimedJobs):
     def _after_fork(self) -> None:
         self._mutex = Mutex()  # another thread may have held it
 
-    # For those who have work to be done
+    # For producers
 
     def submit(
         self,
@@ -129,14 +135,15 @@ class Jobs(ClaimedJobs):
         delay: float = 0.0,
         attempts: int | None = None,
     ) -> Job:
-        """Add a job, and return it; the one of the same `key`, scope and kind, if there is one.
+        """Add a job and return it; if `key` exists for the scope and kind, return that job instead.
 
-        With a connection it is part of the transaction that is begun there: nobody sees it before
-        that is committed, and if it is rolled back there is no job; one without a transaction is
-        refused. With None it is committed here.
-        `scope` is whose it is: the tenant, or the user. `priority` is 0 (first) to 9. It is not
-        begun before `delay` seconds. Raises `KeyReused` if the key came with another payload, and
-        `QueueFull` if there is no room for another job.
+        With a connection, the job is part of the open transaction: it is invisible until the
+        commit, and a rollback removes it. A connection without a transaction is refused. With None,
+        the job is committed here.
+
+        `scope` is the owner of the job: the tenant or the user. `priority` is 0 (first) to 9. The
+        job is not started before `delay` seconds have passed. Raises `KeyReused` if the key came
+        with another payload, and `QueueFull` if there is no room for another job.
         """
         adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
         if conn is None:
@@ -159,45 +166,46 @@ class Jobs(ClaimedJobs):
         delay: float = 0.0,
         attempts: int | None = None,
     ) -> Job:
-        """Add a job, as `submit` does."""
+        """Async twin of `submit`."""
         adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
         if conn is None:
             return self._submitted(await self.database.arun(adding))
         own = self.database.connection(conn)
-        if not own.kind.is_async:  # such a connection belongs to the thread that calls
+        if not own.kind.is_async:  # such a connection belongs to the calling thread
             require_transaction(own, TOGETHER)
             return self._submitted(own.run(adding()))
         await arequire_transaction(own, TOGETHER)
         return self._submitted(await own.arun(adding()))
 
-    def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is one
-        """Return what is known of a job.
+    def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is an id
+        """Return the current state of a job.
 
-        `UnknownJob` if there is none, or one of another scope; `JobExpired` if it was forgotten.
+        Raises `UnknownJob` if it does not exist or belongs to another scope; `JobExpired` if its
+        result is no longer kept.
         """
         return self.database.run(self._viewing(id, scope))
 
     async def aget(self, id: str, *, scope: str) -> Job:  # noqa: A002
-        """Return what is known of a job, as `get` does."""
+        """Async twin of `get`."""
         return await self.database.arun(self._viewing(id, scope))
 
     def cancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
-        """Cancel a job, and return what is known of it then.
+        """Cancel a job and return its state after that.
 
-        One that waits is over at once. One at work is `cancelling`: its worker hears of it within
-        a second or so, and what it does then decides: a function that ends well all the same makes
-        it succeed. One that has ended stays as it is.
+        A waiting job ends at once. A running job becomes `cancelling`: its worker learns of it
+        within about a second, and its function decides: if it still returns, the job succeeds. A
+        job that has ended does not change.
         """
         return self._cancelled(self.database.run(self._cancelling(id, scope)))
 
     async def acancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
-        """Cancel a job, as `cancel` does."""
+        """Async twin of `cancel`."""
         return self._cancelled(await self.database.arun(self._cancelling(id, scope)))
 
     def wait(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
-        """Wait until a job has ended, and return it; `TimedOut` after `timeout` seconds.
+        """Wait until a job has ended, and return it; raise `TimedOut` after `timeout` seconds.
 
-        It is asked for again and again, without holding a connection meanwhile.
+        The database is polled; no connection is held between the queries.
         """
 
         def answer(asked: Any) -> Any:
@@ -212,7 +220,7 @@ class Jobs(ClaimedJobs):
         scope: str,
         timeout: float | None = None,  # noqa: ASYNC109 - the job goes on
     ) -> Job:
-        """Wait until a job has ended, as `wait` does."""
+        """Async twin of `wait`."""
 
         async def answer(asked: Any) -> Any:
             if isinstance(asked, Bell):
@@ -223,14 +231,14 @@ class Jobs(ClaimedJobs):
 
     @property
     def channel(self) -> str:
-        """What PostgreSQL's NOTIFY is sent on."""
+        """The PostgreSQL NOTIFY channel."""
         return self.database.names.channel("jobs")
 
     def nudge(self) -> None:
-        """Let the workers of this process look at once: call it after your own commit, or not."""
+        """Wake the workers of this process; optional, after your own commit."""
         self.bells.ring(READY)
 
-    # For those who look after it
+    # For operators
 
     def browse(
         self,
@@ -241,12 +249,12 @@ class Jobs(ClaimedJobs):
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of the jobs of a state, of whatever scope, up to 100.
+        """Return a page of up to 100 jobs of a state, of any scope.
 
-        Of those that have ended the latest are first, of others the next to be done. `search` is
-        looked for in id, kind, scope, error and payload, whatever the case of letters. `after` is
-        `next` of the page before. One call looks at a bounded number of jobs: a page may have fewer
-        than `limit`, and still a `next`. Without `payloads`, these are neither read nor searched.
+        Ended jobs start with the latest; others are listed in the order in which they are due.
+        `search` matches id, kind, scope, error and payload, ignoring case. `after` is `next` of the
+        previous page. One call examines a bounded number of jobs: a page may have fewer than
+        `limit` jobs and still a `next`. Without `payloads`, payloads are neither read nor searched.
         """
         return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
 
@@ -259,80 +267,80 @@ class Jobs(ClaimedJobs):
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of jobs, as `browse` does."""
+        """Async twin of `browse`."""
         asked = self._browsing(state, search, after, limit, payloads=payloads)
         return await self.database.arun(asked)
 
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a job of whatever scope, with up to 64 Ki characters of its payload, or None."""
+        """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
         if not _can_be(id):
             return None
         return self.database.run(lambda: steps.inspecting(id, payload=wanted))
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a job, as `inspect` does."""
+        """Async twin of `inspect`."""
         wanted = check.flag("payload", payload)
         if not _can_be(id):
             return None
         return await self.database.arun(lambda: steps.inspecting(id, payload=wanted))
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Run a failed job again, with all its attempts; False if it has not failed."""
+        """Queue a failed job again, with all its attempts; return False if it has not failed."""
         if not _can_be(id):
             return False
         return self._retried(self.database.run(lambda: steps.retrying(id, self._to_notify)))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Run a failed job again, as `retry` does."""
+        """Async twin of `retry`."""
         if not _can_be(id):
             return False
         return self._retried(await self.database.arun(lambda: steps.retrying(id, self._to_notify)))
 
     def drop(self, id: str) -> bool:  # noqa: A002
-        """Forget a job that failed, or cancel one that has not ended; False if it is neither.
+        """Expire a failed job, or cancel one that has not ended; return False in other cases.
 
-        Whoever asks after one that was forgotten learns that it is expired.
+        Later queries for an expired job raise `JobExpired`.
         """
         if not _can_be(id):
             return False
         return self._dropped(id, self.database.run(self._dropping(id)))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Forget or cancel a job, as `drop` does."""
+        """Async twin of `drop`."""
         if not _can_be(id):
             return False
         return self._dropped(id, await self.database.arun(self._dropping(id)))
 
     def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Drop what came out of jobs whose time is over, `batch` by batch; return how many.
+        """Remove results past their retention, in batches; return how many rows changed.
 
-        It ends after about `within` seconds, done or not.
+        It ends after about `within` seconds, finished or not.
         """
         return Cleaning(batch, within, *self._sweeps()).run(self.database)
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Clean up, as `cleanup` does."""
+        """Async twin of `cleanup`."""
         return await Cleaning(batch, within, *self._sweeps()).arun(self.database)
 
     def snapshot(self) -> dict[str, int]:
-        """Return what happened here so far, by this object: plain counters."""
+        """Return the counters of this object."""
         with self._mutex:
             return dict(self._counts)
 
     def counts(self) -> dict[str, tuple[int, float]]:
-        """Return how many jobs are in each state, and how old the oldest is; reads the table."""
+        """Return the number of jobs and the age of the oldest by state; reads the table."""
         return self._counted(self.database.run(steps.counting))
 
     async def acounts(self) -> dict[str, tuple[int, float]]:
-        """Count the jobs, as `counts` does."""
+        """Async twin of `counts`."""
         return self._counted(await self.database.arun(steps.counting))
 
     def _counted(self, counts: dict[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
         registry.answered(self, counts)
         return counts
 
-    # How it is done
+    # Implementation
 
     def _browsing(
         self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
@@ -340,7 +348,7 @@ class Jobs(ClaimedJobs):
         asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
         return lambda: steps.browsing(asked)
 
-    def _retried(self, done: bool) -> bool:  # noqa: FBT001 - what the database said
+    def _retried(self, done: bool) -> bool:  # noqa: FBT001 - the database's answer
         if done:
             self.bells.ring(READY)
         return done
@@ -348,7 +356,7 @@ class Jobs(ClaimedJobs):
     def _dropping(self, id_: str) -> Operation[bool]:
         return lambda: steps.dropping(id_, round(self.gone_for * MICRO), self._ttl)
 
-    def _dropped(self, id_: str, done: bool) -> bool:  # noqa: FBT001 - what the database said
+    def _dropped(self, id_: str, done: bool) -> bool:  # noqa: FBT001 - the database's answer
         if done:
             self.bells.ring(CANCELLED)  # its worker may be here
             self.bells.ring(id_)
@@ -368,7 +376,7 @@ class Jobs(ClaimedJobs):
         check.count("priority", priority, minimum=0, maximum=LOWEST)
         most = self.attempts if attempts is None else attempts
         made = {
-            "id": str(uuid4()),  # of the system's randomness: nobody guesses it
+            "id": str(uuid4()),  # from the system's randomness: cannot be guessed
             "scope": name_of("scope", scope),
             "kind": name_of("kind", kind),
             "key_hash": None if key is None else key_digest(key),
@@ -382,10 +390,10 @@ class Jobs(ClaimedJobs):
         return lambda: steps.submitting(made, self._room, self._to_notify)
 
     def _to_notify(self) -> str | None:
-        """Return where to notify of a new job now; None: not at all, or not again so soon.
+        """Return the channel to notify of a new job; None if disabled, or too soon after the last.
 
-        Notifications make commits wait for each other. What comes too soon after one is seen by
-        whom that one has woken: they look often then.
+        Notifications serialise commits. A job that follows a notification closely is found by the
+        workers that it has woken, because they poll often then.
         """
         if not self.notify or self.database.dialect != "postgres":
             return None
@@ -422,7 +430,7 @@ class Jobs(ClaimedJobs):
         return job
 
     def _waiting(self, id_: str, scope: str, timeout: float | None) -> Steps[Job]:
-        """Yield operations and, between them, the bell to wait for."""
+        """Yield database operations and, between them, the bell to wait for."""
         left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
         end = None if left is None else self.clock.now() + left
         look = FIRST_LOOK
@@ -448,7 +456,7 @@ class Jobs(ClaimedJobs):
 
 
 def _can_be(id_: object) -> bool:
-    """Tell whether there can be a job of that id; raise if it is no text at all."""
+    """Return whether the id has the form of a job id; raise if it is not text."""
     if not isinstance(id_, str):
         raise TypeError(f"id={id_!r}: write a job's id, such as `job.id`")
     return is_id(id_)

@@ -1,16 +1,18 @@
-"""Jobs over HTTP: 202 Accepted, a place to ask, and what came out in the end.
+"""Jobs over HTTP: 202 Accepted, a status URL and the result.
 
     POST   (your own route)   202, `Location`, `status_url`; 200 if it ended within `Prefer: wait`;
                               503 with `Retry-After` while there is no room for more jobs
     GET    /jobs/{id}         200 with the state; `Retry-After` until it has ended
     GET    /jobs/{id}/result  200 with the result itself, once there is one
-    DELETE /jobs/{id}         202: it is being cancelled; 200: it is; 409: it had ended before
-    POST   /jobs/{id}/cancel  the same
+    DELETE /jobs/{id}         202: being cancelled; 200: cancelled; 409: it had already ended
+    POST   /jobs/{id}/cancel  same as DELETE
 
-Promises: who may not see a job is told what is told of one that never was: 404, to the last byte.
-A job whose time is over is 410 for as long as that is remembered. Nobody is kept waiting longer
-than `max_wait`, nor are more than `max_waiting` at once. What an exception said is told to nobody,
-unless `show_errors` says so.
+Promises:
+
+- A client that may not see a job gets the same bytes as for a job that does not exist: 404.
+- An expired job is 410 for as long as the fact that it existed is kept.
+- No request waits longer than `max_wait`, and at most `max_waiting` requests wait at once.
+- Exception messages are not sent to clients, unless `show_errors` is set.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _ALLOWED: Final = {"": "GET, HEAD, DELETE", "result": "GET, HEAD", "cancel": "PO
 
 
 class JobsApi:
-    """The status of jobs as an ASGI app, and the answers of the routes that submit them."""
+    """The status of jobs as an ASGI app, and the responses of the routes that submit jobs."""
 
     def __init__(
         self,
@@ -76,13 +78,14 @@ class JobsApi:
         show_errors: bool = False,
         trust: Trust | None = None,
     ) -> None:
-        """Tell of `jobs` under the path `base`, where it is mounted: `app.mount("/jobs", api)`.
+        """Serve `jobs` under the path `base`, where the app is mounted: `app.mount("/jobs", api)`.
 
-        `scope(incoming)` says whose jobs a request may see, and must know for sure: the tenant or
-        user that was authenticated, or a tuple of both. None is nobody, and so is "". A client that
-        prefers to wait waits `max_wait` seconds at most, and `max_waiting` of them at once; others
-        are told when to ask again: after a quarter of the job's age, within the bounds of `poll`.
-        JSON of up to `inline_result` bytes is part of the status, what is larger has a link.
+        `scope(incoming)` returns whose jobs a request may see. It must be reliable: the
+        authenticated tenant or user, or a tuple of both. None or "" means that the request may see
+        no job. A client that prefers to wait waits at most `max_wait` seconds, and at most
+        `max_waiting` clients wait at once. Other clients are sent a `Retry-After`: a quarter of the
+        job's age, within the bounds of `poll`. JSON of up to `inline_result` bytes is part of the
+        status; larger results are linked.
         """
         if not isinstance(jobs, Jobs):
             raise TypeError(f"JobsApi({jobs!r}): pass Jobs(database)")
@@ -114,32 +117,33 @@ class JobsApi:
         self._waiting = 0
 
     def snapshot(self) -> dict[str, int]:
-        """Return how many wait now, and what was answered so far."""
+        """Return the number of waiting requests and the counts of responses."""
         with self._mutex:
             return {"waiting": self._waiting, **self._counts}
 
-    # For the routes that submit jobs
+    # For routes that submit jobs
 
     def scope_of(self, request: Any) -> str | None:
-        """Return whose jobs a request may see, as `Jobs.submit` takes it; None: nobody's."""
+        """Return whose jobs a request may see, as `Jobs.submit` takes it; None if no one's."""
         return scope_text(self._scope(self._incoming(request)))
 
     def accepted(self, job: Job, request: Any = None) -> Reply:
-        """Return 202 for a job, or 200 if it has ended: when the transaction is committed."""
+        """Return 202 for a job, or 200 if it has ended. Call it after the commit."""
         root = "" if request is None else _scope_of(request).get("root_path") or ""
         return self._reply(job, self._url(job, root), [])
 
     async def answer(self, request: Any, job: Job) -> Reply:
-        """Return the same, after waiting for as long as the request prefers, within `max_wait`.
+        """Return the response of `accepted`, after the wait that the request prefers.
 
-        Only when the transaction is committed: before that nobody can do the job.
+        The wait is at most `max_wait`. Call it after the commit: before that, no worker sees the
+        job.
         """
         incoming = self._incoming(request)
         url = self._url(job, incoming.scope.get("root_path") or "")
         job, applied = await self._waited(job, read_prefer(incoming.headers))
         return self._reply(job, url, applied)
 
-    async def submitted(  # noqa: PLR0911 - each is another answer
+    async def submitted(  # noqa: PLR0911 - each is a different response
         self,
         request: Any,
         kind: str,
@@ -148,12 +152,12 @@ class JobsApi:
         required: bool = False,
         **options: Any,
     ) -> Reply:
-        """Submit a job in a transaction of its own, and answer.
+        """Submit a job in its own transaction, and return the response.
 
-        The request's `Idempotency-Key`, if it has one, is the job's: who repeats the request gets
-        the same job; with another payload, 422. With `required` a request without one is 400. A
-        payload that is too large or no JSON is 422, too; 503 if there is no room for more jobs.
-        Takes the options of `Jobs.asubmit`.
+        The request's `Idempotency-Key`, if present, is the job's key: a repeated request gets the
+        same job, and 422 if its payload differs. With `required`, a request without a key gets 400.
+        A payload that is too large or not JSON gets 422, too; without room for more jobs the
+        response is 503. Takes the options of `Jobs.asubmit`.
         """
         incoming = self._incoming(request)
         needs = check.flag("required", required)
@@ -182,10 +186,10 @@ class JobsApi:
         return await self.answer(incoming, job)
 
     def describe(self, app: Any, *, submits: Iterable[str] = (), required: bool = False) -> None:
-        """Let the OpenAPI description of a FastAPI app tell of this API, which is mounted in it.
+        """Add this mounted API to the OpenAPI description of a FastAPI app.
 
         `submits` are the paths of the app's own routes that answer with `submitted`: they are
-        described with the `Idempotency-Key` (`required` or not) and what is answered because of it.
+        described with the `Idempotency-Key` (`required` or not) and the responses it can cause.
         """
         if not callable(getattr(app, "openapi", None)):
             raise TypeError(f"describe({app!r}): pass a FastAPI app")
@@ -200,10 +204,10 @@ class JobsApi:
 
         app.openapi = describing(app.openapi, add)
 
-    # The app
+    # The ASGI app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        """Serve what is asked about jobs."""
+        """Serve a request about jobs."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -259,14 +263,14 @@ class JobsApi:
             return problem(409, "Conflict", f"The job is {job.state}: no result yet.", wait)
         if job.state != "succeeded":
             return problem(409, "Conflict", f"The job is {job.state}: there is no result.")
-        # What a job made is data, whatever a browser takes it for.
+        # A result is data: a browser must not guess its type.
         safe = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
         if job.body is None:
             return Reply(204, safe, b"")
         kind = (job.content_type or "application/octet-stream").encode()
         return Reply(200, [(b"content-type", kind), *safe], job.body)
 
-    # How it is done
+    # Implementation
 
     def _incoming(self, request: Any) -> Incoming:
         if isinstance(request, Incoming):
@@ -275,7 +279,7 @@ class JobsApi:
         seen = scope.get(INCOMING)
         if not isinstance(seen, Incoming):
             return Incoming(scope, self._trust)
-        # A login between the edge and here may have made a scope of its own.
+        # An authentication layer between the edge and here may have replaced the scope.
         return seen if seen.scope is scope else Incoming(scope, seen.trust)
 
     def _url(self, job: Job, root: str) -> str:
@@ -286,7 +290,7 @@ class JobsApi:
         return poll_after(job.age, *self.poll)
 
     def _reply(self, job: Job, url: str, applied: Headers) -> Reply:
-        """Answer who has submitted a job."""
+        """Return the response to a submission."""
         if job.ended:
             self._count("in_time")
             return self._status(job, url, 200, [(b"content-location", url.encode()), *applied])
@@ -301,7 +305,7 @@ class JobsApi:
         return json_reply(status, told, more)
 
     async def _waited(self, job: Job, prefer: Prefer) -> tuple[Job, Headers]:
-        """Wait for a job as long as is preferred and allowed; say what of that was done."""
+        """Wait for a job as preferred and allowed; return it with its `Preference-Applied`."""
         asynchronous = [(b"preference-applied", b"respond-async")] if prefer.respond_async else []
         wait = int(min(prefer.wait or 0, self.max_wait))
         if job.ended or wait <= 0:
@@ -327,7 +331,7 @@ class JobsApi:
 
 
 def _described(base: str) -> dict[str, Any]:
-    """Return the paths of the API as OpenAPI describes them."""
+    """Return the paths of the API for OpenAPI."""
     job = {"description": "How the job is", "content": {"application/json": {}}}
     cancelling = {**job, "description": "It is being cancelled; Retry-After says when to ask"}
     result = {"description": "What came out of it", "content": {"*/*": {}}}

@@ -1,7 +1,7 @@
-"""A call that cannot be done now is stored, and done when its dependency is back.
+"""Deferred calls: store a call that cannot be done now, and do it when its dependency is back.
 
 `Later` is a level of a `Fallback`: it stores the arguments and answers with `Stored`. A
-`LaterWorker` does the calls, through the same guard without its fallbacks.
+`LaterWorker` executes the calls, through the same guard without its fallbacks.
 """
 
 from seawall.durable._later_calls import DeadLetter, Later, Stored

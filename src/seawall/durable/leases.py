@@ -1,9 +1,9 @@
-"""Leases in a database, and the fence that refuses holders of the past.
+"""Leases in a database, and the fence that refuses earlier holders.
 
-A lease is asked about in statements that commit by themselves. So a process that is stopped in the
-middle of one holds no lock, and nobody waits behind it. Databases that block, and a `Sqlite`, are
-asked by a thread with an event loop of its own; a database that is awaited is asked in the loop of
-its pool, which also renews what was taken in it.
+Each question about a lease is a statement that commits on its own. So a process that is suspended
+in the middle of one holds no lock that others would wait for. A blocking database and a `Sqlite`
+are asked by a thread with its own event loop; an async database is asked in the loop of its pool,
+which also renews the leases acquired in it.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
     from seawall.runtime.layers import Kind
 
 ANSWER: Final = 2.0
-"""Seconds that a caller waits for the database's answer."""
+"""Number of seconds that a caller waits for the database's answer."""
 
 SLACK: Final = 0.5
-"""Seconds that a thread waits beyond that: whoever asks the database gives up first."""
+"""Extra seconds that a thread waits, so that the database's own timeout ends first."""
 
 LATE: Final = 30.0
-"""Seconds that a statement goes on without a caller: what it is granted then is given back."""
+"""Seconds that a statement may run on without its caller. A lease granted then is released."""
 
 UNDER_WAY: Final = 8
-"""Statements about one lease at once: of a database that does not answer, no more are asked."""
+"""Maximum number of concurrent statements about one lease. It bounds a hanging database."""
 
 POLL: Final = 1.0
-"""Seconds after which a waiting caller looks again at the latest."""
+"""Maximum number of seconds between two questions of a waiter."""
 
 POSTS: Final = 3
-"""How often a release that nobody waits for is tried."""
+"""Number of attempts of a command that runs in the background."""
 
 
 class DatabaseLease:
-    """One lease of a `Database`: a `LeaseShare`."""
+    """One lease of a `Database`; implements `LeaseShare`."""
 
     timeout: float = ANSWER
 
     def __init__(self, database: Database, name: str, desk: LeaseDesk) -> None:
-        """Keep the lease called `name` in a row of its own."""
+        """Keep the lease `name` in its own row."""
         self._database = database
         self._name = name
         self._desk = desk
@@ -81,7 +81,7 @@ class DatabaseLease:
         return self._database.closed
 
     def longest_poll(self, ttl: float) -> float:
-        """Return after how many seconds to look again: no database says that a lease is free."""
+        """Return the seconds until the next look: a database does not announce a free lease."""
         return min(POLL, ttl / 5)
 
     # Questions
@@ -102,10 +102,10 @@ class DatabaseLease:
         self._desk.spawn(lambda: self._tell(asking))
 
     async def _tell(self, asking: Asking) -> None:
-        """Ask the database, and hand over the answer, however late it comes.
+        """Ask the database and deliver the answer, however late it comes.
 
-        A statement is not cut off when a caller gives up: its driver would have to close the
-        connection, and a lease that is granted in that moment would be nobody's.
+        A statement is not cancelled when its caller gives up: the driver would have to close the
+        connection, and a lease granted at that moment would have no holder.
         """
         if asking.over:
             return
@@ -117,12 +117,12 @@ class DatabaseLease:
             asking.deliver(self._result(working))
         except (StoreUnavailable, TablesMissing) as error:
             asking.fail(error)
-        except asyncio.CancelledError:  # the thread of the database ends, a caller's loop does not
+        except asyncio.CancelledError:  # the database's thread ends, not a caller's loop
             asking.fail(StoreUnavailable(f"the database {self.store_name!r} was closed"))
             raise
 
     async def call(self, command: Command, patience: float) -> Granted | Busy:
-        """Return the answer to `command`, which is waited for as long as `patience`."""
+        """Return the answer to `command`; wait for it at most `patience` seconds."""
         working = self._begin(command)
         if not await _has_ended(working, patience):
             self._desk.spawn(lambda: _wind_up(working))
@@ -130,11 +130,11 @@ class DatabaseLease:
         return self._result(working)
 
     def post(self, command: Command) -> None:
-        """Carry `command` out in the background; try it a few times."""
+        """Execute `command` in the background, with up to `POSTS` attempts."""
         try:
             self._desk.spawn(lambda: self._post(command))
         except StoreUnavailable:
-            if not self._database.is_async:  # closed: it has no thread any more
+            if not self._database.is_async:  # closed: its thread has ended
                 _start_thread(lambda: asyncio.run(self._post(command)))
 
     async def _post(self, command: Command) -> None:
@@ -145,7 +145,7 @@ class DatabaseLease:
             await sleep_async(0.1 * 4**number)
 
     def unwanted(self, item: Command, answer: Granted | Busy) -> None:
-        """Give back what was taken for a caller that has gone."""
+        """Release a lease that was granted after its caller stopped waiting."""
         if isinstance(item, Take) and isinstance(answer, Granted):
             self.post(Release(answer.token))
 
@@ -174,7 +174,7 @@ class DatabaseLease:
         return answer
 
     def _result(self, working: asyncio.Task[Granted | Busy]) -> Granted | Busy:
-        """Return what the database answered, or raise what went wrong."""
+        """Return the database's answer or raise the failure."""
         if not working.done() or working.cancelled():
             raise self._late(LATE)
         error = working.exception()
@@ -190,14 +190,14 @@ class DatabaseLease:
         )
 
     def _after_fork(self) -> None:
-        """Forget what the parent has under way."""
+        """Forget the statements of the parent process."""
         _of_parent.append(self._working)
         self._working = set()
 
     # Jobs, messages, closing
 
     def start(self) -> None:
-        """Start what runs jobs."""
+        """Start the thread or loop that runs jobs."""
         self._desk.start()
 
     def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
@@ -205,11 +205,11 @@ class DatabaseLease:
         return self._desk.every(seconds, job)
 
     def listen(self, heard: Callable[[], object]) -> Callable[[], None]:
-        """Call `heard` when this process gives the lease up, and when the database is closed."""
+        """Call `heard` when this process releases the lease, and when the database is closed."""
         return self._desk.listen(self._name, heard)
 
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
-        """Do nothing: whether a database is up is found out by asking it."""
+        """Do nothing: the state of a database is only known by asking it."""
         return lambda: None
 
     def keep(self, holding: Kept) -> None:
@@ -222,16 +222,16 @@ class DatabaseLease:
 
 
 class LeaseDesk:
-    """Where all leases of one database are asked about, renewed, and given back at its end."""
+    """Asks about, renews and (on close) releases all leases of one database."""
 
     owner: str = "database"
 
     def __init__(self, database: Database) -> None:
-        """Have a thread of its own, unless the database is awaited."""
+        """Use a background thread, unless the database is async."""
         self._is_async = database.is_async
         self._background = Background(lambda: None, self._end, self.owner)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Of a database that is awaited: the loop in which it was last asked."""
+        """For an async database: the event loop that last used it."""
         self.held: set[Kept] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handles: set[Handle] = set()
@@ -239,7 +239,7 @@ class LeaseDesk:
         survives_fork(self)
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """Return the loop in which the database is asked."""
+        """Return the event loop in which the database is asked."""
         if not self._is_async:
             return self._background.start()
         with suppress(RuntimeError):
@@ -249,25 +249,25 @@ class LeaseDesk:
         return self._loop
 
     def refuse_own_thread(self) -> None:
-        """Raise in the thread that would have to answer."""
+        """Raise if called in the thread that would have to answer."""
         if self._background.thread is threading.current_thread():
             raise RuntimeError(OWN_THREAD)
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have `work()` done as a task; from any thread."""
+        """Run `work()` as a task. Callable from any thread."""
         loop = self.start()
 
         def begin() -> None:
             task = loop.create_task(work(), context=Context())
-            self._tasks.add(task)  # a loop alone does not hold on to it
+            self._tasks.add(task)  # the event loop holds only a weak reference
             task.add_done_callback(self._tasks.discard)
 
         try:
             loop.call_soon_threadsafe(begin, context=Context())
-        except RuntimeError:  # closed meanwhile
+        except RuntimeError:  # closed in the meantime
             raise StoreUnavailable("the event loop of the database has ended") from None
 
-    # Jobs: the background's own, or tasks in the loop of the database
+    # Jobs: run by the background thread, or as tasks in the loop of an async database
 
     def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
         """Run `job` every `seconds`."""
@@ -275,12 +275,12 @@ class LeaseDesk:
             return self._background.every(seconds, job)
         handle = Handle(self, seconds, job)
         self._handles.add(handle)
-        # Nobody's context: the deadline of the caller is not that of a renewal.
+        # An empty context: the deadline of the caller must not apply to renewals.
         Context().run(handle.begin)
         return handle
 
     def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Call `callback` in the loop of the database, soon; False if it has ended."""
+        """Call `callback` in the loop of the database soon; return False if the loop has ended."""
         if self._loop is None:
             return False
         try:
@@ -290,14 +290,14 @@ class LeaseDesk:
         return True
 
     def forget(self, handle: Handle) -> None:
-        """Run a job no more."""
+        """Stop running the job of `handle`."""
         self._handles.discard(handle)
         self.submit_if_running(handle.end)
 
     # Messages
 
     def listen(self, name: str, heard: Callable[[], object]) -> Callable[[], None]:
-        """Call `heard` at each `ring` for `name`; return its end."""
+        """Call `heard` at each `ring` for `name`; return a function that unsubscribes it."""
         key = object()
         self._listeners[key] = name, heard
 
@@ -307,15 +307,15 @@ class LeaseDesk:
         return stop
 
     def ring(self, name: str | None = None) -> None:
-        """Wake those of this process that wait for `name`; without a name, all."""
+        """Wake the waiters of this process for `name`; without a name, all of them."""
         for waited_for, heard in list(self._listeners.values()):
             if name is None or name == waited_for:
                 heard()
 
-    # The end
+    # Closing
 
     def close(self) -> None:
-        """End all holdings and give the leases back; a database that is awaited does so soon."""
+        """End all holdings and release their leases; for an async database, in its loop, soon."""
         if not self._is_async:
             self._background.stop()()
             self.ring()
@@ -331,7 +331,7 @@ class LeaseDesk:
         await close_all(self.held)
 
     def _after_fork(self) -> None:
-        """Have no thread, loop or tasks of the parent's."""
+        """Drop the thread, loop and tasks of the parent process."""
         _of_parent.append((self._tasks, self._handles, self._loop))
         self._background.after_fork()
         self._loop = None
@@ -339,18 +339,18 @@ class LeaseDesk:
 
 
 _of_parent: Final[list[object]] = []
-"""Tasks of a parent process: they cannot end here, and nobody is to hear that they did not."""
+"""Tasks of a parent process. They cannot end here; a reference keeps asyncio from warning."""
 
 
 # Statements
 
 
 def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
-    """Carry `command` out, as `LeaseModel` does."""
+    """Execute `command` by the rules of `LeaseModel`."""
     rows: list[Any]
     match command:
         case Take(holder, attempt, ttl):
-            # A look first: those that wait would write in vain, each time they ask.
+            # Read first: otherwise each waiter would attempt a useless write at every poll.
             seen = yield from _look(name)
             if seen is not None and seen[0].left and seen[1] != holder:
                 return seen[0]
@@ -370,7 +370,7 @@ def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
 
 
 def _look(name: str) -> Steps[tuple[Busy, str] | None]:
-    """Return who has the lease; None if nobody ever had it."""
+    """Return the current state and holder of the lease; None if it was never taken."""
     rows = yield Ask("leases.look", {"name": name})
     if not rows:
         return None
@@ -391,13 +391,13 @@ def _once(database: Database, steps: Callable[[], Steps[Granted | Busy]]) -> Gra
 
 
 async def _in_thread(work: Callable[[], Granted | Busy]) -> Granted | Busy:
-    """Await what blocks: in a thread of its own, which a process that exits does not wait for."""
+    """Await blocking work in a daemon thread, which does not delay the exit of the process."""
     answer: Future[Granted | Busy] = Future()
 
     def do() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiter
             with suppress(InvalidStateError):
                 answer.set_exception(error)
         else:
@@ -418,7 +418,7 @@ async def _has_ended(task: asyncio.Task[Any], seconds: float) -> bool:
 
 
 async def _wind_up(working: asyncio.Task[Any]) -> None:
-    """Wait for a statement that nobody waits for any more; then cut it off."""
+    """Wait for a statement without a waiter for up to `LATE` seconds; then cancel it."""
     if not await _has_ended(working, LATE):
         await end([working])
 
@@ -427,10 +427,10 @@ async def _wind_up(working: asyncio.Task[Any]) -> None:
 
 
 class Fence:
-    """Refuses what a holder of the past does: remembers the highest token that came by."""
+    """Refuses writes of earlier lease holders: it remembers the highest token it has seen."""
 
     def __init__(self, database: Database, resource: str) -> None:
-        """Guard what is called `resource`; all that write to it ask the same fence."""
+        """Protect `resource`; all its writers must check the same fence."""
         from seawall.durable.database import Database
 
         if not isinstance(database, Database):
@@ -444,10 +444,10 @@ class Fence:
         return f"<Fence {self.resource!r}>"
 
     def check(self, conn: Any, token: int) -> None:
-        """Raise `LeaseLost` if a higher token was here; call it first in each transaction.
+        """Raise `LeaseLost` if a higher token was seen; call it first in each transaction.
 
-        `conn` is the connection of that transaction: until it ends, nobody with another token
-        passes. So what is written after the check is written before any later holder's work.
+        `conn` is the connection of that transaction. Until it ends, the fence blocks every other
+        token. So what is written after the check is written before any work of a later holder.
         """
         asked = self._joined(conn, token)
         if asked.kind.is_async:
@@ -456,7 +456,7 @@ class Fence:
         self._judge(asked.run(self._steps(token)), token)
 
     async def acheck(self, conn: Any, token: int) -> None:
-        """Do the same on a connection that is awaited."""
+        """Async twin of `check`."""
         asked = self._joined(conn, token)
         if not asked.kind.is_async:
             raise TypeError(f"{asked!r} is not awaited: write `fence.check(conn, token)`")

@@ -1,10 +1,14 @@
-"""Events that are committed with the rows they tell of, and delivered afterwards.
+"""Events that are committed together with the rows they describe, and delivered afterwards.
 
-Promises: an event is added in the user's own transaction: committed with it, or never there. In an
-aggregate (an order, an account) events have numbers without gaps, in the order of their commits:
-the row that counts them is locked from `add` to the end of the transaction, so that another
-transaction waits that adds to the same aggregate, and no other. Each event has an id that stays the
-same however often it is delivered. Delivering is the work of a `Dispatcher`.
+Promises:
+
+- An event is added in the user's own transaction: it is committed with it or never exists.
+- Within an aggregate (an order, an account) events have sequence numbers without gaps, in commit
+  order. For that, the row of the counter is locked from `add` to the end of the transaction: other
+  transactions that add to the same aggregate wait, all others do not.
+- Each event has an id, which is the same for every delivery.
+
+A `Dispatcher` delivers the events.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ from seawall.runtime.stepping import Steps
 __all__ = ["BlockedAggregate", "DeadEvent", "FromRow", "NewEvent", "Outbox", "OutboxEvent"]
 
 DEBOUNCE: Final = 0.05
-"""Seconds between two notifications of one process: each is a lock that commits wait for."""
+"""Minimum seconds between two notifications of one process: each takes a lock at commit."""
 
 
 class _Wakes(Protocol):
@@ -58,7 +62,7 @@ TOGETHER: Final = "the event is committed with the rows it tells of"
 
 
 class Outbox(Care):
-    """Events of one kind of receiver; several outboxes may share a database."""
+    """The events for one kind of receiver; several outboxes may share a database."""
 
     def __init__(
         self,
@@ -92,10 +96,10 @@ class Outbox(Care):
 
     @property
     def channel(self) -> str:
-        """What PostgreSQL's NOTIFY is sent on."""
+        """The PostgreSQL NOTIFY channel."""
         return self.database.names.channel(f"outbox.{self.name}")
 
-    # Adding, in the user's transaction
+    # Adding events, in the user's transaction
 
     def add(
         self,
@@ -108,11 +112,11 @@ class Outbox(Care):
         headers: Mapping[str, str] | None = None,
         notify: bool = False,
     ) -> Any:
-        """Add an event in the transaction that `conn` is in; return its id.
+        """Add an event in the current transaction of `conn`; return its id.
 
-        A connection that is awaited returns something to await; `aadd` is the same with a type.
-        With `notify`, dispatchers that listen are told when it commits (by this process at most
-        every 50 ms: notifications make commits wait for each other).
+        For an async connection it returns an awaitable; `aadd` is the same with a precise type.
+        With `notify`, listening dispatchers are notified at the commit (at most every 50 ms by this
+        process, because notifications serialise commits).
         """
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
         asked = self._joined(conn)
@@ -130,7 +134,7 @@ class Outbox(Care):
         headers: Mapping[str, str] | None = None,
         notify: bool = False,
     ) -> str:
-        """Do the same on a connection that is awaited."""
+        """Async twin of `add`."""
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
         asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
@@ -138,7 +142,7 @@ class Outbox(Care):
         return added
 
     def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
-        """Add several events, in one statement on PostgreSQL; return their ids, or an awaitable."""
+        """Add several events, on PostgreSQL in one statement; return their ids or an awaitable."""
         asked = self._joined(conn)
         notes = check.flag("notify", notify)
         return _carry_out(asked, self._adding_all(asked.dialect, _listed(events), notify=notes))
@@ -146,7 +150,7 @@ class Outbox(Care):
     async def aadd_all(
         self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False
     ) -> list[str]:
-        """Do the same on a connection that is awaited."""
+        """Async twin of `add_all`."""
         asked = self._joined(conn, awaited=True)
         notes = check.flag("notify", notify)
         steps = self._adding_all(asked.dialect, _listed(events), notify=notes)
@@ -154,7 +158,7 @@ class Outbox(Care):
         return added
 
     def _joined(self, raw: Any, *, awaited: bool = False) -> Connection:
-        """Return a connection of the user's own, which has to be in a transaction."""
+        """Return the user's own connection, which must be in a transaction."""
         asked = self.database.connection(raw)
         if awaited and not asked.kind.is_async:
             raise TypeError(f"{asked!r} is not awaited: write the name without the a")
@@ -175,7 +179,7 @@ class Outbox(Care):
     def _adding_all(
         self, dialect: Dialect, events: list[NewEvent], *, notify: bool, trail: str | None = None
     ) -> Steps[list[str]]:
-        """Add events; with a `trail` their ids begin with it."""
+        """Add events; if there is a `trail`, their ids start with it."""
         if not events:
             return []
         if dialect == "postgres":
@@ -216,30 +220,30 @@ class Outbox(Care):
     def rows_cte(self, events: Iterable[NewEvent], *, source: str | None = None) -> Members:
         """Return the members of a WITH clause that add `events`: (text, arguments).
 
-        For a statement that writes the business row, too (PostgreSQL). The text is as in `sql/`.
-        With `source`, the name of the member that returns the business row, events are added if
-        there is one, and an event's `aggregate_id` or `payload` may be `FromRow("id")`: a column
-        of it.
+        For a statement that also writes the business row (PostgreSQL). The text has the form of
+        `sql/`. `source` names the member that returns the business row. Events are then added only
+        if there is such a row, and an event's `aggregate_id` or `payload` may be a column of it, as
+        `FromRow("id")`.
         """
         return members(self.name, _listed(events), source, self.max_payload)
 
-    # Telling dispatchers
+    # Waking dispatchers
 
     def announce(self) -> None:
-        """Tell dispatchers that something was committed; other processes at most every 50 ms."""
+        """Wake dispatchers after a commit; those of other processes at most every 50 ms."""
         self.wake()
         if self.database.dialect == "postgres" and self._may_announce():
             self.database.run(self._announcing)
 
     async def aannounce(self) -> None:
-        """Do the same, awaiting."""
+        """Async twin of `announce`."""
         self.wake()
         if self.database.dialect == "postgres" and self._may_announce():
             await self.database.arun(self._announcing)
 
     def wake(self) -> None:
-        """Have the dispatchers of this process look at once."""
-        if self._dispatchers is None:  # most services have theirs in another process
+        """Wake the dispatchers of this process, so that they look at once."""
+        if self._dispatchers is None:  # most services run them in another process
             return
         with self._mutex:
             dispatchers = list(self._dispatchers)
@@ -247,7 +251,7 @@ class Outbox(Care):
             dispatcher.wake()
 
     def _has_dispatcher(self, dispatcher: _Wakes) -> None:
-        """Have `wake` wake this one, for as long as it lives."""
+        """Register a dispatcher for `wake`, for as long as it lives."""
         with self._mutex:
             known = self._dispatchers = (
                 WeakSet() if self._dispatchers is None else self._dispatchers
@@ -258,9 +262,10 @@ class Outbox(Care):
         yield Ask("outbox.notify", {"channel": self.channel})
 
     def _may_announce(self) -> bool:
-        """Tell whether it is time for another notification, and count it as sent.
+        """Return whether another notification is allowed now, and count it as sent.
 
-        What comes too soon after one is seen by whom that one has woken: they look often then.
+        An event that follows a notification closely is found by the dispatchers that it has woken,
+        because they poll often then.
         """
         now = self.clock.now()
         with self._mutex:

@@ -1,9 +1,11 @@
-"""Where a dispatcher delivers to: a webhook, a Redis stream, NATS JetStream; or any function.
+"""Sinks of a dispatcher: a webhook, a Redis stream, NATS JetStream; any function works, too.
 
-Promises: each carries the event's id as what a receiver tells duplicates by: a webhook as
-Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id. A webhook's body and id are signed,
-with the time of sending, so that a receiver can tell who sent it, and that it is neither an old one
-nor one that comes again under another id.
+Promises:
+
+- Each sink sends the event's id, by which a receiver recognises duplicates: a webhook as
+  Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id.
+- A webhook signs body, id and time of sending. So a receiver can verify the sender, and that the
+  message is neither old nor a repeat under another id.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from hmac import new as hmac
-from time import time  # noqa: TID251 - receivers compare it with a clock of their own
+from time import time  # noqa: TID251 - receivers compare it with their own clock
 from typing import Any, Final
 
 from seawall import _checks as check
@@ -42,7 +44,7 @@ SIGNATURE_HEADER: Final = "Seawall-Signature"
 LONGEST_SIGNATURE: Final = 1_024
 LONGEST_PAUSE: Final = 300.0
 LARGEST_ANSWER: Final = 64 * 1024
-"""Bytes of a receiver's answer that are read."""
+"""Maximum bytes of a receiver's response that are read."""
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -61,18 +63,19 @@ _OWN: Final = frozenset(
 )
 _WAIT: Final = frozenset({429, 503})
 _BUSY: Final = frozenset({408, 425, 429})
-"""Answers that tell of the receiver, as those from 500 on do; other refusals tell of the event."""
+"""Statuses that, like 5xx, describe the receiver's state; other errors concern the event."""
 
 
 # Signatures
 
 
 def sign(secret: bytes, body: bytes, *, now: int, event_id: str = "") -> str:
-    """Return the value of the header: time in seconds, id, and an HMAC of these and the body."""
+    """Return the signature header: time in seconds, id, and an HMAC of both and the body."""
     check.count("now", now, minimum=0)
     if not isinstance(event_id, str) or (event_id and not _ID.fullmatch(event_id)):
         raise ValueError(f"event_id={event_id!r}: write up to 255 letters, digits, _ and -")
-    # A time is digits: what follows them tells whether there is an id, and an id has no dot.
+    # Unambiguous: a time has only digits, so the next character says whether an id follows, and an
+    # id has no dot.
     about = f"{now},{event_id}." if event_id else f"{now}."
     made = hmac(_secret(secret), about.encode() + _body(body), sha256).hexdigest()
     return f"t={now},id={event_id},v1={made}" if event_id else f"t={now},v1={made}"
@@ -86,10 +89,10 @@ def verify(
     tolerance: float = 300.0,
     now: float | None = None,
 ) -> str:
-    """Raise `BadSignature` unless `header` signs `body` by one of `secrets`, not long ago.
+    """Raise `BadSignature` unless one of `secrets` recently signed `body` with `header`.
 
-    Return the event's id: what to tell repeats by. Several secrets are for changing them: the new
-    one and the old one. Compared in constant time.
+    Returns the event's id, by which repeats are recognised. Several secrets allow rotation: the new
+    one and the old one. The comparison takes constant time.
     """
     allowed = check.seconds("tolerance", tolerance)
     known = (secrets,) if isinstance(secrets, bytes) else _listed(secrets)
@@ -142,17 +145,17 @@ def _secret(secret: object) -> bytes:
 
 
 class Webhook:
-    """Post each event to a URL, signed, through a guard."""
+    """Posts each event to a URL, signed, through a guard."""
 
     batched = False
 
     def __init__(
         self, url: str, *, client: Any, secret: bytes | None, guard: Guard | None = None
     ) -> None:
-        """Post to `url` by `client`, an httpx.AsyncClient; `secret=None` does not sign.
+        """Post to `url` with `client`, an httpx.AsyncClient; `secret=None` does not sign.
 
-        `guard` is around each post: a standard one with a breaker and 10 seconds, unless given.
-        What it refuses costs an event no attempt, and pauses the dispatcher.
+        `guard` protects each post (default: a standard guard with a breaker and a timeout of 10
+        seconds). A refusal by it costs an event no attempt, and pauses the dispatcher.
         """
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise ValueError(f"url={url!r}: write an address, such as 'https://example.com/events'")
@@ -173,7 +176,7 @@ class Webhook:
         return f"<Webhook {redacted(self.url)!r}>"
 
     def close(self) -> None:
-        """Free the name of the standard guard; client and other guards stay as they are."""
+        """Unregister the default guard; the client and a given guard are not closed."""
         if self._own_guard:
             self.guard.close()
 
@@ -181,7 +184,7 @@ class Webhook:
         """Post one event, or raise."""
         status = await self.guard.acall(self._post, event)
         if not 200 <= status < 300:  # noqa: PLR2004
-            # Outside the guard: an event that is not wanted opens no circuit for the others.
+            # Outside the guard: an event that is rejected must not open the breaker for others.
             raise NotDelivered(f"the receiver answered {status}")
 
     async def _post(self, event: OutboxEvent) -> int:
@@ -192,7 +195,7 @@ class Webhook:
             status, told = int(response.status_code), response.headers.get("retry-after")
             replayed = is_replayed(response.headers.get(REPLAYED_HEADER))
             await _read(response)
-        if replayed:  # what an earlier delivery got, from a receiver that is well now
+        if replayed:  # the stored response to an earlier delivery: the receiver is healthy now
             return status
         pause = None if told is None else read_retry_after(told, time())
         if status in _WAIT and pause is not None:
@@ -216,7 +219,7 @@ class Webhook:
 
 
 class RedisStream:
-    """Append events to a Redis or Valkey stream, a batch in one script."""
+    """Appends events to a Redis or Valkey stream, one batch per script call."""
 
     batched = True
 
@@ -228,9 +231,9 @@ class RedisStream:
         partitions: int | None = None,
         max_length: int = 1_000_000,
     ) -> None:
-        """Append to `stream`, and keep about `max_length` events in it, read or not.
+        """Append to `stream`, and keep about `max_length` events in it, whether read or not.
 
-        `target` is a `RedisStore`, a URL, or a client of redis-py. With `partitions` an aggregate
+        `target` is a `RedisStore`, a URL, or a redis-py client. With `partitions`, an aggregate
         goes to one of `stream.0`, `stream.1` and so on, as `RedisStreamSource` reads them.
         """
         if not isinstance(stream, str) or not stream:
@@ -244,11 +247,11 @@ class RedisStream:
         return f"<RedisStream {self.stream!r}>"
 
     async def close(self) -> None:
-        """Close the connections, unless they are those of a given store."""
+        """Close the connections, unless they belong to a given store."""
         await self._place.close()
 
     async def __call__(self, events: list[OutboxEvent]) -> list[str]:
-        """Append them; return the ids of those that were not taken, or raise if none was."""
+        """Append the events; return the ids of those that failed, or raise if all did."""
         batches: dict[int | None, list[OutboxEvent]] = {}
         for event in events:
             batches.setdefault(self._partition_of(event), []).append(event)
@@ -256,7 +259,7 @@ class RedisStream:
         failure: StoreUnavailable | None = None
         for partition, batch in batches.items():
             try:
-                # All or none: no event of an aggregate overtakes one that was not taken.
+                # All or none: an event must not overtake a failed one of its aggregate.
                 await append(
                     self._place.store,
                     partition_name(self.stream, partition),
@@ -278,18 +281,18 @@ class RedisStream:
 
 
 class JetStream:
-    """Publish each event to NATS JetStream, which drops what it has seen by its Nats-Msg-Id.
+    """Publishes each event to NATS JetStream, which drops duplicates by their Nats-Msg-Id.
 
-    As long as it remembers: the stream's `duplicate_window`, two minutes unless it is set.
+    It does so within the stream's `duplicate_window`, by default two minutes.
     """
 
     batched = False
 
     def __init__(self, context: Any, subject: str = "{aggregate}.{type}") -> None:
-        """Publish by `context`, what `await nats.connect(...)` gives by `.jetstream()`.
+        """Publish with `context`, the result of `.jetstream()` of a NATS connection.
 
-        In `subject`, {aggregate}, {aggregate_id} and {type} are the event's; whatever has a meaning
-        in a subject is replaced in them by an underscore.
+        In `subject`, {aggregate}, {aggregate_id} and {type} are replaced by those of the event,
+        with an underscore for each character that has a meaning in a subject.
         """
         if not hasattr(context, "publish"):
             raise TypeError(f"context={context!r}: pass a JetStream context of nats-py")
@@ -316,9 +319,9 @@ _BYTES: Final = "application/octet-stream"
 
 
 async def _read(response: Any) -> None:
-    """Read an answer to its end: then it is whole, and the connection can be used again.
+    """Read a response to its end, so that the connection can be reused.
 
-    Unless it is large: it may be of any size.
+    Stop if it is larger than `LARGEST_ANSWER`: it may have any size.
     """
     if response.is_stream_consumed:
         return
@@ -350,7 +353,7 @@ def _told(event: OutboxEvent) -> dict[str, str]:
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return an event's headers that can be sent as such, without those that are ours to set."""
+    """Return the event headers that may be forwarded, without those that sinks set themselves."""
     return {
         name: _ascii(value)
         for name, value in headers.items()

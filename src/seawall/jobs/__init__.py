@@ -1,4 +1,4 @@
-"""Work that is done later: queues of jobs, and workers that do them."""
+"""Job queues and the workers that process them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked of a queue's arguments, in one place."""
+"""Validation of a queue's arguments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from seawall._redaction import safe_line
 from seawall.jobs._records import Claim
 
 MOST_TEXT: Final = 500
-"""Characters of a reason that are kept, and of a dedupe id or a job's id that are taken."""
+"""Maximum characters of a stored reason, a dedupe id and a job id."""
 MOST_SECONDS: Final = 366 * 86_400.0
-"""More than a year is a mistake (milliseconds, perhaps)."""
+"""Maximum duration: more than a year is probably a mistake (milliseconds, for instance)."""
 
 
 def microseconds(seconds: float) -> int:
-    """Return `seconds` as the rules count them."""
+    """Return `seconds` in microseconds, the unit of the queue's rules."""
     return round(seconds * 1e6)
 
 
 def bounded_seconds(name: str, value: object, most: float, *, zero: bool = False) -> float:
-    """Return `value` as seconds up to `most`, or raise."""
+    """Return `value` in seconds if it is at most `most`, or raise."""
     seconds = check.seconds(name, value, zero=zero)
     if seconds > most:
         raise ValueError(f"{name}={value!r}: write at most {most:g} seconds")
@@ -29,7 +29,7 @@ def bounded_seconds(name: str, value: object, most: float, *, zero: bool = False
 
 
 def short_text(name: str, value: object) -> str:
-    """Return `value` if it is text that a store can hold, and not too long, or raise."""
+    """Return `value` if it is storable text of acceptable length, or raise."""
     if not isinstance(value, str) or not 0 < len(value) <= MOST_TEXT:
         raise TypeError(f"{name} is text of 1 to {MOST_TEXT} characters, not {value!r:.50}")
     try:
@@ -43,14 +43,14 @@ def short_text(name: str, value: object) -> str:
 
 
 def legible(text: str) -> str:
-    """Return `text` without control characters, and not too long: it will be logged and shown."""
+    """Return `text` without control characters and shortened, safe to log and display."""
     return "".join(c if c.isprintable() else " " for c in text[:MOST_TEXT])
 
 
 def stored_reason(reason: str | BaseException) -> str:
-    """Return why an attempt failed, as it is stored: redacted, as it is logged and searched.
+    """Return the stored form of a failure's reason, redacted as in logs.
 
-    The traceback of an error is below it; a text becomes one line.
+    For an exception it includes the traceback; text becomes one line.
     """
     if isinstance(reason, BaseException):
         return report_of(reason, MOST_TEXT)
@@ -60,13 +60,13 @@ def stored_reason(reason: str | BaseException) -> str:
 
 
 def read_reason(stored: str) -> tuple[str, str]:
-    """Return a stored reason and its traceback, fit to be shown."""
+    """Return a stored reason and its traceback, safe to display."""
     said, trace = split_report(stored)
     return legible(said), trace
 
 
 def claim_of(claim: Claim) -> Claim:
-    """Return `claim` if it is one, or raise."""
+    """Return `claim` if it is a `Claim`, or raise."""
     if not isinstance(claim, Claim):
         raise TypeError(f"{claim!r}: pass the Claim that claim() returned")
     return claim

@@ -1,4 +1,4 @@
-"""Those who wait for news of a queue: that there may be a job, or that a job has ended."""
+"""Waiters for news of a queue: a job may be available, or a job has ended."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final, Self
 from seawall.runtime.mutex import Mutex, survives_fork
 
 READY: Final = ""
-"""The topic of those who wait for a job; of those who wait for its end it is the job's id."""
+"""The topic of waiters for any job. Waiters for the end of a job use the job's id as topic."""
 
 
 class Bells:
-    """Who waits for which topic. Threads and tasks of any loop."""
+    """The waiters by topic: threads, and tasks of any event loop."""
 
     def __init__(self) -> None:
-        """Have nobody who waits."""
+        """Start with no waiters."""
         self.mutex = Mutex()
         self._bells: dict[str, dict[Bell, None]] = {}
         survives_fork(self)
 
     def ring(self, topic: str) -> None:
-        """Let all who wait for `topic` look again."""
+        """Wake all waiters for `topic`, so that they look again."""
         with self.mutex:
             wakes = [bell.hear() for bell in self._bells.get(topic, ())]
         for wake in wakes:
@@ -30,19 +30,19 @@ class Bells:
                 wake()
 
     def ring_all(self) -> None:
-        """Let everybody look again."""
+        """Wake all waiters of all topics."""
         with self.mutex:
             topics = list(self._bells)
         for topic in topics:
             self.ring(topic)
 
     def add(self, bell: Bell) -> None:
-        """Let `bell` be rung."""
+        """Register `bell`."""
         with self.mutex:
             self._bells.setdefault(bell.topic, {})[bell] = None
 
     def remove(self, bell: Bell) -> None:
-        """Let it be rung no more."""
+        """Unregister `bell`."""
         self.mutex.do(lambda: self._forget(bell))
 
     def _forget(self, bell: Bell) -> None:
@@ -57,9 +57,10 @@ class Bells:
 
 
 class Bell:
-    """Somebody who waits, again and again, inside a `with` block.
+    """A waiter that waits repeatedly inside a `with` block.
 
-    `reset()` before asking: news that come between the question and the wait end the wait at once.
+    Call `reset()` before asking the queue: news between the question and the wait then ends the
+    wait at once.
     """
 
     def __init__(self, bells: Bells, topic: str) -> None:
@@ -83,17 +84,17 @@ class Bell:
         self._bells.remove(self)
 
     def reset(self) -> None:
-        """Have heard nothing yet."""
+        """Forget news heard so far."""
         self._heard = False
 
     def hear(self) -> Callable[[], bool] | None:
-        """Have news, under the lock; return how to wake who waits, if somebody does."""
+        """Note news, under the lock; return the function that wakes the waiter, if there is one."""
         self._heard = True
         wake, self._wake = self._wake, None
         return wake
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Be woken by news; at once, if there are."""
+        """Register `wake` for the next news; call it at once if there are news already."""
         with self._bells.mutex:
             heard = self._heard
             self._wake = None if heard else wake
@@ -101,9 +102,9 @@ class Bell:
             wake()
 
     def claim(self) -> None:
-        """Look again."""
+        """Stop waiting for this news."""
         with self._bells.mutex:
             self._wake = None
 
     def abandon(self) -> None:
-        """Wait no more: whoever leaves the block is not rung again."""
+        """Do nothing: leaving the `with` block unregisters the bell."""

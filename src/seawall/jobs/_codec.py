@@ -1,4 +1,4 @@
-"""Payloads and results as JSON: of bounded size and depth, on the way in and on the way back."""
+"""JSON codec of payloads and results, with bounded size and depth in both directions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from json import dumps, loads
 from typing import Any, Final, NoReturn
 
 MOST_BYTES: Final = 67_108_864
-"""On the way back, whatever `max_payload` is here: another pod may allow more."""
+"""Maximum bytes to decode, whatever `max_payload` is here: another pod may allow more."""
 MOST_DEPTH: Final = 64
-"""Of lists and objects within each other; deeper ones could exhaust the reader's stack."""
+"""Maximum nesting of lists and objects: deeper ones could exhaust the reader's stack."""
 
 _MARKS: Final = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
 def encode(what: str, value: Any, limit: int) -> bytes:
-    """Return `value` as JSON, or raise and say what to write instead."""
+    """Return `value` as JSON, or raise an error that says what to write instead."""
     try:
         text = dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         data = text.encode()
@@ -36,7 +36,7 @@ def encode(what: str, value: Any, limit: int) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return what `data` says; ValueError for anything that `encode` would not have written."""
+    """Return the value of `data`; raise ValueError for anything that `encode` would not write."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data)} bytes, and {MOST_BYTES} are allowed")
     text = data.decode()
@@ -46,9 +46,9 @@ def decode(data: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Return how deep lists and objects are nested at most; in one pass."""
+    """Return the maximum nesting of lists and objects, in one pass; 0 if it is surely allowed."""
     if text.count("[") + text.count("{") <= MOST_DEPTH:
-        return 0  # deep enough only if all of them are: not worth a closer look
+        return 0  # too few brackets to be too deep, even if all of them are nested
     depth = deepest = 0
     quoted = False
     for match in _MARKS.finditer(text):

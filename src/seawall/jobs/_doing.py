@@ -1,4 +1,4 @@
-"""How a worker does one job, and tells the queue how it went."""
+"""How a worker executes one job and reports its outcome to the queue."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from seawall.guard import Guard
 
 OUTAGE: Final = full_jitter(0.05, cap=2.0)
-"""The pauses while the store does not answer."""
+"""Backoff while the store does not answer."""
 PAUSE: Final = 1.0
-"""Seconds for which claiming pauses after a refusal that does not say when to come again."""
+"""Seconds for which claiming pauses after a refusal without `retry_after`."""
 SHORTEST_PAUSE: Final = 0.001
-"""Who is told to come again at once does not spin."""
+"""Minimum pause in seconds: a `retry_after` of 0 must not become a busy loop."""
 LONGEST_PAUSE: Final = 60.0
-"""A guard may say to come again in an hour; the queue is looked at sooner."""
+"""Maximum pause in seconds, even if a guard asks for an hour."""
 
 
 LOOK: Final = 0.2
-"""Seconds between two looks at a thread that nobody waits for any more: it rings no bell."""
+"""Seconds between two checks of an abandoned thread, which does not signal its end."""
 
 
 class Doing:
-    """What a worker does with a job."""
+    """The part of a worker that executes one job."""
 
     queue: JobQueue
     _handler: Callable[[Claim], Any]
@@ -52,17 +52,17 @@ class Doing:
     _pool: IoPool | None
     _resume_at: float
     _refusals: int = 0
-    """How many were refused in a row."""
+    """Number of consecutive refusals."""
     concurrency: int
     _failures: FailureLog
     _tell_until: float = inf
-    """From this instant on nobody is told anything: the worker has to end."""
+    """The instant after which nothing is reported any more, because the worker has to end."""
 
     async def _news_within(self, seconds: float) -> None:
         raise NotImplementedError
 
     async def _outcome(self, run: Run) -> str:
-        """Do a job and tell the queue how it went; return the word for it."""
+        """Execute a job and report it to the queue; return the name of its outcome."""
         import asyncio
 
         if run.settling:
@@ -79,9 +79,9 @@ class Doing:
             if run.wanted == "to return":
                 return await self._give_back(run)
             if run.task is not None and run.task.cancelling() and not run.lost:
-                raise  # by whoever ends the loop: no time is left
+                raise  # cancelled from outside, as when the loop ends: no time is left
             return await self._failed(run, error)
-        except Exception as error:  # noqa: BLE001 - it is the job's, and goes to the queue
+        except Exception as error:  # noqa: BLE001 - an error of the job: reported to the queue
             run.settling = True
             return await self._failed(run, error)
         run.settling = True
@@ -107,20 +107,21 @@ class Doing:
 
     async def _give_back(self, run: Run) -> str:
         if self._pool is not None and run.begun:
-            return "lost"  # its thread is still at it: not before the lease is over
+            return "lost"  # its thread is still running: free only when the lease expires
         return await self._tell(run, "returned", self.queue.anack, counted=False)
 
     async def _succeeded(self, run: Run, result: Any) -> str:
         try:
             return await self._tell(run, "done", self.queue.aack, result)
-        except Exception as error:  # noqa: BLE001 - whatever it takes to write it, it failed
+        except Exception as error:  # noqa: BLE001 - an unstorable result fails the job
             how = {"reason": f"the result cannot be kept: {described(error, MOST_TEXT)}"}
             outcome = await self._tell(run, "failed", self.queue.anack, **how, retry=False)
             self._log_failure(run, error, 0.0)
             return outcome
 
     async def _failed(self, run: Run, error: BaseException) -> str:
-        # A guard gave up on a thread, which goes on: until it ends, nobody else may begin the job.
+        # A guard gave up on a thread that still runs: no other worker may start the job until it
+        # ends.
         while self._pool is not None and run.begun and not run.returned:
             if run.wanted != "nothing":
                 return "lost"
@@ -131,7 +132,8 @@ class Doing:
             pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
             pause = min(above_floor(pause, self._rng.random), self.queue.keep)
             self._refusals += 1
-            if self._refusals >= self.concurrency:  # nobody gets through, not just one key of many
+            # the guard refuses all, not just one key of many
+            if self._refusals >= self.concurrency:
                 self._resume_at = max(self._resume_at, self._clock.now() + pause)
             how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
             return await self._tell(run, "refused", self.queue.anack, **how)
@@ -145,25 +147,25 @@ class Doing:
         self._failures.failed(f"job {job}", job, run.claim.attempt, error, delay=delay, dead=dead)
 
     def _refused(self, run: Run, error: BaseException) -> bool:
-        """Tell whether the guard, or the threads, refused before the handler was begun."""
+        """Return whether the guard or the thread pool refused before the handler was started."""
         return isinstance(error, Rejected) and not run.begun
 
     def _pause_after(self, attempt: int) -> float:
         try:
             schedule = self._backoff.delays(self._rng.random)
-            # Of a schedule that grows without end, the hundredth pause is as good as the last.
+            # In a schedule that grows without end, the hundredth pause is as good as the last.
             delay = next(islice(schedule, min(attempt, 100) - 1, None))
             return min(check.seconds("backoff", delay, zero=True), self.queue.keep)
-        except Exception:  # the job must not be lost for that
+        except Exception:  # a broken backoff must not lose the job
             logging.getLogger("seawall").exception("queue %r: backoff failed", self.queue.name)
             return min(PAUSE, self.queue.keep)
 
     async def _tell(
         self, run: Run, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
     ) -> str:
-        """Tell the queue how a job went, again and again until the lease is over.
+        """Report a job's outcome to the queue; retry until the lease expires.
 
-        Return `outcome`, or "lost" if the queue does not want to hear it.
+        Return `outcome`, or "lost" if the queue does not accept the report.
         """
         delays = OUTAGE.delays(self._rng.random)
         tried = False
@@ -172,12 +174,13 @@ class Doing:
                 run.state = await verb(run.claim, *args, **how) or ""
             except JobLost as error:
                 run.state = error.state
-                # An answer that was lost may have been a yes: then the job is what we made it.
+                # An earlier report may have succeeded although its answer was lost: the job is in
+                # our state.
                 ours = tried and outcome != "done" and error.state in ("waiting", "delayed", "dead")
                 return outcome if ours else "lost"
             except StoreUnavailable:
                 left = min(run.claim.until, self._tell_until) - self._clock.now()
-                if left <= 0 or self.queue._closed:  # noqa: SLF001 - of this package
+                if left <= 0 or self.queue._closed:  # noqa: SLF001 - same package
                     break
                 await sleep_async(min(next(delays), left))
                 tried = True

@@ -1,8 +1,7 @@
-"""What carries out a queue's operations, blocking or awaiting.
+"""Drivers for a queue's operations, blocking and awaiting.
 
-Each operation is a generator: it yields what it asks of the rules (`Ask`), or a waiter, and is sent
-the answer; or it yields what the rules are told (`Tell`), and waits for no answer. What answers is
-up to the queue.
+Each operation is a generator. It yields a question to the rules (`Ask`) or a waiter, and is sent
+the answer; or it yields a command without an answer (`Tell`). The queue decides what answers.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ T = TypeVar("T")
 
 
 class Ask(NamedTuple):
-    """One operation of the queue's rules, and its arguments."""
+    """A question: one operation of the queue's rules, with its arguments."""
 
     operation: str
     args: tuple[Any, ...]
 
 
 class Tell(NamedTuple):
-    """The same, but nobody waits for the answer."""
+    """An operation whose answer is not awaited."""
 
     ask: Ask
 
@@ -35,30 +34,30 @@ Steps: TypeAlias = Generator[Ask | Tell | Waiter, Any, T]
 
 
 class Driven:
-    """What answers, and what waits for it."""
+    """Base of a queue: the hooks that answer operations, and the two drivers."""
 
     clock: Clock
 
-    # What answers: in memory, or in a store
+    # Hooks that answer, in memory or in a store
 
     def _answering(self, kind: Kind, ask: Ask) -> Waiter | Callable[[], Any]:
-        """Return what waits for the answer, or what gives it at once."""
+        """Return a waiter for the answer, or a function that returns it at once."""
         raise NotImplementedError
 
     def _telling(self, kind: Kind, ask: Ask) -> None:
-        """Tell it without waiting for an answer, which may get lost."""
+        """Send `ask` without waiting for its answer. It may get lost."""
         raise NotImplementedError
 
     def _undo(self, ask: Ask, lease: int) -> None:
-        """See to it that nobody has a claim, by `ask`. From anywhere; never blocks or raises."""
+        """Undo a claim by `ask`. Callable from anywhere; never blocks or raises."""
         raise NotImplementedError
 
     def _listen(self, topic: str) -> None:
-        """Be told from now on when something changes elsewhere that is news of `topic`."""
+        """Subscribe to changes elsewhere that concern `topic`."""
 
     @property
     def _up(self) -> bool:
-        """Whether it is any use to ask."""
+        """Whether asking makes sense now."""
         return True
 
     @property
@@ -75,7 +74,7 @@ class Driven:
                 try:
                     waiter = self._begin("sync", request)
                     result = waiter() if callable(waiter) else wait_sync(waiter, self.clock)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                except BaseException as error:  # noqa: BLE001 - the steps handle it
                     request = steps.throw(error)
                 else:
                     request = steps.send(result)
@@ -89,7 +88,7 @@ class Driven:
                 try:
                     waiter = self._begin("async", request)
                     result = waiter() if callable(waiter) else await wait_async(waiter, self.clock)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                except BaseException as error:  # noqa: BLE001 - the steps handle it
                     request = steps.throw(error)
                 else:
                     request = steps.send(result)
@@ -97,7 +96,7 @@ class Driven:
             return cast("T", end.value)
 
     def _begin(self, kind: Kind, request: Ask | Tell | Waiter) -> Waiter | Callable[[], Any]:
-        """Return what waits for the answer, or what gives it at once."""
+        """Return a waiter for the answer, or a function that returns it at once."""
         if isinstance(request, Ask):
             return self._answering(kind, request)
         if isinstance(request, Tell):

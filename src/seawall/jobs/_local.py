@@ -1,7 +1,9 @@
-"""A queue of jobs in this process: the twin of the shared one, without a store.
+"""An in-process job queue: the twin of the shared queue, without a store.
 
-Promises: the same as `PriorityQueue`, by the same rules, for as long as the process lives. Threads
-and tasks of any event loop may use it at once.
+Promises:
+
+- The same as `PriorityQueue`, by the same rules, for as long as the process lives.
+- Threads and tasks of any event loop may use it concurrently.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from seawall.runtime.mutex import Mutex, survives_fork
 
 
 class LocalQueue(JobQueue):
-    """A queue of jobs with priorities, leases and dead letters, in memory."""
+    """An in-memory job queue with priorities, leases and dead letters."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class LocalQueue(JobQueue):
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait now."""
+        """Number of waiting jobs."""
         return self._queue.waiting
 
     def __repr__(self) -> str:
@@ -81,7 +83,7 @@ class LocalQueue(JobQueue):
             ended, queue.ended = queue.ended, []
             died, queue.died = queue.died, []
             dropped, queue.dropped = queue.dropped, []
-        # What others are told of, they are told without the lock.
+        # Wake waiters and emit events only after the lock is released.
         if stirred:
             self._bells.ring(READY)
         for id_ in ended:
@@ -95,6 +97,6 @@ class LocalQueue(JobQueue):
         return answer
 
     def _after_fork(self) -> None:
-        """Begin empty in a child process: the jobs belong to the parent's workers."""
+        """Start empty in a child process: the jobs belong to the parent's workers."""
         self._mutex = Mutex()
         self._queue = Queue(self.rules)

@@ -1,4 +1,4 @@
-"""What every queue of jobs offers, wherever its jobs are kept."""
+"""The public interface of every job queue, wherever its jobs are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seawall.jobs._work_list import WorkItem, WorkPage
 class JobQueue(QueueSteps):
     """A queue of jobs with priorities, leases and dead letters."""
 
-    # For those who have work to be done
+    # For producers
 
     def push(
         self,
@@ -26,10 +26,10 @@ class JobQueue(QueueSteps):
     ) -> str:
         """Add a job and return its id.
 
-        `priority` is 0 to 9; unless given, the criticality of the context (2 for CRITICAL). The job
-        can be claimed after `delay` seconds, and is not started later than `ttl` seconds from now.
-        While a job with the same `dedupe` has not ended, its id is returned and nothing is added.
-        Raises `QueueFull` if there is no room.
+        `priority` is 0 to 9; the default is the criticality of the context (2 for CRITICAL). The
+        job can be claimed after `delay` seconds, and is not started later than `ttl` seconds from
+        now. While a job with the same `dedupe` has not ended, its id is returned and nothing is
+        added. Raises `QueueFull` if there is no room.
         """
         job = self._new(payload, priority, delay, ttl, dedupe)
         return self._sync(self._pushing([job]))[0]
@@ -43,7 +43,7 @@ class JobQueue(QueueSteps):
         ttl: float | None = None,
         dedupe: str | None = None,
     ) -> str:
-        """Add a job, as `push` does."""
+        """Async twin of `push`."""
         job = self._new(payload, priority, delay, ttl, dedupe)
         return (await self._async(self._pushing([job])))[0]
 
@@ -57,7 +57,7 @@ class JobQueue(QueueSteps):
     ) -> list[str]:
         """Add up to 500 jobs in one call, or none if there is no room for all; return their ids.
 
-        Together they may have up to 4 MiB: what a store takes in one call.
+        Together they may have up to 4 MiB, the most that a store accepts in one call.
         """
         return self._sync(self._pushing(self._batch(payloads, priority, delay, ttl)))
 
@@ -69,73 +69,73 @@ class JobQueue(QueueSteps):
         delay: float = 0.0,
         ttl: float | None = None,
     ) -> list[str]:
-        """Add jobs, as `push_many` does."""
+        """Async twin of `push_many`."""
         return await self._async(self._pushing(self._batch(payloads, priority, delay, ttl)))
 
-    def wait(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is one
+    def wait(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is an id
         """Wait until a job has ended, and return its result.
 
-        Raises `JobFailed` if it ended without one, `UnknownJob` if there is no such job, and
-        `TimedOut` after `timeout` seconds; the job itself goes on.
+        Raises `JobFailed` if it ended without a result, `UnknownJob` if there is no such job, and
+        `TimedOut` after `timeout` seconds; the job itself continues.
         """
         return self._sync(self._waiting(id, timeout))
 
     async def await_(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
-        """Wait until a job has ended, as `wait` does."""
+        """Async twin of `wait`."""
         return await self._async(self._waiting(id, timeout))
 
     def status(self, id: str) -> JobStatus:  # noqa: A002
-        """Return what is known of a job; `UnknownJob` if nothing is."""
+        """Return the status of a job; raise `UnknownJob` if it is not known."""
         return self._sync(self._seeing(id))
 
     async def astatus(self, id: str) -> JobStatus:  # noqa: A002
-        """Return what is known of a job, as `status` does."""
+        """Async twin of `status`."""
         return await self._async(self._seeing(id))
 
     def cancel(self, id: str) -> bool:  # noqa: A002
-        """End a job now; False if it had ended already.
+        """End a job now; return False if it had already ended.
 
-        Who works on it learns so at the next heartbeat, and cannot ack it any more.
+        Its worker learns of it at the next heartbeat, and cannot ack the job any more.
         """
         return self._sync(self._changing("cancel", id))
 
     async def acancel(self, id: str) -> bool:  # noqa: A002
-        """End a job now, as `cancel` does."""
+        """Async twin of `cancel`."""
         return await self._async(self._changing("cancel", id))
 
-    # For those who do it
+    # For workers
 
     def claim(self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0) -> list[Claim]:
-        """Take the next jobs, up to `count`; they are yours for `lease` seconds.
+        """Claim the next jobs, up to `count`; the claims are valid for `lease` seconds.
 
-        If there is none, wait for one for up to `wait` seconds; [] if none came.
+        If there is no job, wait up to `wait` seconds for one; return [] if none came.
         """
         return self._sync(self._claiming(count, lease, wait))
 
     async def aclaim(
         self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0
     ) -> list[Claim]:
-        """Take the next jobs, as `claim` does. Cancelled in the middle, it has taken none."""
+        """Async twin of `claim`. If cancelled in the middle, it has claimed no job."""
         return await self._async(self._claiming(count, lease, wait))
 
     def heartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
-        """Let a claim be good for another `lease` (as long as before), from now.
+        """Extend a claim to `lease` seconds from now (default: its previous lease).
 
-        As in `ack` and `nack`, `JobLost` says that it is not good any more: the lease was over, or
-        the job was cancelled. Then stop working on it.
+        As in `ack` and `nack`, `JobLost` means that the claim is no longer valid: its lease
+        expired, or the job was cancelled. Stop working on the job then.
         """
         self._sync(self._extending(claim, lease))
 
     async def aheartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
-        """Prolong a claim, as `heartbeat` does."""
+        """Async twin of `heartbeat`."""
         await self._async(self._extending(claim, lease))
 
     def ack(self, claim: Claim, result: Any = None) -> None:
-        """Say that the job is done, and what came out of it."""
+        """Report that the job is done, with its result."""
         self._sync(self._acking(claim, result))
 
     async def aack(self, claim: Claim, result: Any = None) -> None:
-        """Say that the job is done, as `ack` does."""
+        """Async twin of `ack`."""
         await self._async(self._acking(claim, result))
 
     def nack(
@@ -149,9 +149,10 @@ class JobQueue(QueueSteps):
     ) -> str:
         """Give a job back: it can be claimed again after `delay` seconds, in its old place.
 
-        After its last attempt, or with `retry=False`, it becomes a dead letter instead. With
-        `counted=False` this was no attempt: it was never begun. Of an error passed as `reason`,
-        type, message and traceback are kept, redacted. Returns the job's new state.
+        After its last attempt, or with `retry=False`, it becomes a dead letter instead.
+        `counted=False` means that the job was never started, so this was no attempt. If `reason` is
+        an exception, its type, message and traceback are stored, redacted. Returns the job's new
+        state.
         """
         return self._sync(self._nacking(claim, delay, reason, counted=counted, retry=retry))
 
@@ -164,25 +165,25 @@ class JobQueue(QueueSteps):
         counted: bool = True,
         retry: bool = True,
     ) -> str:
-        """Give a job back, as `nack` does."""
+        """Async twin of `nack`."""
         return await self._async(self._nacking(claim, delay, reason, counted=counted, retry=retry))
 
-    # For those who look after it
+    # For operators
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait; read without asking anybody, as rules of `Shed` do."""
+        """Number of waiting jobs, read without a query, as the rules of `Shed` need it."""
         raise NotImplementedError
 
     def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """Return the jobs that were given up, the oldest first, at most `limit`.
+        """Return the dead letters, the oldest first, at most `limit`.
 
-        In a store they are fewer where they are large: a reply has about 1 MiB.
+        In a store there may be fewer if they are large: a reply holds about 1 MiB.
         """
         return self._sync(self._listing(limit))
 
     async def adead(self, limit: int = 100) -> list[DeadLetter]:
-        """Return the jobs that were given up, as `dead` does."""
+        """Async twin of `dead`."""
         return await self._async(self._listing(limit))
 
     def browse(
@@ -194,12 +195,13 @@ class JobQueue(QueueSteps):
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of the jobs that are dead, waiting, delayed or claimed, up to 100.
+        """Return a page of up to 100 jobs that are dead, waiting, delayed or claimed.
 
-        The next to be done are first; of the dead, the latest. `search` is looked for in id,
-        reason and payload, whatever the case of ASCII letters. `after` is `next` of the page
-        before. One call looks at a bounded number of jobs: a page may have fewer than `limit`, and
-        still a `next`. Without `payloads`, these are neither read nor searched.
+        Jobs are listed in the order in which they are due; dead ones start with the latest.
+        `search` matches id, reason and payload; case is ignored for ASCII letters. `after` is
+        `next` of the previous page. One call examines a bounded number of jobs: a page may have
+        fewer than `limit` jobs and still a `next`. Without `payloads`, payloads are neither read
+        nor searched.
         """
         asked = self._asked(state, search, after, limit, payloads=payloads)
         return self._sync(self._browsing(asked))
@@ -213,41 +215,41 @@ class JobQueue(QueueSteps):
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of jobs, as `browse` does."""
+        """Async twin of `browse`."""
         asked = self._asked(state, search, after, limit, payloads=payloads)
         return await self._async(self._browsing(asked))
 
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a job with up to 64 KiB of its payload; None if there is none."""
+        """Return a job with up to 64 KiB of its payload; None if it does not exist."""
         return self._sync(self._inspecting(id, payload=payload))
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a job, as `inspect` does."""
+        """Async twin of `inspect`."""
         return await self._async(self._inspecting(id, payload=payload))
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Run a dead job again, at the end of its line.
+        """Queue a dead job again, at the end of its priority.
 
-        False if it is not dead, or if another job has its dedupe id by now.
+        Returns False if it is not dead, or if another job has its dedupe id by now.
         """
         return self._sync(self._changing("requeue", id))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Retry a dead job, as `retry` does."""
+        """Async twin of `retry`."""
         return await self._async(self._changing("requeue", id))
 
     def drop(self, id: str) -> bool:  # noqa: A002
-        """Forget a dead job, or cancel one that has not ended; False if it has ended otherwise."""
+        """Delete a dead job, or cancel one that has not ended; False if it ended otherwise."""
         return self._sync(self._dropping(id))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Forget or cancel a job, as `drop` does."""
+        """Async twin of `drop`."""
         return await self._async(self._dropping(id))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how many jobs wait, are delayed, claimed and dead; and what there was so far."""
+        """Return the numbers of waiting, delayed, claimed and dead jobs, and the totals so far."""
         return self._sync(self._counting())
 
     async def asnapshot(self) -> dict[str, Any]:
-        """Return how many jobs there are, as `snapshot` does."""
+        """Async twin of `snapshot`."""
         return await self._async(self._counting())

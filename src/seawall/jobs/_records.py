@@ -1,4 +1,4 @@
-"""What a queue hands out: claims, what is known of a job, dead letters; and what it tells."""
+"""Records of a queue: claims, job statuses and dead letters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seawall.models.queue.jobs import Granted
 
 
 class Claim:
-    """A job that is the claimer's until its lease is over."""
+    """A job claimed by a worker until its lease expires."""
 
     __slots__ = (
         "age",
@@ -24,34 +24,34 @@ class Claim:
     )
 
     def __init__(self, granted: Granted, payload: Any, lease: float, until: float) -> None:
-        """Hold what the queue granted."""
+        """Copy the fields of the grant."""
         self.id = granted.id
         self.payload = payload
         self.priority = granted.priority
         self.attempt = granted.attempt
-        """1 for the first."""
+        """Number of this attempt; 1 is the first."""
         self.fence = granted.fence
-        """Higher for each claim of the same job."""
+        """Fencing number, higher for each claim of the same job."""
         self.age = granted.age / 1e6
-        """Seconds since it was pushed, when it was claimed."""
+        """Seconds from the push to the claim."""
         self.waited = granted.waited / 1e6
-        """Seconds since it could be claimed first, when it was claimed."""
+        """Seconds from when the job first became claimable to the claim."""
         self.time_left = granted.left / 1e6
-        """Seconds until its deadline, when it was claimed."""
+        """Seconds from the claim to the job's deadline."""
         self.lease = lease
         self.until = until
-        """The instant of the queue's clock here at which the lease is over, or a little before."""
+        """When the lease expires by the queue's local clock, or a little earlier."""
 
     def __repr__(self) -> str:
         return f"<Claim {self.id}: attempt {self.attempt}, priority {self.priority}>"
 
 
 class JobStatus(NamedTuple):
-    """What is known of a job."""
+    """The status of a job."""
 
     id: str
     state: str
-    """waiting, delayed, claimed, done, dead, cancelled or expired."""
+    """One of waiting, delayed, claimed, done, dead, cancelled and expired."""
     priority: int
     attempts: int
     age: float
@@ -59,7 +59,7 @@ class JobStatus(NamedTuple):
     reason: str
     """Why it ended, or why its last attempt failed."""
     result: Any
-    """None if there is none, or if what is stored cannot be read."""
+    """None if there is no result, or if the stored one cannot be read."""
 
 
 class DeadLetter(NamedTuple):
@@ -67,12 +67,12 @@ class DeadLetter(NamedTuple):
 
     id: str
     payload: Any
-    """None if what is stored cannot be read."""
+    """None if the stored payload cannot be read."""
     priority: int
     attempts: int
     age: float
     """Seconds since it died."""
     reason: str
-    """Why the last attempt failed: the error's name and message, on one line."""
+    """Why the last attempt failed: exception type and message, on one line."""
     traceback: str = ""
-    """That of the last attempt's error, redacted and cut; empty if there is none."""
+    """Traceback of the last attempt, redacted and shortened; empty if there is none."""

@@ -1,4 +1,4 @@
-"""One job at work."""
+"""One job that a worker is executing."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A job at work."""
+    """A job that a worker is executing."""
 
     def __init__(self, claim: Claim, *, wanted: bool = True) -> None:
-        """Begin; what is not wanted is only given back."""
+        """Start; a job that is not wanted is only given back."""
         self.claim = claim
         self.task: asyncio.Task[None] | None = None
         self.wanted: Literal["nothing", "to stop", "to return"] = (
             "nothing" if wanted else "to return"
         )
         self.shed = False
-        """Whether the job waited for too long to be begun."""
+        """Whether the job waited too long and must not be started."""
         self.begun = False
-        """Whether the handler was called: from then on it was an attempt."""
+        """Whether the handler was called, which makes this an attempt."""
         self.returned = False
-        """Whether it has come back, however."""
+        """Whether the handler has ended, by return or exception."""
         self.state = ""
-        """The job's state after its end was reported to the queue."""
+        """The job's state after its outcome was reported to the queue."""
         self.settling = not wanted
-        """Whether the work is over, and only the queue is still to be told."""
+        """Whether the work has ended, and only the report to the queue remains."""
 
     @property
     def lost(self) -> bool:
-        """Whether the job is not this worker's any more."""
+        """Whether the claim is no longer this worker's."""
         return self.wanted == "to stop"
 
     def lose(self) -> None:
-        """Stop: the job is somebody else's."""
+        """Stop the job, because another worker owns it now."""
         already, self.wanted = self.wanted, "to stop"
         if already == "nothing":
             self._cancel()
 
     def give_back(self) -> None:
-        """Stop, and give the job back."""
+        """Stop the job and give it back."""
         if self.wanted == "nothing":
             self.wanted = "to return"
             self._cancel()
 
     def _cancel(self) -> None:
-        # What is done is done: telling the queue takes as long as there is time for it.
+        # Do not cancel the report of finished work: it has its own time limit.
         if self.task is not None and not self.settling:
             self.task.cancel()

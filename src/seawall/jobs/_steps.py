@@ -1,4 +1,4 @@
-"""How a queue's operations go, wherever its jobs are kept: see `seawall.jobs._driven`."""
+"""The steps of a queue's operations, wherever its jobs are kept; see `seawall.jobs._driven`."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from seawall.models.queue.jobs import (
 )
 
 MOST_AT_ONCE: Final = 500
-"""Jobs that are pushed, claimed or listed by one call."""
+"""Maximum number of jobs pushed, claimed or listed by one call."""
 MOST_BYTES_AT_ONCE: Final = 4_194_304
-"""Bytes of payloads that several jobs of one push have together: more is late in the store."""
+"""Maximum bytes of payloads in one push of several jobs: more would delay the store."""
 POLL: Final = 0.5
-"""Seconds after which who waits looks again, whatever it was told."""
+"""Maximum seconds between two looks of a waiter, even without news."""
 LEAST_ENDED: Final = 1000
-"""So many ended jobs are remembered at least, of a queue in which fewer may wait."""
+"""Minimum number of ended jobs to remember, for queues with a smaller `max_size`."""
 
 _ACTS: Final = {
     "dead": ("retry", "drop"),
@@ -55,20 +55,20 @@ _ACTS: Final = {
     "delayed": ("drop",),
     "claimed": ("drop",),
 }
-"""What an operator may do with a job, by its state."""
+"""The actions that an operator has for a job, by its state."""
 _ENDS: Final = frozenset({"done", "dead", "cancelled", "expired"})
 
 
 def most_ended(max_size: int) -> int:
-    """Return how many jobs are remembered that have ended, without dying."""
+    """Return how many ended jobs (other than dead ones) are remembered."""
     return max(max_size, LEAST_ENDED)
 
 
 class QueueSteps(Driven):
-    """The settings of a queue, and how its operations go."""
+    """The settings of a queue and the steps of its operations."""
 
     WORK_STATES = ("dead", "waiting", "delayed", "claimed")
-    """The states by which `browse` lists jobs."""
+    """The job states that `browse` can list."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class QueueSteps(Driven):
         max_payload: int,
         clock: Clock,
     ) -> None:
-        """Check the settings."""
+        """Check and store the settings."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"{type(self).__name__}(name={name!r}): write a name, such as 'mails'")
         self.name = name
@@ -156,12 +156,12 @@ class QueueSteps(Driven):
             )
         return ids
 
-    # Claiming, and what may be done with a claim
+    # Claiming, and operations on a claim
 
     def _claiming(
         self, count: int, lease: float, wait: float, ended: Callable[[], bool] = bool
     ) -> Steps[list[Claim]]:
-        """Claim jobs; wait no more once `ended()`, which is asked again when `READY` is rung."""
+        """Claim jobs; stop waiting once `ended()`, which is checked whenever `READY` rings."""
         check.count("count", count, maximum=MOST_AT_ONCE)
         length = microseconds(bounded_seconds("lease", lease, self.keep))
         patience = check.seconds("wait", wait, zero=True, infinite=True)
@@ -181,7 +181,7 @@ class QueueSteps(Driven):
                         reason = "the payload cannot be read"
                         yield Tell(Ask("nack", (one.id, one.fence, 0, reason, "fatal")))
                         continue
-                    # From before it was asked for: here the lease is over first.
+                    # Counted from before the question, so that the lease expires here first.
                     claims.append(Claim(one, payload, lease, now + lease))
                 now = self.clock.now()
                 if claims or ended() or (until is not None and until <= now):
@@ -193,16 +193,17 @@ class QueueSteps(Driven):
                     return []
 
     def _asking_for(self, count: int, lease: int) -> Steps[tuple[list[Granted], int]]:
-        """Claim, and say so: or what was granted to nobody would be nobody's for a whole lease.
+        """Claim jobs and confirm the claim; otherwise undo it, so that no job waits a whole lease.
 
-        Nobody is given a claim before it is known to have been heard of, which makes it an attempt:
-        a handler that kills its process at once must not be begun more often than it may.
+        A claim is returned only after the queue has confirmed that it arrived, which counts as an
+        attempt: a handler that kills its process at once must not be started more often than
+        allowed.
         """
         token, up = token_hex(8), self._up
         try:
             granted, ahead = yield Ask("claim", (count, lease, token))
         except BaseException:
-            if up:  # else it was not even sent
+            if up:  # otherwise it was not even sent
                 self._undo(Ask("release", (token, lease)), lease)
             raise
         if granted:
@@ -259,7 +260,7 @@ class QueueSteps(Driven):
             state=state,
         )
 
-    # Looking after jobs
+    # Operators' actions, status and waiting
 
     def _browsing(self, asked: Asked) -> Steps[WorkPage]:
         search = asked.search.encode().lower()
@@ -283,7 +284,7 @@ class QueueSteps(Driven):
         return done or (yield from self._changing("cancel", id_))
 
     def _changing(self, operation: str, id_: str) -> Steps[bool]:
-        """Cancel, requeue or drop a job; False if it is not in a state for that."""
+        """Cancel, requeue or drop a job; return False if its state does not allow that."""
         done, state = yield Ask(operation, (short_text("id", id_),))
         if state == "unknown":
             raise self._unknown(id_)
@@ -321,7 +322,7 @@ class QueueSteps(Driven):
                         return self._result(id_, seen)
                     state = seen.state
                 except StoreUnavailable:
-                    # It may come back; but not for who has no more time, or if it was closed.
+                    # The store may come back, unless it was closed or the time is up.
                     if self._closed or (until is not None and until <= self.clock.now()):
                         raise
                     state = "unknown"
@@ -335,7 +336,7 @@ class QueueSteps(Driven):
         raise TimedOut(message, guard=self.name, seconds=waited)
 
     def _result(self, id_: str, seen: Seen) -> Any:
-        """Return the result of a job that has ended, or raise that there is none."""
+        """Return the result of an ended job, or raise `JobFailed` if there is none."""
         cause, _ = read_reason(seen.reason)
         if seen.state == "done":
             try:
@@ -405,7 +406,7 @@ def _item(found: Browsed) -> WorkItem:
 
 
 def _read(data: bytes) -> Any:
-    """Return a stored value for somebody to look at; None if it cannot be read."""
+    """Return a stored value for display; None if it cannot be read."""
     try:
         return decode(data)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""A list of work that an operator looks through: jobs, dead letters, events of an outbox.
+"""Paged lists of work for operators: jobs, dead letters, outbox events.
 
-A `WorkList` shows items of one state, a page at a time. A page is found by the place of the item
-before it, so it stays right while items come and go. One page looks at a bounded number of items:
-a search may return fewer than asked for, and a place from which it goes on.
+A `WorkList` shows items of one state, one page at a time. A page starts after the position of the
+last item of the previous page, so it stays correct while items come and go. One page examines a
+bounded number of items: a search may return fewer than requested, with a position to continue.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from seawall import _checks as check
 from seawall.models.queue.jobs import BROWSED
 
 MOST_LISTED: Final = 100
-"""Items of one page."""
+"""Maximum items per page."""
 LONGEST_SEARCH: Final = 200
-"""Characters of a search."""
+"""Maximum characters of a search."""
 PREVIEW: Final = 512
-"""Bytes of each payload that a page has."""
+"""Bytes of each payload that a page includes."""
 OPENED: Final = 65_536
-"""Bytes of the payload of an item that is opened."""
+"""Maximum bytes of the payload of an inspected item."""
 BEYOND: Final = 2**62
-"""Behind every place of a list that a database sorts."""
+"""A position after every item of a list that a database sorts."""
 
 _PLACE: Final = re.compile(r"(-?[0-9]{1,18}):([^\x00-\x1f\x7f]{0,255})")
 
 
 class WorkItem(NamedTuple):
-    """A job or an event, as an operator sees it. Times are in seconds."""
+    """A job or an event, as shown to an operator. Times are in seconds."""
 
     id: str
     state: str
     kind: str
-    """The kind of the job or the type of the event; "" where there is none."""
+    """The kind of the job or the type of the event; "" if there is none."""
     owner: str
-    """The scope of the job, or the aggregate of the event; "" where there is none."""
+    """The scope of the job or the aggregate of the event; "" if there is none."""
     priority: int | None
     attempts: int
     age: float
-    """Since it was added."""
+    """Seconds since it was added."""
     since: float
-    """Since it is in its state; below 0 until it is due, or until its lease is over."""
+    """Seconds since it entered its state; negative until it is due, or until its lease expires."""
     error: str
     """Why the last attempt failed."""
     size: int
-    """Bytes of the payload."""
+    """Size of the payload in bytes."""
     payload: bytes
-    """The beginning of it; empty if it was not asked for."""
+    """The start of the payload; empty if it was not requested."""
     acts: tuple[str, ...]
-    """What may be done with it: "retry", "drop"."""
+    """The possible actions: "retry", "drop"."""
     traceback: str = ""
-    """Of the last attempt, where it is kept."""
+    """Traceback of the last attempt, if it was stored."""
 
 
 class WorkPage(NamedTuple):
-    """Some items, and from where to go on."""
+    """One page of items, and where the next one starts."""
 
     items: list[WorkItem]
     next: str | None
-    """What to pass as `after` for the next page; None if there is none."""
+    """The `after` of the next page; None if this is the last."""
 
 
 class WorkList(Protocol):
-    """What the dashboard needs of a queue, of jobs and of an outbox."""
+    """What the dashboard needs from a job queue and from an outbox."""
 
     name: str
     WORK_STATES: tuple[str, ...]
@@ -79,24 +79,24 @@ class WorkList(Protocol):
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return the items of a state that contain a text."""
+        """Return the items of a state that contain the search text."""
         ...
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return one item; None if there is none."""
+        """Return one item; None if it does not exist."""
         ...
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Run a failed item again; False if it has not failed."""
+        """Run a failed item again; return False if it has not failed."""
         ...
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Give an item up for good; False if it is not there, or over."""
+        """Give up an item for good; return False if it does not exist or has ended."""
         ...
 
 
 class Asked(NamedTuple):
-    """A page that is asked for, checked."""
+    """A checked request for a page."""
 
     state: str
     search: str
@@ -104,20 +104,20 @@ class Asked(NamedTuple):
     id: str
     limit: int
     cut: int
-    """Bytes of payloads that are wanted; with 0 they are not searched."""
+    """Bytes of each payload to return; with 0, payloads are not searched either."""
 
 
 def asked_page(
     states: tuple[str, ...], state: str, search: str, after: str | None, limit: int, payloads: Any
 ) -> Asked:
-    """Return what `browse` was asked for, or raise and say what to write instead."""
+    """Return the checked request, or raise an error that says what to write instead."""
     if state not in states:
         raise ValueError(f"state={state!r}: write one of {', '.join(map(repr, states))}")
     if not isinstance(search, str):
         raise TypeError(f"search={search!r}: write text, such as search='timeout'")
     if len(search) > LONGEST_SEARCH or "\0" in search:
         raise ValueError(f"search: write at most {LONGEST_SEARCH} characters, without NUL")
-    search.encode()  # half a surrogate pair is no text: a ValueError
+    search.encode()  # raises ValueError for a lone surrogate
     check.count("limit", limit, maximum=MOST_LISTED)
     number, id_ = _read_place(after)
     cut = PREVIEW if check.flag("payloads", payloads) else 0
@@ -125,7 +125,7 @@ def asked_page(
 
 
 def place_after(number: int, id_: str) -> str:
-    """Return the place behind an item, for `after`."""
+    """Return the position after an item, for `after`."""
     return f"{number}:{id_}"
 
 
@@ -142,9 +142,9 @@ def _read_place(after: str | None) -> tuple[int, str]:
 def page_of(
     rows: list[tuple[Any, ...]], limit: int, item: Callable[[tuple[Any, ...]], WorkItem]
 ) -> WorkPage:
-    """Return those of `BROWSED` rows that match as items, and the place from which to go on.
+    """Return the matching rows of a `BROWSED` query as items, and where to continue.
 
-    A row begins with its place; the last but one column says whether it matches.
+    A row starts with its position; the last column but one says whether it matches.
     """
     items: list[WorkItem] = []
     for looked, row in enumerate(rows):

@@ -1,9 +1,13 @@
-"""Does the jobs of a queue: so many at once, each under a guard, with heartbeats meanwhile.
+"""Worker that executes the jobs of a queue concurrently, each under a guard, with heartbeats.
 
-Promises: at most `concurrency` jobs at once; a job whose lease is lost is stopped; an error gives
-the job back, to be tried again after a pause; a refusal by the guard costs the job no attempt, and
-pauses claiming; stopping finishes what it can, returns the rest, and takes no longer than it may;
-while the store is away it goes on trying, and no job is lost.
+Promises:
+
+- At most `concurrency` jobs run at once.
+- A job whose lease is lost is stopped.
+- A failed job is given back and retried after a pause.
+- A refusal by the guard costs the job no attempt, and pauses claiming.
+- Stopping finishes the jobs it can, returns the rest, and keeps its time limit.
+- While the store is unreachable the worker keeps trying, and no job is lost.
 """
 
 from __future__ import annotations
@@ -37,19 +41,19 @@ if TYPE_CHECKING:
     from seawall.guard import Guard
 
 TIMES_WINDOW: Final = 60.0
-"""Seconds of jobs by which a queue is measured, at least."""
+"""Minimum window in seconds of the job durations from which the queue is measured."""
 CLAIM_WAIT: Final = 5.0
-"""Seconds that one claim waits for a job; then it is asked again."""
+"""Seconds that one claim waits for a job before it is repeated."""
 TELLING: Final = 2.0
-"""Seconds after the grace for telling the queue how it went; then the worker ends, told or not."""
+"""Seconds after the grace period for reporting outcomes; then the worker ends in any case."""
 LEAVING: Final = 0.1
-"""Seconds for what is then cancelled; what goes on all the same is abandoned."""
+"""Seconds for cancelled tasks to end; tasks that still run then are abandoned."""
 INSTANT: Final = 1e-6
-"""Less than this is no time to wait for."""
+"""Waits shorter than this are skipped."""
 
 
 class Worker(Doing):
-    """Do the jobs of `queue` by `handler(claim)`: an async function, or a plain one in threads."""
+    """Executes the jobs of `queue` by `handler(claim)`, async, or plain in threads."""
 
     def __init__(
         self,
@@ -63,17 +67,17 @@ class Worker(Doing):
         backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Do up to `concurrency` jobs at once, each under `guard`.
+        """Execute up to `concurrency` jobs at once, each under `guard`.
 
-        What the handler returns is the job's result. If it raises, that is logged with its
-        traceback, and the job is tried again after a pause of `backoff`: full jitter from 1 s up to
-        5 minutes, unless given. A job is claimed for
-        `lease` seconds, and the claim prolonged while it runs.
+        The handler's return value is the job's result. If the handler raises, the exception is
+        logged with its traceback, and the job is retried after a pause of `backoff` (default: full
+        jitter from 1 s up to 5 minutes). A job is claimed for `lease` seconds, and the claim is
+        renewed while it runs.
 
-        `shed` says when the queue has stood for too long, by the age of its longest waiting job:
-        `codel()` or `adaptive_lifo()`. Then jobs that have waited for too long are not begun: they
-        become dead letters. The order stays that of the queue, and a job that was tried before is
-        not shed.
+        `shed` decides when the queue is overloaded, by the age of its longest waiting job:
+        `codel()` or `adaptive_lifo()`. Jobs that have then waited too long are not started: they
+        become dead letters. The order of the queue does not change, and a job that was attempted
+        before is not shed.
         """
         if not isinstance(queue, JobQueue):
             raise TypeError(f"Worker({queue!r}, ...): pass a PriorityQueue or a LocalQueue")
@@ -92,11 +96,11 @@ class Worker(Doing):
         self.lease = check.seconds("lease", lease)
         if self.lease > queue.keep:
             raise ValueError(f"lease={lease!r} is above the queue's keep={queue.keep!r}")
-        # What this very guard has decorated is guarded once.
+        # Do not apply the guard twice to a handler that it has decorated.
         self._handler = handler if guard is None else guard._plan_for(handler)[1]  # noqa: SLF001
         self._guard = guard
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
-        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is not a secret
         self._clock = queue.clock
         self._failures = FailureLog("queue", queue.name, self._clock)
         self._pool: IoPool | None = None
@@ -119,10 +123,10 @@ class Worker(Doing):
         return f"<Worker of {self.queue!r}: {len(self._runs)} of {self.concurrency} at work>"
 
     async def run(self) -> None:
-        """Do jobs until `stop` is called; what is stopped stays so.
+        """Execute jobs until `stop` is called. A stopped worker cannot be restarted.
 
-        Cancelled, it returns to the queue what it has begun, and ends. A store that was closed ends
-        it too, with `StoreUnavailable`.
+        If cancelled, it returns its running jobs to the queue and ends. If the store is closed, it
+        ends with `StoreUnavailable`.
         """
         import asyncio
 
@@ -138,7 +142,7 @@ class Worker(Doing):
         try:
             await asyncio.wait([fetching, beating, halting], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not self._stopped:  # cancelled, or broken: without grace
+            if not self._stopped:  # cancelled or failed: no grace period
                 self.stop(0.0)
             try:
                 await self._wind_up(fetching, beating, halting)
@@ -148,23 +152,24 @@ class Worker(Doing):
                     self._pool.close(0.0)
         for task in (fetching, beating):
             if task.done() and not task.cancelled():
-                task.result()  # if it broke, that was no stop
+                task.result()  # raise if it failed rather than stopped
 
     def run_sync(self, drain: float = 10.0) -> None:
-        """Do jobs until `stop` is called, in this thread; for programs without an event loop.
+        """Execute jobs in this thread until `stop` is called; for programs without an event loop.
 
-        In the main thread, SIGTERM and SIGINT stop it too: the first by `stop(drain)`, a second one
-        by `stop(0)`. A signal that the program handles itself is left to it.
+        In the main thread, SIGTERM and SIGINT stop the worker too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
         """
         run_until_signal(self.run, self.stop, drain)
 
     def stop(self, grace: float = 10.0) -> None:
-        """Claim no more jobs, and give those at work `grace` seconds; the rest is returned.
+        """Claim no more jobs; give running ones `grace` seconds, then return the rest.
 
-        From any thread or signal handler; `run` returns when it is done, two seconds after the
-        grace at the latest. A returned job is free at once, and has lost no attempt. A thread
-        cannot be stopped: what a plain handler is still at is free when its lease is over. Stopped
-        again, it takes the shorter grace.
+        Callable from any thread or signal handler. `run` returns when all is done, at most two
+        seconds after the grace period. A returned job can be claimed at once, and has lost no
+        attempt. A thread cannot be stopped: a job that a plain handler is still executing becomes
+        free when its lease expires. If `stop` is called again, the earlier end counts.
         """
         seconds = check.seconds("grace", grace, zero=True)
         self._end_at = min(self._end_at, self._clock.now() + seconds)
@@ -174,10 +179,10 @@ class Worker(Doing):
             try:
                 loop.call_soon_threadsafe(self._ring)
             except RuntimeError:
-                pass  # the loop is closed: it has stopped
+                pass  # the loop is closed, so the worker has stopped
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it is doing, and how many jobs it has done and not done."""
+        """Return the worker's state and the counts of its outcomes."""
         return {
             "queue": self.queue.name,
             "running": self._loop is not None,
@@ -191,9 +196,9 @@ class Worker(Doing):
     # Claiming
 
     async def _fetch(self) -> None:
-        """Claim jobs as there is room for them, until stopped.
+        """Claim jobs as slots become free, until stopped.
 
-        A claim that is being asked for is not cancelled: what it brings is given back.
+        A claim that is under way is not cancelled: the jobs it brings are given back.
         """
         delays = OUTAGE.delays(self._rng.random)
         while free := await self._room():
@@ -201,7 +206,7 @@ class Worker(Doing):
                 oldest = 0.0 if self._discipline is None else await self._oldest()
                 claims = await self._claim(free)
             except StoreUnavailable:
-                if self.queue._closed:  # noqa: SLF001 - of this package
+                if self.queue._closed:  # noqa: SLF001 - same package
                     raise
                 await self._nap(next(delays))
                 continue
@@ -210,7 +215,7 @@ class Worker(Doing):
                 self._begin(claim)
 
     async def _oldest(self) -> float:
-        """Return how long the longest waiting job has waited; looked at every 0.1 s at most."""
+        """Return how long the longest waiting job has waited; read at most every 0.1 s."""
         now = self._clock.now()
         if now >= self._look_at:
             self._look_at = now + REREAD
@@ -218,10 +223,10 @@ class Worker(Doing):
         return self._oldest_age
 
     def _judged(self, claims: list[Claim], oldest: float) -> Iterator[Run]:
-        """Mark the jobs that have waited for too long, by the rule of `shed`.
+        """Mark the jobs that have waited too long, by the rule of `shed`.
 
-        The queue is judged by its longest waiting job: jobs that matter more pass it, and do not
-        wait.
+        The rule looks at the longest waiting job of the queue, because jobs of higher priority
+        overtake it and do not wait.
         """
         discipline, now = self._discipline, self._clock.now()
         if discipline is not None and not claims:
@@ -237,10 +242,10 @@ class Worker(Doing):
     async def _claim(self, free: int) -> list[Claim]:
         queue = self.queue
         steps = queue._claiming(free, self.lease, CLAIM_WAIT, lambda: self._stopped)  # noqa: SLF001
-        return await queue._async(steps)  # noqa: SLF001 - of this package
+        return await queue._async(steps)  # noqa: SLF001 - same package
 
     async def _room(self) -> int:
-        """Wait until another job may be claimed; return how many may, 0 if none ever will."""
+        """Wait until jobs may be claimed; return how many, or 0 once stopped."""
         while not self._stopped:
             pause = self._resume_at - self._clock.now()
             if pause > INSTANT:
@@ -250,20 +255,20 @@ class Worker(Doing):
             free = self.concurrency - len(self._runs) - abandoned
             if free > 0:
                 return free
-            await self._news_within(1.0)  # a thread that comes back rings no bell
+            await self._news_within(1.0)  # a thread that ends does not signal it
         return 0
 
     async def _nap(self, seconds: float) -> None:
-        """Let time pass, or less if stopped."""
+        """Sleep for `seconds`, or until stopped."""
         until = self._clock.now() + seconds
         while not self._stopped and (left := until - self._clock.now()) > INSTANT:
             await self._news_within(left)
 
     async def _news_within(self, seconds: float) -> None:
-        """Wait until a job has ended or the worker is stopped, at most so long."""
+        """Wait until a job ends or the worker is stopped, but at most `seconds`."""
         import asyncio
 
-        assert self._news is not None  # noqa: S101 - made before any task
+        assert self._news is not None  # noqa: S101 - set before any task starts
         self._news.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -272,15 +277,15 @@ class Worker(Doing):
             pass
 
     def _ring(self) -> None:
-        """Have news; in the loop."""
+        """Wake the tasks that wait for news. Call it in the event loop."""
         if self._news is not None and self._halt is not None:
             self._news.set()
             if self._stopped and not self._halt.is_set():
                 self._halt.set()
-                self.queue._bells.ring(READY)  # noqa: SLF001 - who waits for a job here looks up
+                self.queue._bells.ring(READY)  # noqa: SLF001 - wakes the waiting claim
 
     async def _beat(self) -> None:
-        """Prolong what is at work, for ever; more often while the store is away."""
+        """Renew the claims of running jobs forever; more often while the store is unreachable."""
         import asyncio
 
         nap = self.lease / 3
@@ -292,7 +297,7 @@ class Worker(Doing):
             nap = self.lease / (3 if all(answered) else 12)
 
     async def _extend(self, run: Run) -> bool:
-        """Prolong one claim; False if the store did not answer."""
+        """Renew one claim; return False if the store did not answer."""
         if run.lost:
             return True
         try:
@@ -305,7 +310,7 @@ class Worker(Doing):
             return False
         return True
 
-    # Working
+    # Executing
 
     def _begin(self, run: Run) -> None:
         import asyncio
@@ -326,19 +331,19 @@ class Worker(Doing):
             self._runs.discard(run)
             self._ring()
 
-    # The end
+    # Stopping
 
     async def _wind_up(self, fetching: asyncio.Task[None], *aside: asyncio.Task[Any]) -> None:
-        """Give what is at work its time; then return it to the queue; then end, whatever goes on.
+        """Wait out the grace period, then return running jobs to the queue, then end in any case.
 
-        `aside` are tasks that go on until then.
+        `aside` are tasks that keep running until then.
         """
         import asyncio
 
         from seawall.runtime.abandon import end
 
         try:
-            # It ends by itself: what is asked of a store is soon answered, or given up.
+            # `fetching` ends on its own: a request to the store is soon answered or times out.
             await asyncio.wait([fetching], timeout=self._end_at - self._clock.now() + TELLING)
             while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
                 await self._news_within(left)
@@ -348,6 +353,6 @@ class Worker(Doing):
             while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
                 await self._news_within(left)
         finally:
-            # Also if cancelled once more: nothing goes on here that nobody prolongs the lease of.
+            # Even if cancelled again: no job may run on without a renewed lease.
             runs = [run.task for run in self._runs if run.task is not None]
             await end([fetching, *aside, *runs], LEAVING)

@@ -1,4 +1,4 @@
-"""One holding of a lease: until when it lasts for sure, how it is renewed, and how it ends."""
+"""One holding of a lease: its guaranteed end, its renewal and how it ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from seawall.leases.store import Job, LeaseShare
 
 DRIFT: Final = 0.001
-"""Clocks may run apart by this share: the holder gives up that much before the store does."""
+"""Assumed clock drift, a fraction of the ttl: the holder stops that much before the store."""
 
 GIVING_BACK: Final = 1.0
-"""Seconds that a release may take when nobody waits for it, or the store is closing."""
+"""Timeout in seconds of a release that has no waiter, or that happens while the store closes."""
 
 
 class Terms(NamedTuple):
-    """What does not change about a lease."""
+    """The fixed settings of a lease."""
 
     share: LeaseShare
     name: str
@@ -34,27 +34,27 @@ class Terms(NamedTuple):
 
     @property
     def microseconds(self) -> int:
-        """The time to live, as stores have it."""
+        """The time to live in microseconds, the unit of the stores."""
         return round(self.ttl * 1e6)
 
     def give_back(self, token: int) -> None:
-        """End it in the background, if it is still that of `token`."""
+        """Release the lease in the background, if `token` still holds it."""
         self.share.post(Release(token))
 
     def withdraw(self, holder: str, attempt: int) -> None:
-        """End it in the background, if `holder` got it by this attempt and never heard of it."""
+        """Release the lease in the background if this attempt got it, unknown to `holder`."""
         self.share.post(Withdraw(holder, attempt))
 
     def until(self, sent: float) -> float:
-        """Return until when it is held for sure, if a request sent at `sent` has succeeded."""
+        """Return until when the lease is certainly held, if a request sent at `sent` succeeded."""
         return sent + self.ttl * (1 - DRIFT)
 
 
 class Holding:
-    """A lease that is held: `left` counts down, renewals wind it up, and it ends once."""
+    """A lease that is held. `left` counts down, renewals extend it, and it ends exactly once."""
 
     def __init__(self, terms: Terms, token: int, sent: float, on_lost: Callable[[], None]) -> None:
-        """Hold what was granted to a request sent at `sent`; not renewed before `start`."""
+        """Hold the lease granted to a request sent at `sent`. Renewals begin with `start`."""
         self.token = token
         self._terms = terms
         self._on_lost = on_lost
@@ -67,7 +67,7 @@ class Holding:
 
     @property
     def left(self) -> float:
-        """For how many seconds more it is held for sure. Once 0, it stays 0."""
+        """Number of seconds for which the lease is certainly still held. Once 0, it stays 0."""
         if self._ended or self._seen_over:
             return 0.0
         left = self._until - self._terms.clock.now()
@@ -78,15 +78,16 @@ class Holding:
         return 0.0
 
     def start(self) -> bool:
-        """Renew it from now on, in the background; False if the store is closed."""
+        """Start renewing in the background; return False if the store is closed."""
         share = self._terms.share
         share.keep(self)
         try:
             share.start()
         except StoreUnavailable:
-            pass  # closed, as is seen next
+            pass  # the store is closed: handled below
         if share.closed:
-            # Whoever closes it may have looked before this was added: it is undone here.
+            # The store's `close` may have listed its holdings before this one was added: undo that
+            # here.
             self._ended = True
             share.forget(self)
             return False
@@ -96,12 +97,12 @@ class Holding:
         return True
 
     async def renew(self) -> None:
-        """Renew the lease if that is due; if the store fails, try until the time is over."""
+        """Renew the lease if that is due; if the store fails, retry until the lease has expired."""
         terms = self._terms
         while not self._ended:
             sent = terms.clock.now()
             if not self._due and sent < self._since + terms.renew_every / 2:
-                return  # it has just been taken
+                return  # it has just been taken or renewed
             self._due = False
             if not self.left:
                 self._lose("expired")
@@ -121,7 +122,7 @@ class Holding:
 
     def _renewed(self, sent: float, answer: Granted | Busy) -> None:
         with self._mutex:
-            # An answer that comes when the time seems to be over changes nothing any more.
+            # An answer that arrives after the guaranteed end cannot bring the lease back.
             if self.left and isinstance(answer, Granted):
                 self._since, self._until = sent, self._terms.until(sent)
                 return
@@ -137,7 +138,7 @@ class Holding:
             self._renewal.soon()
 
     def let_go(self) -> bool:
-        """End it because its holder says so; tell whether it was held until now."""
+        """End the holding at the holder's request; return whether it was held until now."""
         held = self.left > 0
         if not self._end("released" if held else "expired"):
             return False
@@ -146,30 +147,30 @@ class Holding:
         return held
 
     def abandon(self) -> None:
-        """Take it to be another's, without telling: in a child process it is the parent's."""
+        """Mark the holding as ended, without an event: a child process does not own it."""
         self._ended = True
 
     def close(self) -> bool:
-        """End it because the store is closed; False if it has ended already."""
+        """End the holding because the store is closed; return False if it had already ended."""
         return self._lose("closed")
 
     async def release(self) -> None:
-        """Let others have it, if the store can be reached."""
+        """Release the lease in the store, if the store can be reached."""
         try:
             await self._terms.share.call(Release(self.token), GIVING_BACK)
         except StoreUnavailable:
-            pass  # then it runs out by itself
+            pass  # the lease expires after its ttl
 
     def _lose(self, cause: str) -> bool:
         if not self._end(cause):
             return False
-        if cause == "expired":  # here; the store may still know of it
+        if cause == "expired":  # expired by our clock: the store may still count it as held
             self._terms.give_back(self.token)
         self._on_lost()
         return True
 
     def _end(self, cause: str) -> bool:
-        """End it; False if it has ended already."""
+        """End the holding; return False if it had already ended."""
         with self._mutex:
             ended, self._ended = self._ended, True
         if not ended:

@@ -1,14 +1,15 @@
-"""A lease: one holder over all pods, for as long as it renews, with a fencing token.
+"""A lease: one holder across all pods for as long as it renews, with a fencing token.
 
 Promises:
-- The store (Redis, PostgreSQL or SQLite) gives a lease to one holder at a time.
-- Each holder's token is higher than those of all holders before.
-- `held` turns false no later than the store may give the lease to another, judged by this machine's
-  monotonic clock from before the request was sent. A lost lease stays lost.
+
+- The store (Redis, PostgreSQL or SQLite) grants a lease to one holder at a time.
+- Each holder's token is higher than the tokens of all earlier holders.
+- `held` turns false no later than the store may grant the lease to another holder. This machine's
+  monotonic clock decides, counted from before the request was sent. A lost lease stays lost.
 - `on_lost` is called once. The store accepts nothing from an earlier holder.
 
-No lease can promise that a process which is stopped just after it looked at `held` does not act
-later. So pass the token to the resource that is protected, and let that refuse lower ones.
+No lease can prevent a process from acting later if it is suspended just after it checked `held`. So
+pass the token to the protected resource, and let the resource refuse lower tokens.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
     from random import Random
 
 LONGEST_TTL: Final = 30 * 24 * 3600.0
-"""Seconds: whoever needs a lease for longer renews it."""
+"""Maximum ttl in seconds. To hold a lease for longer, renew it."""
 
 SPREAD: Final = 0.25
-"""Seconds after a lease has run out in which those that wait ask, each at a random moment."""
+"""Seconds after a lease expires over which the waiters spread their requests at random."""
 
 _WOKEN: Final = full_jitter(0.005, cap=SPREAD)
 _FAILED: Final = full_jitter(0.1, cap=1.0)
 
 
 class Lease:
-    """`with lease:` or `async with lease:` runs in one pod at a time.
+    """A lease: the block of `with lease:` or `async with lease:` runs in one pod at a time.
 
     One object is one holder: threads or tasks that compete need a `Lease` each.
     """
@@ -62,13 +63,14 @@ class Lease:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
-        """Compete for the lease `name` with all that have the same store, prefix and name.
+        """Compete for the lease `name` with all leases of the same store, prefix and name.
 
         `store` is a `RedisStore`, or a `seawall.durable.Database` whose tables were migrated. A
-        holder that is not heard of for `ttl` seconds has lost it. It is renewed in the background
-        every `renew_every` seconds (a third of `ttl`). If it is lost while held, `on_lost(lease)`
-        is called there: a plain function, and quick. The background is a thread of the store;
-        for a database that is awaited it is the event loop in which the lease was taken.
+        holder that has not renewed for `ttl` seconds has lost the lease. The lease is renewed in
+        the background every `renew_every` seconds (default: a third of `ttl`). If it is lost while
+        held, `on_lost(lease)` is called in the background: it must be a plain function that returns
+        quickly. The background is a thread of the store; for an async database it is the event loop
+        in which the lease was acquired.
         """
         if isinstance(store, type) or not hasattr(store, "lease"):
             raise TypeError(f"Lease({store!r}, ...): pass a RedisStore or a Database")
@@ -101,79 +103,80 @@ class Lease:
         state = f"held, token {self._token}" if self.held else "not held"
         return f"<Lease {self.name!r}: {state}>"
 
-    # What a holder may know
+    # State
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lease, for sure."""
+        """Whether this object certainly holds the lease."""
         return self.left > 0
 
     @property
     def left(self) -> float:
-        """For how many seconds more it holds the lease for sure, even if no renewal succeeds."""
+        """Number of seconds for which the lease is certainly held, even if no renewal succeeds."""
         holding = self._holding
         return 0.0 if holding is None else holding.left
 
     @property
     def token(self) -> int:
-        """The number of the last holding: higher than those of all holders before; 0: never held.
+        """The fencing token of the last holding, higher than all earlier ones; 0 if never held.
 
-        Hand it to what the lease protects, which must refuse a token lower than one it has seen.
+        Pass it to the resource that the lease protects. The resource must refuse a token that is
+        lower than the highest one it has seen.
         """
         return self._token
 
     @property
     def closed(self) -> bool:
-        """Whether its store was closed: then it is never held again."""
+        """Whether the store was closed. The lease is then never held again."""
         return self._share.closed
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the lease is held; call it before each effect."""
+        """Raise `LeaseLost` unless the lease is held. Call it before each side effect."""
         if not self.held:
             raise LeaseLost(f"the lease {self.name!r} is not held")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of it."""
+        """Return the current state for display."""
         left = self.left
         shown = {"name": self.name, "held": left > 0, "token": self._token, "left": left}
         return {**shown, "ttl": self.ttl, "renew_every": self.renew_every}
 
-    # Taking it
+    # Acquiring
 
     def acquire(self, timeout: float | None = None) -> int:
-        """Wait until the lease is ours and return its token; raise `TimedOut` after `timeout`.
+        """Wait until the lease is acquired and return its token; raise `TimedOut` after `timeout`.
 
-        With 0 it asks once. Waits through an outage of the store too: if that lasts to the end,
-        `StoreUnavailable` is raised. A deadline bounds it too; one that has passed is
-        `DeadlineExceeded`, and nothing is asked.
+        A `timeout` of 0 asks the store once. The wait continues through an outage of the store; if
+        the outage lasts to the end, `StoreUnavailable` is raised. A deadline bounds the wait too;
+        if it has passed already, `DeadlineExceeded` is raised and the store is not asked.
         """
         run(self._acquiring("sync", timeout), self.clock)
         return self._token
 
     async def aacquire(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `acquire`
-        """Wait as `acquire` does; the task waits, not the thread."""
+        """Async twin of `acquire`."""
         await arun(self._acquiring("async", timeout), self.clock)
         return self._token
 
     def try_acquire(self) -> bool:
-        """Take the lease if it is free, and tell whether it was; raise if the store cannot tell."""
+        """Take the lease if it is free; return whether it was. Raise if the store fails."""
         return run(self._trying("sync"), self.clock)
 
     async def atry_acquire(self) -> bool:
-        """Do the same without blocking the thread."""
+        """Async twin of `try_acquire`."""
         return await arun(self._trying("async"), self.clock)
 
-    # Giving it up
+    # Releasing
 
     def release(self) -> bool:
-        """Give the lease up; tell whether it was held until now (False: it was lost).
+        """Release the lease; return whether it was held until now (False: it had been lost).
 
-        Nothing is raised if the store is down: then the lease runs out by itself.
+        If the store is down, nothing is raised: the lease then expires after its ttl.
         """
         return run(self._releasing("sync"), self.clock)
 
     async def arelease(self) -> bool:
-        """Do the same without blocking the thread."""
+        """Async twin of `release`."""
         return await arun(self._releasing("async"), self.clock)
 
     def __enter__(self) -> Self:
@@ -195,7 +198,7 @@ class Lease:
     def _lost_inside(self) -> LeaseLost:
         return LeaseLost(f"the lease {self.name!r} was lost before the block was over")
 
-    # How it is taken and given up: questions and pauses
+    # Acquiring and releasing as steps (questions and pauses) for the sync and the async driver
 
     def _trying(self, kind: Kind) -> Steps[bool]:
         until = self._bound(self.clock.now(), inf)
@@ -214,7 +217,8 @@ class Lease:
             wait = check.seconds("timeout", timeout, zero=True, infinite=True)
         began = self.clock.now()
         until, _by_deadline = give_up_at(began, wait)
-        bound = self._bound(began, wait or inf)  # 0: one question, which takes its time
+        # timeout 0: a single question, bounded only by the store's own timeout
+        bound = self._bound(began, wait or inf)
         woken, failed = _WOKEN.delays(self._random), _FAILED.delays(self._random)
         bell = Bell(self._share)
         known: Busy | str = ""
@@ -227,12 +231,14 @@ class Lease:
                     return
                 now = self.clock.now()
                 if until is not None and now >= until:
-                    # A question that was cut short says nothing: what was known before counts.
+                    # A question that was cut short tells nothing about the lease: report the answer
+                    # before it.
                     raise self._too_late(known if isinstance(known, Busy) else answer, now - began)
                 known = answer
                 again = now + self._next_look(answer, failed)
                 if (yield from self._rest(self._in_time(again, now, until), bell)):
-                    # All who wait were woken: each comes at its own moment.
+                    # The release woke all waiters: a random delay keeps them from asking at the
+                    # same moment.
                     now = self.clock.now()
                     again = now + next(woken)
                     if until is None or again < until:
@@ -245,29 +251,29 @@ class Lease:
             bell.close()
 
     def _next_look(self, answer: Busy | str, failed: Iterator[float]) -> float:
-        """Return after how many seconds to ask again, if no bell rings."""
+        """Return the number of seconds until the next question, unless the bell rings first."""
         if isinstance(answer, str):
             return next(failed)
         spread = self._random() * min(SPREAD, self.ttl / 10)
         return min(answer.left / 1e6, self._share.longest_poll(self.ttl)) + spread
 
     def _in_time(self, again: float, now: float, until: float | None) -> float:
-        """Return when to ask again: the last time while there is time for an answer."""
+        """Return when to ask again; the last question must leave time for its answer."""
         if until is None:
             return again
         last = until - self._share.timeout
         return min(again, last if now < last else until)
 
     def _rest(self, until: float, bell: Bell) -> Steps[bool]:
-        """Pause until then, or until the bell rings (True); raise if the store is closed."""
+        """Pause until `until` or until the bell rings (True); raise if the store is closed."""
         bell.listen()
-        self._refuse_if_closed()  # from here on, closing it rings the bell
+        self._refuse_if_closed()  # from here on, closing the store rings the bell
         rung: bool = yield Pause(until, bell)
         self._refuse_if_closed()
         return rung
 
     def _ask(self, kind: Kind, until: float | None) -> Steps[Granted | Busy | str]:
-        """Ask for the lease once, and hold it if it is granted; a failure is returned as text."""
+        """Ask for the lease once and hold it if granted; return a failure as its text."""
         self._refuse_if_closed()
         self._attempt += 1
         take = Take(self._holder, self._attempt, self._terms.microseconds)
@@ -291,11 +297,12 @@ class Lease:
             answer = yield Question(self._share.ask(kind, Release(token), self.clock))
         finally:
             if isinstance(answer, str):
-                self._terms.give_back(token)  # it may not have arrived
+                # the release may not have arrived: repeat it in the background
+                self._terms.give_back(token)
         return not isinstance(answer, Busy)
 
     def _bound(self, now: float, wait: float) -> float | None:
-        """Return when a wait from `now` ends at the latest; raise if the deadline has passed."""
+        """Return when a wait that starts at `now` must end; raise if the deadline has passed."""
         until, by_deadline = give_up_at(now, wait)
         if by_deadline and until is not None and until <= now:
             raise DeadlineExceeded(
@@ -325,14 +332,14 @@ class Lease:
             self._asking = True
 
     def _vacate(self) -> None:
-        """Ask no more; what an attempt got that was never answered is nobody's."""
+        """Stop asking; withdraw an unanswered attempt, because the store may have granted it."""
         if self._unheard:
             self._unheard = False
             self._terms.withdraw(self._holder, self._attempt)
         self._asking = False
 
     def _hold(self, token: int, sent: float) -> bool:
-        """Hold what was granted to a request sent at `sent`; False if that comes too late."""
+        """Hold the lease granted to a request sent at `sent`; return False if that is too late."""
         holding = Holding(self._terms, token, sent, self._tell_lost)
         if not holding.left:
             return False
@@ -346,7 +353,7 @@ class Lease:
         return False
 
     def _let_go(self) -> int | None:
-        """Hold nothing any more; return the token of what was held until now, if anything was."""
+        """Drop the holding; return its token if the lease was held until now."""
         with self._mutex:
             holding, self._holding = self._holding, None
         return holding.token if holding is not None and holding.let_go() else None
@@ -359,7 +366,7 @@ class Lease:
             logging.getLogger("seawall").exception("on_lost of lease %r failed", self.name)
 
     def _after_fork(self) -> None:
-        """Hold nothing in a child process: the lease is its parent's, who renews it."""
+        """Hold nothing in a child process: the parent owns the lease and renews it."""
         self._mutex = Mutex()
         self._holder = token_hex(8)
         self._random = _chance(self._rng)

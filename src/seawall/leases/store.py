@@ -1,7 +1,7 @@
-"""What a lease needs of the store that keeps it, as a protocol.
+"""Protocols between a lease and the store that keeps it.
 
-`RedisStore` and `Database` implement it. The rule is `seawall.models.lease.LeaseModel`, once more
-in Lua and once more in SQL.
+`RedisStore` and `Database` implement them. The rules are those of
+`seawall.models.lease.LeaseModel`, with one copy in Lua and one in SQL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Take(NamedTuple):
-    """Take the lease for `ttl` microseconds."""
+    """Command: take the lease for `ttl` microseconds."""
 
     holder: str
     attempt: int
@@ -25,20 +25,20 @@ class Take(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Keep the lease for `ttl` microseconds from now on."""
+    """Command: extend the lease to `ttl` microseconds from now."""
 
     token: int
     ttl: int
 
 
 class Release(NamedTuple):
-    """End the lease, if it is still that of `token`."""
+    """Command: release the lease, if `token` still holds it."""
 
     token: int
 
 
 class Withdraw(NamedTuple):
-    """End the lease, if `holder` took it by this attempt or an earlier one."""
+    """Command: release the lease, if `holder` took it by this attempt or an earlier one."""
 
     holder: str
     attempt: int
@@ -48,27 +48,27 @@ Command = Take | Renew | Release | Withdraw
 
 
 class Job(Protocol):
-    """Something that runs every so often."""
+    """A periodic job."""
 
     def soon(self) -> None:
-        """Run it at once. From any thread."""
+        """Run the job at once. Callable from any thread."""
 
     def stop(self) -> None:
-        """Run it no more."""
+        """Stop running the job."""
 
 
 class Kept(Protocol):
     """A holding that ends when its store is closed."""
 
     def close(self) -> bool:
-        """End it; False if it has ended already."""
+        """End the holding; return False if it had already ended."""
 
     async def release(self) -> None:
-        """Let others have it, if the store can be reached."""
+        """Release the lease in the store, if the store can be reached."""
 
 
 class LeaseShare(Protocol):
-    """One lease in one store. Every failure of the store is `StoreUnavailable`."""
+    """One lease in one store. Every failure of the store is raised as `StoreUnavailable`."""
 
     @property
     def store_name(self) -> str:
@@ -76,38 +76,38 @@ class LeaseShare(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds for which a question waits for its answer."""
+        """Number of seconds that a question waits for its answer."""
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed: then it never comes back."""
+        """Whether the store was closed. It never opens again."""
 
     def longest_poll(self, ttl: float) -> float:
-        """Return after how many seconds a waiting caller asks again at the latest."""
+        """Return the maximum number of seconds between two questions of a waiter."""
 
     def ask(self, kind: Kind, command: Command, clock: Clock) -> Asking:
         """Return a waiter for the answer to `command`, a `Granted` or a `Busy`.
 
-        A lease that is granted when nobody waits for it any more is given back.
+        A lease that is granted after the caller has stopped waiting is released again.
         """
 
     async def call(self, command: Command, patience: float) -> Granted | Busy:
-        """Return the answer to `command`; in the loop in which jobs run."""
+        """Return the answer to `command`. Call it in the event loop that runs the jobs."""
 
     def post(self, command: Command) -> None:
-        """Carry `command` out in the background; never blocks, never raises."""
+        """Execute `command` in the background. Never blocks, never raises."""
 
     def start(self) -> None:
-        """Get ready for jobs and listeners; raise if the store is closed."""
+        """Prepare for jobs and listeners; raise if the store is closed."""
 
     def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
         """Run `job` every `seconds`."""
 
     def listen(self, heard: Callable[[], object]) -> Callable[[], None]:
-        """Call `heard` when the lease may be free, and when the store is closed; return its end."""
+        """Call `heard` when the lease may be free or the store is closed; return its remover."""
 
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
-        """Call `watcher(up, cause)` when the store goes down and when it comes back."""
+        """Call `watcher(up, cause)` when the store goes down or comes back; return its remover."""
 
     def keep(self, holding: Kept) -> None:
         """End `holding` when the store is closed."""
@@ -117,7 +117,7 @@ class LeaseShare(Protocol):
 
 
 class LeaseStore(Protocol):
-    """Where leases are kept: a `RedisStore` or a `Database`."""
+    """A store of leases: a `RedisStore` or a `Database`."""
 
     def lease(self, name: str) -> LeaseShare:
         """Return the lease called `name`."""
@@ -127,6 +127,6 @@ async def close_all(held: set[Kept]) -> None:
     """End all holdings of a store that is closing."""
     from asyncio import gather
 
-    # All holders hear of it before the store is asked for anything: it may be away.
+    # Notify all holders before the first request to the store, which may be unreachable.
     ended = [holding for holding in list(held) if holding.close()]
     await gather(*(holding.release() for holding in ended))

@@ -1,4 +1,4 @@
-"""What taking a lease waits for: an answer, an instant, or the word that the lease is free."""
+"""What acquiring a lease waits for: an answer, an instant, or the news that the lease is free."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
-"""Questions and pauses, written once; carried out by blocking or by awaiting."""
+"""A generator of questions and pauses, written once and driven by `run` or `arun`."""
 
 
 def run(steps: Steps[T], clock: Clock) -> T:
-    """Carry `steps` out in this thread."""
+    """Drive `steps` to their end in this thread."""
     answer: Any = None
     try:
         while True:
@@ -33,7 +33,7 @@ def run(steps: Steps[T], clock: Clock) -> T:
 
 
 async def arun(steps: Steps[T], clock: Clock) -> T:
-    """Carry `steps` out in this task."""
+    """Async twin of `run`."""
     answer: Any = None
     try:
         while True:
@@ -46,22 +46,22 @@ async def arun(steps: Steps[T], clock: Clock) -> T:
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two instants; None: never."""
+    """Return the earlier of two instants; None means never."""
     return other if one is None else one if other is None else min(one, other)
 
 
 class Question:
-    """A waiter for the store's answer; a failure is an answer too: its text."""
+    """A waiter for the store's answer. A failure is an answer too: its text."""
 
     def __init__(self, asking: Asking, until: float | None = None) -> None:
-        """Wait for `asking`, and no longer than `until`."""
+        """Wait for `asking`, but not beyond `until`."""
         self._asking = asking
         self.until = sooner(asking.until, until)
         self.publish = asking.publish
         self.abandon = asking.abandon
 
     def claim(self) -> Granted | Busy | str:
-        """Return the answer, or what went wrong."""
+        """Return the answer, or the text of the failure."""
         try:
             answer: Granted | Busy = self._asking.claim()
         except StoreUnavailable as error:
@@ -70,34 +70,34 @@ class Question:
 
 
 class Bell:
-    """Rings when the lease was released, and when a message about that may have been missed."""
+    """Rings when the lease was released, or when a message about a release may have been lost."""
 
     def __init__(self, share: LeaseShare) -> None:
-        """Be silent until `listen`."""
+        """Stay silent until `listen`."""
         self._share = share
         self._stop: Callable[[], None] | None = None
         self._wakers: list[Callable[[], bool]] = []
         self.rung = False
 
     def listen(self) -> None:
-        """Ring from now on; again does nothing."""
+        """Start to ring. Further calls do nothing."""
         if self._stop is None:
             self._stop = self._share.listen(self._hear)
             self._share.start()
 
     def close(self) -> None:
-        """Ring no more."""
+        """Stop ringing."""
         if self._stop is not None:
             self._stop()
 
     def await_by(self, wake: Callable[[], bool]) -> None:
-        """Call `wake` at the next ring, once; at once if it has rung meanwhile."""
+        """Call `wake` once, at the next ring; immediately if the bell has already rung."""
         self._wakers.append(wake)
         if self.rung:
             self._ring()
 
     def leave(self) -> None:
-        """Wake nobody any more."""
+        """Remove the waiter, if there is one."""
         self._wakers.clear()
 
     def _hear(self) -> None:
@@ -106,31 +106,31 @@ class Bell:
 
     def _ring(self) -> None:
         try:
-            wake = self._wakers.pop()  # atomic: two rings never wake the same one
+            wake = self._wakers.pop()  # atomic: two rings never call the same `wake`
         except IndexError:
             return
         wake()
 
 
 class Pause:
-    """A waiter for an instant, or for a bell; tells whether it has rung."""
+    """A waiter for an instant or for a bell. Its result is whether the bell has rung."""
 
     def __init__(self, until: float, bell: Bell | None = None) -> None:
-        """Wait until then at the latest."""
+        """Wait until `until` at the latest."""
         self.until: float | None = until
         self._bell = bell
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Begin to wait."""
+        """Start to wait."""
         if self._bell is not None:
             self._bell.await_by(wake)
 
     def claim(self) -> bool:
-        """Tell whether the bell has rung."""
+        """Return whether the bell has rung."""
         self.abandon()
         return self._bell is not None and self._bell.rung
 
     def abandon(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if self._bell is not None:
             self._bell.leave()
