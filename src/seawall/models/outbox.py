@@ -1,7 +1,8 @@
-"""The rules of delivering: what a failure means, when to try again, how often to look.
+"""Outbox delivery: what a failure means, when to retry, and how often to poll.
 
-An aggregate's events are delivered in order, so a failure is one of its first undelivered event,
-and that event alone has attempts. `now` and chance are passed in; delays are whole microseconds.
+An aggregate's events are delivered in order, so a failure always concerns its first undelivered
+event, and only that event has attempts. `now` and random numbers are passed in; delays are whole
+microseconds.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Final, Literal, NamedTuple
 from seawall.models.backoff import Backoff
 
 Poison = Literal["block", "skip"]
-"""What becomes of an event that failed as often as it may: its aggregate waits, or goes on."""
+"""What to do with an event that has no attempts left: block its aggregate, or skip the event."""
 
 MICROSECONDS: Final = 1_000_000
 MOST_ATTEMPTS: Final = 1_000
 
 
 class Settings(NamedTuple):
-    """How often an event is tried, after which pauses, and what then."""
+    """Number of attempts, pauses between them, and what to do after the last one."""
 
     attempts: int
     backoff: Backoff
@@ -28,7 +29,7 @@ class Settings(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a failure leads to: try again after `delay` microseconds, block, or skip the event."""
+    """Result of a failure: try again after `delay` microseconds, block, or skip the event."""
 
     action: Literal["again", "block", "skip"]
     attempts: int
@@ -38,9 +39,9 @@ class Verdict(NamedTuple):
 def after_failure(
     settings: Settings, attempts: int, *, progressed: bool, rng: Callable[[], float]
 ) -> Verdict:
-    """Judge a failure: of the event that failed `attempts` times, or of one after it.
+    """Return the verdict on a failure of an event that failed `attempts` times before.
 
-    With `progressed`, others were delivered first, so this event failed for the first time.
+    With `progressed`, other events were delivered first, so this event failed for the first time.
     """
     failed = 1 if progressed else max(0, attempts) + 1
     if failed >= settings.attempts:
@@ -51,12 +52,12 @@ def after_failure(
 
 
 def next_pause(pause: float, *, found: bool, shortest: float, longest: float) -> float:
-    """Return how long to wait before the next look: longer and longer while there is nothing."""
+    """Return the pause before the next poll. It doubles while nothing is found."""
     return shortest if found else min(longest, max(shortest, pause * 2))
 
 
 def first_failure(ids: list[str], failed: frozenset[str]) -> int:
-    """Return how many events of an aggregate count as delivered: those before the first failed."""
+    """Return how many events of an aggregate were delivered: those before the first failed one."""
     for index, event in enumerate(ids):
         if event in failed:
             return index

@@ -1,11 +1,11 @@
-"""Which of several hosts to ask no more for a while, since it does worse than it should.
+"""Outlier ejection: stop using a host for a while if it does worse than it should.
 
-A host is ejected by failures in a row, by its share of failures, or for doing worse than the others
-by more than their own differences and chance explain. The time of an ejection grows with each one,
-up to a bound, and shrinks again with good behaviour. Never more than a share of the hosts is out at
-once, and never the last one: when many are bad at the same time, it is not the hosts.
+A host is ejected because of consecutive failures, its failure ratio, or doing worse than the others
+by more than their own differences and chance explain. Ejections become longer each time, up to a
+bound, and shorter again with good behaviour. Only a limited share of the hosts is ejected at once,
+and never the last one: when many are bad at the same time, the hosts are not the cause.
 
-`now` is any number that grows, in the unit of the settings. One caller at a time.
+`now` is any growing number, in the unit of the settings. Callers must serialise access.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from seawall import _checks as check
 from seawall.models.windows import FAILED, TimeWindow
 
 OTHERS: Final = 2
-"""A host is compared with no fewer others than these."""
+"""Minimum number of other hosts to compare a host with."""
 
 MARGIN: Final = 0.05
-"""A host whose success ratio is less than this below the others' is not worse, only unlucky."""
+"""Difference in success ratio below which a host counts as unlucky, not worse."""
 
 LOOKS: Final = 10
-"""How often, in a time of `window`, hosts are compared with each other."""
+"""Number of comparisons between hosts per `window`."""
 
 
 class Outliers:
-    """When a host is ejected, and for how long; None switches a rule off."""
+    """When a host is ejected, and for how long. None switches a rule off."""
 
     __slots__ = (
         "consecutive",
@@ -55,10 +55,11 @@ class Outliers:
     ) -> None:
         """Eject by `consecutive` failures, or by those of the last `window` seconds.
 
-        From `min_calls` on: by a share of `failure_ratio`, or with a success ratio that is
-        `deviations` standard deviations below the mean of the other hosts. The first ejection
-        lasts `eject_for` seconds, the second twice as long, up to `max_eject_for`; for each
-        `eject_for` in service one is forgiven. At most `max_ejected` of the hosts are out.
+        After at least `min_calls`, a host is ejected at a failure ratio of `failure_ratio`, or if
+        its success ratio is `deviations` standard deviations below the mean of the other hosts. The
+        first ejection lasts `eject_for` seconds, the second twice as long, and so on up to
+        `max_eject_for`. Each `eject_for` in service forgives one ejection. At most the share
+        `max_ejected` of the hosts is ejected at once.
         """
         self.consecutive = None if consecutive is None else check.count("consecutive", consecutive)
         self.failure_ratio = (
@@ -82,24 +83,24 @@ class Outliers:
         return f"Outliers({given})"
 
     def lasts(self, ejections: int) -> float:
-        """Return how long the ejection lasts that makes so many."""
+        """Return the duration of the ejection with this number."""
         return min(self.eject_for * ejections, self.max_eject_for)
 
     def most_out(self, hosts: int) -> int:
-        """Return how many of `hosts` may be out at once; never all."""
+        """Return how many of `hosts` may be ejected at once. Never all."""
         return share_of(self.max_ejected, hosts)
 
 
 def share_of(share: float, hosts: int) -> int:
-    """Return how many of `hosts` are at most that `share` of them; never all."""
+    """Return how many of `hosts` make up at most that `share`. Never all."""
     return max(0, min(int(share * hosts + 1e-9), hosts - 1))
 
 
 class ActionBound:
-    """The most members of a group that one action may take at once, and never all of them.
+    """Limit on how many members of a group an action may affect at once, and never all of them.
 
-    A failure detector may be wrong about everybody at the same moment, when it is the network or
-    this process that fails. Then the bound keeps the harm small. One caller at a time.
+    A failure detector may be wrong about all members at the same moment, when the network or this
+    process fails. Then the limit keeps the harm small. Callers must serialise access.
     """
 
     __slots__ = ("acted_on", "held_back", "most", "times_held_back")
@@ -111,7 +112,7 @@ class ActionBound:
         self.held_back: tuple[str, ...] = ()
         """Members that would be acted on if there were room."""
         self.times_held_back = 0
-        """How often a member began to be held back."""
+        """Number of times a member began to be held back."""
 
     def __repr__(self) -> str:
         acted, held = len(self.acted_on), len(self.held_back)
@@ -125,8 +126,8 @@ class ActionBound:
     def choose(self, wanted: Iterable[str], total: int, room: int | None = None) -> tuple[str, ...]:
         """Return the first of `wanted` that may be acted on, in a group of `total`.
 
-        `room` is a second bound, if there is one. Whoever was chosen before and is not chosen now
-        is to be let go.
+        `room` is an optional second limit. The caller must release members that were chosen before
+        and are not chosen now.
         """
         listed = tuple(dict.fromkeys(wanted))
         most = share_of(self.most, total)
@@ -138,7 +139,7 @@ class ActionBound:
         return self.acted_on
 
     def snapshot(self) -> dict[str, object]:
-        """Return whom the action applies to, and whom it would apply to without the bound."""
+        """Return the members that the action applies to, and those held back by the limit."""
         return {
             "most": self.most,
             "acted_on": list(self.acted_on),
@@ -148,28 +149,28 @@ class ActionBound:
 
 
 class Ejection(NamedTuple):
-    """A host is out, for so many seconds."""
+    """The ejection of a host for a number of seconds."""
 
     cause: str
     seconds: float
 
 
 class Record:
-    """How one host has done. What was begun in an older `generation` counts for nothing."""
+    """Record of one host. Calls that began in an older `generation` do not count."""
 
     __slots__ = ("ejections", "generation", "since", "streak", "until", "window")
 
     def __init__(self, settings: Outliers, now: float) -> None:
-        """Be in service since `now`, with a clean record."""
+        """Start in service at `now`, with a clean record."""
         self.generation = 0
         self.streak = 0
-        """Failures in a row."""
+        """Number of consecutive failures."""
         self.ejections = 0
-        """Ejections that are not forgiven yet."""
+        """Number of ejections that are not forgiven yet."""
         self.since = now
-        """When it came into service, or was ejected."""
+        """When the host entered service or was ejected."""
         self.until: float | None = None
-        """When its ejection ends."""
+        """When the ejection ends, or None."""
         self.window = TimeWindow(settings.window)
 
     def succeeded(self, now: float) -> None:
@@ -183,7 +184,7 @@ class Record:
         self.window.add(FAILED, now)
 
     def eject(self, settings: Outliers, now: float) -> float:
-        """Go out of service; returns for how long."""
+        """Take the host out of service and return for how long."""
         served = max(0.0, now - self.since)
         forgiven = int(min(served / settings.eject_for, self.ejections))
         self.ejections += 1 - forgiven
@@ -194,9 +195,9 @@ class Record:
         return seconds
 
     def restore(self, settings: Outliers, now: float) -> None:
-        """Come back into service, with a clean record but for the ejections."""
+        """Put the host back into service with a clean record, except for its ejections."""
         self.generation += 1
-        # Its time was over then, even if nobody looked.
+        # Its ejection ended at that time, even if it was only noticed now.
         self.since = now if self.until is None else min(now, self.until)
         self.until = None
         self.streak = 0
@@ -204,7 +205,7 @@ class Record:
 
 
 class OutlierModel:
-    """The judge of a set of hosts: tell it each failure, right after `Record.failed`."""
+    """Outlier detection for a set of hosts. Call `judge` after each `Record.failed`."""
 
     __slots__ = ("_next_look", "settings")
 
@@ -217,8 +218,8 @@ class OutlierModel:
     ) -> Ejection | None:
         """Eject the host of `record` if a rule says so and there is room, or return None.
 
-        `records` are those of all hosts; `out` of these are out of service already, for whatever
-        reason, and `record` is not among them.
+        `records` are those of all hosts. `out` of these are already out of service for any reason,
+        and `record` is not among them.
         """
         everyone = list(records)
         if record.until is not None or out + 1 > self.settings.most_out(len(everyone)):
@@ -237,7 +238,7 @@ class OutlierModel:
             return f"{failures} of {calls} calls failed"
         if s.deviations is None or now < self._next_look:
             return None
-        # Looking at all hosts with each failure would cost most when there is least time for it.
+        # Comparing all hosts at each failure would cost most when there is least time for it.
         self._next_look = now + s.window / LOOKS
         others = [
             1 - totals.failures / totals.calls
@@ -253,11 +254,11 @@ class OutlierModel:
 
 
 def worst_normal(others: list[float], calls: int, deviations: float) -> float:
-    """Return the lowest success ratio that is still normal beside those of `others`.
+    """Return the lowest success ratio that is still normal compared with `others`.
 
     The host itself is not part of the mean: among five hosts none could ever be two standard
-    deviations below a mean that it lowers itself. How far a ratio of so few `calls` goes by
-    chance alone is allowed for.
+    deviations below a mean that it lowers itself. The result allows for the random variation of a
+    ratio over `calls` calls.
     """
     mean = sum(others) / len(others)
     spread = sum((ratio - mean) ** 2 for ratio in others) / len(others)
@@ -266,18 +267,21 @@ def worst_normal(others: list[float], calls: int, deviations: float) -> float:
 
 
 class Checked:
-    """What the active checks say of one host: it needs several of one kind to change its mind."""
+    """Result of the active checks of one host. Several equal results are needed to change it."""
 
     __slots__ = ("failing", "streak")
 
     def __init__(self) -> None:
-        """Believe that it is well, until checks say otherwise."""
+        """Start healthy."""
         self.failing = False
         self.streak = 0
-        """Results in a row that contradict `failing`."""
+        """Number of consecutive results that contradict `failing`."""
 
     def take(self, *, passed: bool, failures: int, successes: int) -> bool:
-        """Take in a result; True if that changed `failing`: by so many in a row."""
+        """Record a result. Return True if it changed `failing`.
+
+        That takes `failures` consecutive failed checks, or `successes` passed ones.
+        """
         if passed is not self.failing:
             self.streak = 0
             return False

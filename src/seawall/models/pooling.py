@@ -1,4 +1,4 @@
-"""What a pool decides by: its settings, how its resources were used lately, and the right size."""
+"""Pool rules: the settings, the recent use of its resources, and the recommended size."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Exhausted = Literal["wait", "fail", "degrade"]
 EXHAUSTED: Final[tuple[Exhausted, ...]] = ("wait", "fail", "degrade")
 
 MOST: Final = 1_000_000
-"""The largest size: a slot is kept for each resource."""
+"""Maximum size: a slot is kept for each resource."""
 
 LIFETIME_SPREAD: Final = 0.1
-"""The share of a lifetime that chance may take away."""
+"""Maximum fraction by which a lifetime is shortened at random."""
 
 ENOUGH_BORROWS: Final = 20
 ENOUGH_SECONDS: Final = 1.0
 AT_MOST: Final = 512
-"""Uses that one batch adds to the histogram: at high rates they are sampled, totals stay exact."""
+"""Maximum number of samples one batch adds to the histogram. Totals stay exact."""
 
 
 class PoolSettings:
-    """The numbers of a pool, checked. None means no limit in time."""
+    """Validated settings of a pool. None means no time limit."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PoolSettings:
         max_waiting: int | None,
         leak_after: float | None,
     ) -> None:
-        """Check each, and those that depend on each other."""
+        """Validate each setting, and those that depend on each other."""
         self.max_size = check.count("max_size", max_size)
         if max_size > MOST:
             raise ValueError(
@@ -64,7 +64,7 @@ class PoolSettings:
         self.leak_after = _or_none("leak_after", leak_after)
 
     def changed(self, changes: dict[str, Any]) -> PoolSettings:
-        """Return settings with some changes; raises if they are not good."""
+        """Return settings with some changes, or raise if they are invalid."""
         return PoolSettings(**{**vars(self), **changes})
 
 
@@ -73,24 +73,25 @@ def _or_none(name: str, value: float | None) -> float | None:
 
 
 def lifetime(longest: float | None, chance: float) -> float:
-    """Return how long a resource may live: never more than `longest`, up to a tenth less.
+    """Return how long a resource may live: at most `longest`, and up to a tenth less.
 
-    `chance` is a uniform number below 1: resources made together do not all end together.
+    `chance` is a uniform random number below 1, so that resources created together do not all end
+    together.
     """
     return inf if longest is None else longest * (1 - LIFETIME_SPREAD * chance)
 
 
 class Usage:
-    """How often something was used in the last `span` to twice `span` seconds, and how long.
+    """Number and duration of uses in the last `span` to twice `span` seconds.
 
-    `now` does not go back.
+    `now` must not go back.
     """
 
     def __init__(self, now: float, span: float = 30.0) -> None:
-        """Begin at `now`, unused."""
+        """Start unused at `now`."""
         self.latency = LatencyWindow(span)
         self.total = 0
-        """All uses since the beginning."""
+        """Total number of uses."""
         self._span = span
         self._since = now
         self._current = [0.0, 0.0, 0.0]
@@ -98,9 +99,9 @@ class Usage:
         self._previous_since = now
 
     def add_all(self, uses: Sequence[float], now: float, refused: int = 0) -> None:
-        """Count uses that ended about `now`, each by its seconds.
+        """Record uses that ended about `now`, each by its duration in seconds.
 
-        `refused` were wanted and not had: demand that no use shows.
+        `refused` is the number of refused requests: demand that does not show up as use.
         """
         self._rotate(now)
         self.total += len(uses)
@@ -111,22 +112,22 @@ class Usage:
         self.latency.add_all(uses[::stride], now, stride)
 
     def seconds(self, now: float) -> float:
-        """Return how long the window is by now."""
+        """Return the current length of the window in seconds."""
         self._rotate(now)
         return now - self._previous_since
 
     def count(self, now: float) -> float:
-        """Return how many were wanted in the window."""
+        """Return how many uses were requested in the window, including refused ones."""
         self._rotate(now)
         return sum(part[0] + part[2] for part in (self._previous, self._current))
 
     def rate(self, now: float) -> float:
-        """Return how many were wanted in a second, those included that were refused."""
+        """Return how many uses were requested per second, including refused ones."""
         wanted, span = self.count(now), self.seconds(now)
         return wanted / span if span > 0 else 0.0
 
     def mean(self, now: float) -> float | None:
-        """Return the mean seconds of a use; None without one."""
+        """Return the mean duration of a use in seconds, or None without uses."""
         self._rotate(now)
         uses = self._previous[0] + self._current[0]
         return (self._previous[1] + self._current[1]) / uses if uses else None
@@ -142,7 +143,7 @@ class Usage:
 
 
 class Advice(NamedTuple):
-    """How large a pool should be by what it has seen: as a number (`size`) and in words."""
+    """Recommended size of a pool by its recent use, as a number (`size`) and as text."""
 
     size: int
     throughput: float
@@ -150,12 +151,12 @@ class Advice(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return the words."""
+        """Return the text."""
         return self.text
 
 
 def advise(usage: Usage, now: float, size: int) -> Advice:
-    """Say by Little's law what size the traffic needs that a pool of `size` has seen."""
+    """Return the size that a pool of `size` needs for its recent traffic, by Little's law."""
     rate, use_time = usage.rate(now), usage.mean(now)
     count = usage.count(now)
     if use_time is None or count < ENOUGH_BORROWS or usage.seconds(now) < ENOUGH_SECONDS:

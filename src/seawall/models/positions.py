@@ -1,7 +1,7 @@
-"""Which positions of a stream are done, when items end in any order.
+"""Checkpoint of a stream whose items end in any order.
 
-The checkpoint is the end of the last item before which everything has ended: whoever resumes there
-repeats some items and misses none.
+The checkpoint is the end of the last item before which every item has ended. A reader that resumes
+there repeats some items and misses none.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import deque
 
 
 class Positions:
-    """The items between the checkpoint and the place that was read last. One caller at a time."""
+    """Items between the checkpoint and the last position read. Callers must serialise access."""
 
     __slots__ = ("_begun", "_done", "checkpoint")
 
     def __init__(self, start: int) -> None:
-        """Begin at `start`, where nothing has been read yet."""
+        """Start at `start`, before anything is read."""
         self.checkpoint = start
-        """Everything before this position has ended."""
+        """Every item before this position has ended."""
         self._begun: deque[int] = deque()
         self._done: set[int] = set()
 
@@ -25,13 +25,16 @@ class Positions:
         return len(self._begun)
 
     def begin(self, end: int) -> None:
-        """Note that the item which ends at position `end` was handed out; positions only grow."""
+        """Record that the item that ends at position `end` was handed out. Positions only grow."""
         if end <= (self._begun[-1] if self._begun else self.checkpoint):
             raise ValueError(f"position {end} is not behind those before it")
         self._begun.append(end)
 
     def finish(self, end: int) -> bool:
-        """Note that this item has ended, once or again; return whether the checkpoint has moved."""
+        """Record that the item has ended (repeats are allowed).
+
+        Return whether the checkpoint moved.
+        """
         if end > self.checkpoint:
             self._done.add(end)
         moved = False

@@ -1,4 +1,4 @@
-"""Fewer retries for a service in trouble, and none for one that is drowning."""
+"""Retries under pressure: fewer for a service in trouble, none for an overloaded one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from seawall import _checks as check
 
 ERROR_RATES: Final[Mapping[float, int]] = MappingProxyType({0.2: 2, 0.5: 1})
-"""The most retries above each share of failed calls."""
+"""Maximum number of retries above each failure ratio."""
 
 
 class Pressure:
-    """How hard a dependency is pressed at this moment."""
+    """Current pressure on a dependency."""
 
     __slots__ = (
         "average_queue_wait",
@@ -34,11 +34,11 @@ class Pressure:
         error_rate: float = 0.0,
         load: float = 0.0,
     ) -> None:
-        """Take what is known; what is not known presses nothing.
+        """Store the known values. Unknown ones default to no pressure.
 
         `queue_wait` is how long calls wait in seconds now, `average_queue_wait` on average,
-        `saturation` the share of slots in use (above 1 when more wait), `error_rate` the share of
-        recent calls that failed, `load` the highest of the signals that are looked at.
+        `saturation` the share of slots in use (above 1 when more calls wait), `error_rate` the
+        share of recent calls that failed, `load` the highest of the observed signals.
         """
         self.breaker_open = breaker_open
         self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
@@ -50,7 +50,7 @@ class Pressure:
         self.load = check.at_least("load", load, 0)
 
     def worst(self, other: Pressure) -> Pressure:
-        """Return the pressure that is the higher of both in every respect."""
+        """Return the higher value of both in every respect."""
         return Pressure(
             breaker_open=self.breaker_open or other.breaker_open,
             queue_wait=max(self.queue_wait, other.queue_wait),
@@ -61,7 +61,7 @@ class Pressure:
         )
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         return (
             f"Pressure(breaker_open={self.breaker_open}, queue_wait={self.queue_wait:g}, "
             f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
@@ -70,7 +70,7 @@ class Pressure:
 
 
 class RetryThresholds:
-    """From which pressure on fewer retries are made, and none."""
+    """Thresholds of pressure above which fewer or no retries are made."""
 
     __slots__ = ("average_queue_wait", "error_rates", "load", "queue_wait", "saturation")
 
@@ -85,8 +85,8 @@ class RetryThresholds:
     ) -> None:
         """Make no retry above any of these.
 
-        `error_rates` says how many retries are made above a share of failed calls: `{0.2: 2, 0.5:
-        1}` is two above 20 %, and one above 50 %.
+        `error_rates` limits the retries above a share of failed calls: `{0.2: 2, 0.5: 1}` means two
+        above 20 %, and one above 50 %.
         """
         self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
         self.average_queue_wait = check.seconds(
@@ -120,7 +120,7 @@ class RetryThresholds:
         return min(maximum, *bounds, maximum)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that creates it."""
         return (
             f"RetryThresholds(queue_wait={self.queue_wait:g}, "
             f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
@@ -129,10 +129,11 @@ class RetryThresholds:
 
 
 def crowding(in_flight: int, waiting: int, limit: int, *, own: int = 0) -> float:
-    """Return the share of the slots that others than the caller have or wait for.
+    """Return the share of the slots that other callers hold or wait for.
 
-    The caller's own slot is not counted, whether it holds it (`own` is 1) or has just left it to
-    come again: else ten slots could not be seen to be more than nine tenths full by one of ten.
+    The caller's own slot is not counted, whether it holds it (`own` is 1) or has just released it
+    to try again, nor is it part of the divisor. Otherwise one of ten callers on ten slots could
+    never see more than nine tenths of them in use.
     """
     others = max(0, in_flight - own) + waiting
     return others / max(1, limit - 1)

@@ -1,1 +1,1 @@
-"""The priority queue: its state, its jobs, and the index by which it finds the next one."""
+"""Priority queue of jobs: its state, its jobs, and the index that finds the next one."""

@@ -1,4 +1,4 @@
-"""Ids in the order of a number, what a sorted set is in the store; and tokens of claims."""
+"""Ids ordered by a number, like a sorted set of the store, and tokens of claims."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from math import inf
 from typing import Final
 
 SLACK: Final = 64
-"""So many entries that no longer count are left in the heap before it is made anew."""
+"""Number of stale entries that may stay in the heap before it is rebuilt."""
 
 
 class Index:
-    """Ids, each with a number; ids of the same number stand in the order of their text."""
+    """Ids, each with a number. Ids with the same number are ordered by their text."""
 
     __slots__ = ("_heap", "_numbers")
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self._numbers: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
@@ -24,7 +24,7 @@ class Index:
         return len(self._numbers)
 
     def set(self, id_: str, number: int) -> None:
-        """Give `id_` its number, in place of the one it had."""
+        """Set the number of `id_`, replacing any earlier one."""
         self._numbers[id_] = number
         heappush(self._heap, (number, id_))
         if len(self._heap) > 2 * len(self._numbers) + SLACK:
@@ -32,18 +32,18 @@ class Index:
             heapify(self._heap)
 
     def discard(self, id_: str) -> None:
-        """Forget `id_`, if it is here. Its entry stays in the heap until it comes up."""
+        """Remove `id_` if present. Its entry stays in the heap until it reaches the top."""
         self._numbers.pop(id_, None)
 
     def first(self) -> tuple[int, str] | None:
-        """Return the least number and its id."""
+        """Return the smallest number and its id, or None."""
         heap = self._heap
         while heap and self._numbers.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
         return heap[0] if heap else None
 
     def take(self, most: int, last: float = inf) -> list[str]:
-        """Take out the first ids, at most `most`, whose numbers are not above `last`."""
+        """Remove and return the first ids, at most `most`, whose numbers are not above `last`."""
         taken: list[str] = []
         while len(taken) < most and (first := self.first()) is not None and first[0] <= last:
             del self._numbers[first[1]]
@@ -51,7 +51,7 @@ class Index:
         return taken
 
     def some(self, most: int) -> list[str]:
-        """Return the first ids, at most `most`, and leave them where they are."""
+        """Return the first ids, at most `most`, without removing them."""
         return [id_ for id_, _ in sorted(self._numbers.items(), key=lambda one: one[::-1])[:most]]
 
     def behind(
@@ -66,10 +66,10 @@ class Index:
 
 
 class Tokens:
-    """What was claimed with each token, as id and fence, until it is forgotten."""
+    """Claims by token, each as id and fence, until they expire."""
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self._claims: dict[str, list[tuple[str, int]]] = {}
         self._ends = Index()
 
@@ -80,24 +80,24 @@ class Tokens:
         return len(self._claims)
 
     def claims(self, token: str) -> list[tuple[str, int]]:
-        """Return what was claimed with `token`."""
+        """Return the claims made with `token`."""
         return self._claims.get(token, [])
 
     def put(self, token: str, claims: list[tuple[str, int]], until: int) -> None:
-        """Know that until `until`."""
+        """Store the claims of `token` until `until`."""
         self._claims[token] = claims
         self._ends.set(token, until)
 
     def prolong(self, token: str, until: int) -> None:
-        """Know the same for longer."""
+        """Extend the expiry of `token` to `until`."""
         self._ends.set(token, until)
 
     def discard(self, token: str) -> None:
-        """Forget `token`, if it is here."""
+        """Remove `token` if present."""
         self._claims.pop(token, None)
         self._ends.discard(token)
 
     def sweep(self, most: int, now: int) -> None:
-        """Forget what is over, at most `most`."""
+        """Remove expired tokens, at most `most`."""
         for token in self._ends.take(most, now):
             del self._claims[token]

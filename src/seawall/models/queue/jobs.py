@@ -1,19 +1,22 @@
-"""What a queue of jobs is told, what it holds, and what it answers; times in microseconds."""
+"""Data types of the job queue: settings, jobs and results. Times are in microseconds."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 PRIORITIES: Final = 10
-"""0 is the lowest, 9 the highest."""
+"""Number of priorities: 0 is the lowest, 9 the highest."""
 SWEEP: Final = 100
-"""So much of each sort is settled by one call."""
+"""Maximum number of due entries of each kind that one call processes."""
 BATCH_BYTES: Final = 1_048_576
-"""Of payloads in one claim, except for the first: an answer must arrive while somebody waits."""
+"""Maximum bytes of payloads in one claim, not counting the first.
+
+The reply must arrive while the claimer still waits.
+"""
 BROWSED: Final = 200
-"""Jobs that one call looks at, for a list of those that match a search."""
+"""Maximum number of jobs that one call examines for a search."""
 UNHEARD: Final = 10
-"""So many claims of a job of which nobody has heard are no attempts; more are."""
+"""Maximum number of unacknowledged claims of a job that do not count as attempts."""
 LEASE_OVER: Final = "the lease was over"
 NOBODY: Final = "nobody heard of the claim"
 CALLED_OFF: Final = "cancelled"
@@ -21,65 +24,70 @@ LATE: Final = "the deadline passed"
 
 State = Literal["waiting", "delayed", "claimed", "done", "dead", "cancelled", "expired"]
 How = Literal["failed", "returned", "fatal"]
-"""Of a nack: counted as an attempt, not counted, or not to be tried again."""
+"""Kind of nack: counted as an attempt, not counted, or not to be retried."""
 Answer: TypeAlias = tuple[bool, str]
-"""Whether it was done, and the job's state now: "unknown" if there is none, "full" if there is no
-room, "taken" if another job has its dedupe id."""
+"""Whether the operation succeeded, and the state of the job.
+
+The state is "unknown" if there is no such job, "full" if there is no room, and "taken" if another
+job has its dedupe id.
+"""
 TOTALS: Final = ("pushed", "done", "died", "cancelled", "expired", "lost", "dropped")
-"""What is counted for as long as the queue lives; `lost` are leases that were over, `dropped` dead
-letters for which there was no room."""
+"""Counters over the lifetime of the queue.
+
+`lost` counts expired leases, `dropped` dead letters for which there was no room.
+"""
 
 
 class QueueRules(NamedTuple):
-    """The settings; times in microseconds."""
+    """Settings of a queue. Times are in microseconds."""
 
     head_start: int
-    """Of each level of priority."""
+    """Head start of each level of priority."""
     max_attempts: int
     max_size: int
-    """The most jobs that have not ended."""
+    """Maximum number of jobs that have not ended."""
     max_dead: int
     max_ended: int
-    """So many jobs are remembered that have ended otherwise."""
+    """Maximum number of remembered jobs that ended in another way than dead."""
     keep: int
-    """The longest that a job waits before it is expired, and that a dead one is kept."""
+    """Maximum time that a job waits before it expires, and that a dead one is kept."""
     result_ttl: int
     dedupe: int
-    """How long after its end a job still answers for its dedupe id."""
+    """How long after its end a job still blocks its dedupe id."""
 
 
 class NewJob(NamedTuple):
     """A job to be pushed."""
 
     nonce: str
-    """Makes the id one that never was, also after the store has forgotten everything."""
+    """Makes the id unique, even after the store has lost all data."""
     payload: bytes
     priority: int
     delay: int
     ttl: int
-    """How long from now it may be started; 0 for as long as jobs are kept."""
+    """Time within which it must be started; 0 for as long as jobs are kept."""
     dedupe: str
-    """"" for none."""
+    """Dedupe id, or an empty string for none."""
 
 
 class Granted(NamedTuple):
-    """A claim."""
+    """A claimed job."""
 
     id: str
     fence: int
     attempt: int
     priority: int
     age: int
-    """Since it was pushed."""
+    """Time since it was pushed."""
     waited: int
-    """Since it could be claimed first."""
+    """Time since it could first be claimed."""
     left: int
-    """Until its deadline."""
+    """Time until its deadline."""
     payload: bytes
 
 
 class Seen(NamedTuple):
-    """What is known of a job."""
+    """Status of a job."""
 
     state: str
     priority: int
@@ -96,33 +104,33 @@ class Letter(NamedTuple):
     priority: int
     attempts: int
     age: int
-    """Since it died."""
+    """Time since it died."""
     reason: str
     payload: bytes
 
 
 class Browsed(NamedTuple):
-    """A job as a list of jobs shows it."""
+    """A job as shown in a list of jobs."""
 
     number: int
-    """Its place in its line: what the line is sorted by."""
+    """The number by which its list is sorted."""
     id: str
     state: str
     priority: int
     attempts: int
     age: int
-    """Since it was pushed."""
+    """Time since it was pushed."""
     since: int
-    """Since it waits or is dead; below 0 until it is ready, or until its lease is over."""
+    """Time since it became ready or died. Negative until it is ready, or until its lease ends."""
     reason: str
     size: int
-    """Of the whole payload, in bytes."""
+    """Size of the whole payload in bytes."""
     payload: bytes
-    """The beginning of it."""
+    """The first bytes of the payload."""
 
 
 class Counts(NamedTuple):
-    """How many there are."""
+    """Numbers of jobs by state."""
 
     waiting: tuple[int, ...]
     """By priority."""
@@ -130,12 +138,12 @@ class Counts(NamedTuple):
     claimed: int
     dead: int
     oldest: int
-    """How long the longest waiting could have been claimed already; -1 if none waits."""
+    """How long the oldest waiting job has been ready; -1 if none is waiting."""
     totals: tuple[int, ...]
 
 
 class Job:
-    """All that is known of a job while the queue knows it."""
+    """The complete state of a job."""
 
     __slots__ = (
         "at", "attempts", "deadline", "dedupe", "fence", "heard", "id", "payload", "priority",
@@ -150,11 +158,11 @@ class Job:
         self.score = latest + new.delay - new.priority * rules.head_start
         self.fence = 0
         self.attempts = 0
-        self.heard = True  # whether the claimer has said that it knows of its claim
-        self.unheard = 0  # leases that were over before
+        self.heard = True  # whether the claimer has acknowledged its claim
+        self.unheard = 0  # leases that expired without acknowledgement
         self.deadline = now + new.ttl if new.ttl else ready + rules.keep
         self.pushed = now
-        self.at = ready  # since then waiting, until then delayed or claimed, ended then
+        self.at = ready  # waiting since, delayed or claimed until, or ended at this time
         self.dedupe = new.dedupe
         self.reason = ""
         self.payload = new.payload

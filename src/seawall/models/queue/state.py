@@ -1,28 +1,28 @@
-"""A queue of jobs: who is next, whose job it is, and how each job ends.
+"""State machine of the job queue: order, claims, and the ends of jobs.
 
                  ┌── nack, lease over ──┐
     push ─▶ delayed ─▶ waiting ─▶ claimed ─▶ done
                  │         │          │
                  └─────────┴──────────┴────▶ dead, cancelled or expired
 
-- **Order.** The least score is next: the instant at which a job could first be claimed, minus a
-  head start for each level of its priority. So a job is overtaken only by jobs that came less than
-  their greater head start after it: nothing starves. A job that comes back keeps its score. A clock
-  that was set back changes no order: for scores, time stands still until it has caught up.
-- **Claims.** A claim is good until its lease is over, by one clock; each claim of a job has a
-  higher `fence` than the one before, and who comes with an older one is refused. From the instant
-  at which the lease is over the job is not the claimer's any more, whether another wants it or not.
-- **Lost answers.** Each claim has a token. Who hears the answer says so (`heard`); who does not has
-  it taken back (`release`), and then that claim grants nothing any more, should it come later. A
-  lease that is over before anybody has heard of the claim is no attempt: its job was not begun,
-  since whoever claims begins when that it has heard was heard in turn.
-- **Ends.** A job is tried `max_attempts` times at most, and never started after its deadline; every
-  job has one. A cancelled job ends at once: who works on it is refused from then on.
-- **Memory.** How a job ended is kept for `result_ttl`, dead letters for `keep`, and of both so many
-  at most: the first to be forgotten make room. Nothing is kept for ever.
+- **Order.** The lowest score is next: the time at which a job could first be claimed, minus a head
+  start for each level of its priority. So a job is overtaken only by jobs that came less than their
+  greater head start after it: no job starves. A returned job keeps its score. A clock that was set
+  back does not change the order: for scores, time stops until the clock has caught up.
+- **Claims.** A claim is valid until its lease ends, by one clock. Each claim of a job has a higher
+  `fence` than the one before, and a caller with an older one is refused. When the lease ends, the
+  claimer loses the job immediately, even if no other worker wants it.
+- **Lost replies.** Each claim has a token. A claimer that receives the reply acknowledges it
+  (`heard`); one that does not has it taken back (`release`), and a delayed claim request with that
+  token then grants nothing. A lease that ends without acknowledgement is not an attempt: the job
+  was not started, since a claimer starts only after its acknowledgement was confirmed.
+- **Ends.** A job is tried at most `max_attempts` times, and never started after its deadline; every
+  job has one. A cancelled job ends immediately: requests of its worker are refused from then on.
+- **Memory.** Results are kept for `result_ttl`, dead letters for `keep`, and at most a fixed number
+  of each: those that expire first are dropped to make room. Nothing is kept forever.
 
-Times are whole microseconds. `perform` first settles what is due, at most `SWEEP` of each sort: one
-call never takes long. What is asked for by id, or claimed, is right also if more than that is due.
+Times are whole microseconds. `perform` first processes due entries, at most `SWEEP` of each kind,
+so that no call takes long. Operations by id and claims give correct results even if more is due.
 """
 
 from __future__ import annotations
@@ -60,42 +60,42 @@ class Queue:
     """The jobs of one queue, and the rules they follow."""
 
     def __init__(self, rules: QueueRules) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.rules = rules
         self.stirred = False
-        """Whether somebody who waits for a job should look again. Whoever tells them resets it."""
+        """Whether waiting claimers should look again. The driver that notifies them resets it."""
         self.ended: list[str] = []
-        """Ids of jobs that ended; for whoever tells those who wait, and clears it."""
+        """Ids of jobs that ended. The driver notifies their waiters and clears the list."""
         self.died: list[tuple[str, int, str]] = []
-        """Of these the ones that died, with attempts and reason."""
+        """Jobs among these that died, with attempts and reason."""
         self.dropped: list[str] = []
         """Ids of dead letters for which there was no room."""
         self._jobs: dict[str, Job] = {}
         self._by_dedupe: dict[str, str] = {}
         self._serial = 0
-        self._latest = 0  # the highest instant that a score was made of
+        self._latest = 0  # the highest time used for a score
         self._ready = Index()  # by score
-        self._since = Index()  # the same, by the instant since which they could be claimed
-        self._delayed = Index()  # by the instant at which they are ready
-        self._leases = Index()  # the claimed ones, by the end of the lease
-        self._deadlines = Index()  # waiting and delayed ones
-        self._memory = Index()  # done, cancelled and expired ones, by when they are forgotten
-        self._dead = Index()  # dead ones, by the same
-        self._tokens = Tokens()  # of claims that nobody has said to have heard of
+        self._since = Index()  # the same jobs, by the time since which they could be claimed
+        self._delayed = Index()  # by the time at which they become ready
+        self._leases = Index()  # claimed jobs, by the end of the lease
+        self._deadlines = Index()  # waiting and delayed jobs, by deadline
+        self._memory = Index()  # done, cancelled and expired jobs, by the time to forget them
+        self._dead = Index()  # dead jobs, by the time to forget them
+        self._tokens = Tokens()  # of claims that are not acknowledged yet
         self._waiting = [0] * PRIORITIES
         self._totals = dict.fromkeys(TOTALS, 0)
 
     def perform(self, now: int, operation: str, *args: Any) -> Any:
-        """Settle what is due, then do one of the operations below."""
+        """Process due entries, then run one of the operations below."""
         self._settle(now)
         return getattr(self, operation)(now, *args)
 
-    # The operations
+    # Operations
 
     def push(self, now: int, jobs: Sequence[NewJob]) -> list[str] | None:
-        """Add jobs and return their ids; None, and none is added, if there is no room for all.
+        """Add jobs and return their ids. If there is no room for all, add none and return None.
 
-        One whose dedupe id is taken is not added: it gets the id of the job that has it.
+        A job whose dedupe id is in use is not added: it gets the id of the existing job.
         """
         fresh = sum(self._known(now, new.dedupe) is None for new in jobs)
         if self._unfinished() + fresh > self.rules.max_size:
@@ -103,9 +103,10 @@ class Queue:
         return [self._known(now, new.dedupe) or self._add(now, new) for new in jobs]
 
     def claim(self, now: int, count: int, lease: int, token: str) -> tuple[list[Granted], int]:
-        """Take the next jobs, at most `count`, for `lease`; asked again, return the same.
+        """Claim the next jobs, at most `count`, for `lease`. Repeated, return the same jobs.
 
-        If there is none: also in how long there may be one, -1 if nobody knows.
+        The second result, if there are no jobs, is the time until there may be one, or -1 if
+        unknown.
         """
         if token in self._tokens:
             self._tokens.prolong(token, now + lease)
@@ -137,9 +138,9 @@ class Queue:
         return [], max(0, min(ahead) - now) if ahead else -1
 
     def heard(self, now: int, token: str) -> Answer:
-        """Know that the claimer has heard of its claim: from now on it is an attempt.
+        """Record that the claimer has received its claim. From now on it counts as an attempt.
 
-        A claimer begins when this was answered, and not before.
+        A claimer must not start before it receives the reply to this.
         """
         for job in self._claimed_by(now, token):
             job.heard = True
@@ -147,9 +148,9 @@ class Queue:
         return True, "heard"
 
     def release(self, now: int, token: str, lease: int) -> Answer:
-        """Take back what was claimed and never heard of; a claim that comes later grants nothing.
+        """Take back an unacknowledged claim. A later claim with the token grants nothing.
 
-        `lease` is how long that is remembered.
+        `lease` is how long the token is remembered.
         """
         for job in self._claimed_by(now, token):
             job.attempts -= 1
@@ -158,7 +159,7 @@ class Queue:
         return True, "released"
 
     def extend(self, now: int, id_: str, fence: int, lease: int) -> Answer:
-        """Let a claim be good for `lease` from now."""
+        """Extend a claim to `lease` from now."""
         job, answer = self._mine(now, id_, fence)
         if job is not None:
             job.heard = True
@@ -167,7 +168,7 @@ class Queue:
         return answer
 
     def ack(self, now: int, id_: str, fence: int, result: bytes) -> Answer:
-        """End a claimed job as done; said again by the same claim, it is so already."""
+        """End a claimed job as done. Repeating it with the same claim succeeds again."""
         job, answer = self._mine(now, id_, fence)
         if job is None:
             known = self._jobs.get(id_)
@@ -178,7 +179,7 @@ class Queue:
         return True, job.state
 
     def nack(self, now: int, id_: str, fence: int, delay: int, reason: str, how: How) -> Answer:
-        """Give a claimed job back, to be ready after `delay`, or as dead after its last attempt."""
+        """Return a claimed job, to be ready after `delay`, or as dead after its last attempt."""
         job, answer = self._mine(now, id_, fence)
         if job is None:
             return answer
@@ -188,7 +189,7 @@ class Queue:
         return True, job.state
 
     def cancel(self, now: int, id_: str) -> Answer:
-        """End a job that has not ended as cancelled."""
+        """Cancel a job that has not ended."""
         job = self._look(now, id_)
         if job is None:
             return False, "unknown"
@@ -198,7 +199,7 @@ class Queue:
         return True, job.state
 
     def status(self, now: int, id_: str) -> Seen | None:
-        """Return what is known of a job; None if nothing is."""
+        """Return the status of a job, or None if it is unknown."""
         job = self._look(now, id_)
         if job is None:
             return None
@@ -206,7 +207,7 @@ class Queue:
         return Seen(job.state, job.priority, job.attempts, age, job.reason, job.result)
 
     def dead(self, now: int, limit: int) -> list[Letter]:
-        """Return dead letters, the oldest first."""
+        """Return dead letters, oldest first."""
         jobs = [self._jobs[id_] for id_ in self._dead.some(limit)]
         ages = [max(0, now - job.at) for job in jobs]
         return [
@@ -217,12 +218,13 @@ class Queue:
     def browse(
         self, now: int, state: str, number: int, id_: str, search: bytes, most: int, cut: int
     ) -> tuple[list[Browsed], tuple[int, str] | None]:
-        """Return the jobs of a state behind a place in their line, at most `most`; and the place.
+        """Return at most `most` jobs of a state after a position, and the position to continue at.
 
-        Those that come first are first, but of dead ones the latest. They contain `search`, which
-        has no capital letters of ASCII: in the id, the reason or the payload. With `cut`, so many
-        bytes of payloads are returned; with 0 these are not looked at. One call looks at `BROWSED`
-        jobs, and at `BATCH_BYTES` of payloads: from the place on there are more, unless it is None.
+        Jobs are in the order of their index; dead ones are newest first. They contain `search`,
+        which must be lower-case ASCII, in the id, the reason or the payload. `cut` is the maximum
+        number of payload bytes to return; with 0, payloads are neither returned nor searched. One
+        call examines at most `BROWSED` jobs and `BATCH_BYTES` of payloads. The position is None if
+        there are no more jobs.
         """
         lines = {"waiting": self._ready, "delayed": self._delayed, "claimed": self._leases}
         line = lines.get(state, self._dead)
@@ -242,12 +244,12 @@ class Queue:
         return found, None
 
     def inspect(self, now: int, id_: str, cut: int) -> Browsed | None:
-        """Return one job, with at most `cut` bytes of its payload; None if it is unknown."""
+        """Return one job, with at most `cut` bytes of its payload, or None if it is unknown."""
         job = self._look(now, id_)
         return None if job is None else self._shown(now, job, 0, cut)
 
     def requeue(self, now: int, id_: str) -> Answer:
-        """Begin anew with a dead job: all attempts, a new place in line, a new deadline."""
+        """Restart a dead job with all attempts, a new position and a new deadline."""
         job = self._look(now, id_)
         if job is None or job.state != "dead":
             return False, "unknown" if job is None else job.state
@@ -255,7 +257,7 @@ class Queue:
             return False, "full"
         if self._known(now, job.dedupe) not in (None, id_):
             return False, "taken"
-        if id_ not in self._jobs:  # that look has ended another, and there was no room for both
+        if id_ not in self._jobs:  # `_known` may have ended another job and evicted this one
             return False, "unknown"
         if job.dedupe:
             self._by_dedupe[job.dedupe] = id_
@@ -267,7 +269,7 @@ class Queue:
         return True, job.state
 
     def drop(self, now: int, id_: str) -> Answer:
-        """Forget a dead job."""
+        """Delete a dead job."""
         job = self._look(now, id_)
         if job is None or job.state != "dead":
             return False, "unknown" if job is None else job.state
@@ -276,11 +278,11 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait."""
+        """Number of waiting jobs."""
         return sum(self._waiting)
 
     def counts(self, now: int) -> Counts:
-        """Return how many there are."""
+        """Return the numbers of jobs by state."""
         oldest = self._since.first()
         return Counts(
             tuple(self._waiting),
@@ -291,10 +293,10 @@ class Queue:
             tuple(self._totals.values()),
         )
 
-    # What they are made of
+    # Helpers
 
     def _settle(self, now: int) -> None:
-        """Let the past be past: of each sort at most `SWEEP`, in this order."""
+        """Process due entries: at most `SWEEP` of each kind, in this order."""
         for line in (self._memory, self._dead):
             for id_ in line.take(SWEEP, now):
                 self._forget(self._jobs[id_])
@@ -307,7 +309,7 @@ class Queue:
             self._place(now, self._jobs[id_], self._jobs[id_].at)
 
     def _look(self, now: int, id_: str) -> Job | None:
-        """Return a job as it is now, also if the sweep has not come to it yet."""
+        """Return a job in its current state, even if the sweep has not reached it yet."""
         job = self._jobs.get(id_)
         if job is None:
             return None
@@ -320,7 +322,7 @@ class Queue:
         return job
 
     def _mine(self, now: int, id_: str, fence: int) -> tuple[Job | None, Answer]:
-        """Return the job if that claim of it is good, and the answer to give."""
+        """Return the job if that claim of it is valid, and the answer to give."""
         job = self._look(now, id_)
         if job is None:
             return None, (False, "unknown")
@@ -342,12 +344,12 @@ class Queue:
         return Browsed(*told, len(job.payload), job.payload[:cut])
 
     def _claimed_by(self, now: int, token: str) -> list[Job]:
-        """Return what is still claimed by that token, and not heard of."""
+        """Return the jobs still claimed with that token and not acknowledged."""
         jobs = [self._mine(now, id_, fence)[0] for id_, fence in self._tokens.claims(token)]
         return [job for job in jobs if job is not None and not job.heard]
 
     def _known(self, now: int, dedupe: str) -> str | None:
-        """Return the id of the job that answers for a dedupe id."""
+        """Return the id of the job that holds a dedupe id, or None."""
         job = self._look(now, self._by_dedupe.get(dedupe, "")) if dedupe else None
         if job is None:
             return None
@@ -355,9 +357,9 @@ class Queue:
         return job.id if alive or job.at + self.rules.dedupe > now else None
 
     def _of_line(self, now: int) -> int:
-        """Return the instant for a score: not before the one of the score before.
+        """Return the time to use for a score: never earlier than that of the previous score.
 
-        What is further ahead than any job is kept was no clock to go by.
+        A time further ahead than `keep` came from a wrong clock and is discarded.
         """
         if not now <= self._latest <= now + self.rules.keep:
             self._latest = now
@@ -374,7 +376,7 @@ class Queue:
         return job.id
 
     def _place(self, now: int, job: Job, ready: int) -> None:
-        """Put a job in line, or among those that will be. Who waits is woken for the first one."""
+        """Put a job among the waiting or the delayed ones. Set `stirred` if it is the first."""
         job.at = ready
         self._delayed.discard(job.id)
         self._deadlines.set(job.id, job.deadline)
@@ -433,7 +435,7 @@ class Queue:
             self._make_room(self._memory, self.rules.max_ended)
 
     def _make_room(self, line: Index, most: int) -> list[str]:
-        """Forget those that would be forgotten first; return their ids."""
+        """Delete the entries that expire first, and return their ids."""
         gone = line.take(min(len(line) - most, SWEEP))
         for id_ in gone:
             self._forget(self._jobs[id_])

@@ -1,1 +1,1 @@
-"""Rate limits: rates, buckets, windows, and what was estimated, granted or divided."""
+"""Rate limits: rates, buckets and windows; settled estimates, batches and splits."""

@@ -1,18 +1,17 @@
-"""Batches: what a pod takes ahead of time from a limit that all pods share, and spends by itself.
+"""Batches: tokens that a pod takes from a shared limit in advance and spends locally.
 
     (purse, now, cost) -> the lots that it was spent from, or None: ask the shared limit for more
 
-Nothing is spent that was not taken from the shared limit before, so in total no more is spent than
-the limit grants. What differs is when: a token may be spent up to a lease later than it was
-granted. So in a stretch of time, what is spent is at most what the limit grants in it, and what
-all pods held at its beginning: that is the `excess`. Three rules keep it small. A pod never holds
-more than one batch of a key, but for those who wait for another limit's answer at that moment. A
-lot that is as old as the lease is not spent any more; what is left of it goes back. And who asks is
-given a fair part of a batch or told to wait: else all would come for one token at a time, when the
-limit is under most pressure.
+Only tokens taken from the shared limit before are spent, so the total never exceeds what the limit
+grants. Only the timing differs: a token may be spent up to a lease later than it was granted. So in
+any time span, at most what the limit grants in it is spent, plus what all pods held at its
+beginning: the `excess`. Three rules keep it small. A pod never holds more than one batch of a key,
+except for callers that wait for another limit's reply at that moment. A lot as old as the lease is
+not spent any more; the rest of it is given back. And a request gets a fair part of a batch or has
+to wait: otherwise all pods would ask for one token at a time when the limit is under most pressure.
 
-Times are instants of the pod's own clock, in any unit. A lot's age counts from when it was asked
-for, which is no later than when it was granted: so no clocks have to agree.
+Times are instants of the pod's own clock, in any unit. The age of a lot counts from the request,
+which is no later than the grant, so clocks do not have to agree.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from seawall.models.rate.rates import MICROSECONDS
 from seawall.models.rate.rule import Rule
 
 LEASE: Final = MICROSECONDS
-"""For so many microseconds what was granted may be spent, or for the limit's period, if shorter.
+"""Maximum number of microseconds for which granted tokens may be spent.
 
-Long enough to save most round trips where calls are frequent; and what an idle pod holds is free
-again for others a second later.
+The limit's period applies if it is shorter. This is long enough to save most round trips where
+calls are frequent, and tokens of an idle pod are free again for others a second later.
 """
 
 _PART: Final = 5
-"""The batches of all pods together are a fifth of the limit, unless told otherwise."""
+"""By default the batches of all pods together are a fifth of the limit."""
 
 _LEAST: Final = 4
-"""Who asks gets a quarter of a batch, or waits."""
+"""A request gets at least a quarter of a batch, or waits."""
 
 
 class Lot:
@@ -44,30 +43,30 @@ class Lot:
     __slots__ = ("floor", "left", "mark", "owner", "taken", "until")
 
     def __init__(self, taken: int, until: float, mark: Any = None) -> None:
-        """Hold `taken`, to be spent before `until`; `mark` is what the grantor calls it."""
+        """Hold `taken` tokens until `until`. `mark` identifies the lot to the grantor."""
         self.taken = taken
         self.left = taken
         self.until = until
         self.mark = mark
         self.owner: Any = None
-        """Whose it is: a note for whoever keeps the purse."""
+        """Owner of the lot, for use by the owner of the purse."""
         self.floor = 0
-        """Down to here it is spent without looking further: below, it is time to ask for more."""
+        """Value down to which callers may spend directly. Below it, it is time to ask for more."""
 
     def __repr__(self) -> str:
         return f"Lot({self.left} of {self.taken} until {self.until:g})"
 
 
 NOTHING: Final = Lot(0, float("-inf"))
-"""The lot of a purse that is empty, or shut."""
+"""The lot of an empty or closed purse."""
 
 Spent = list[tuple[Lot, int]]
 
 
 class Purse:
-    """What a pod holds of one key of one limit, the oldest first.
+    """Tokens that a pod holds of one key of one limit, oldest first.
 
-    `lot` is the oldest, which a caller that is in a hurry may spend by itself:
+    `lot` is the oldest. A fast path may spend from it directly:
 
         left = lot.left - cost
         if left >= lot.floor and now < lot.until: lot.left = left
@@ -76,42 +75,42 @@ class Purse:
     __slots__ = ("_later", "asked", "batch", "lot", "size")
 
     def __init__(self, batch: int) -> None:
-        """Hold at most `batch`, and nothing yet."""
+        """Start empty, with a maximum of `batch` tokens."""
         self.batch = batch
         self.lot = NOTHING
         self._later: deque[Lot] = deque()
         self.asked = 0
-        """How much is asked for at the moment: one asks at a time."""
+        """Number of tokens in the current request. There is one request at a time."""
         self.size = self.least
-        """How much is asked for the next time: about as much as is used within a lease."""
+        """Number of tokens for the next request: about as many as are used within a lease."""
 
     def __repr__(self) -> str:
         return f"Purse({self.held} of {self.batch}, {self.asked} asked for)"
 
     @property
     def held(self) -> int:
-        """How many tokens are left in all lots."""
+        """Number of tokens left in all lots."""
         later = sum(lot.left for lot in self._later) if self._later else 0
         return self.lot.left + later
 
     def usable(self, now: float) -> int:
-        """Return how many of them are not too old."""
+        """Return the number of tokens that have not expired."""
         return sum(lot.left for lot in (self.lot, *self._later) if now < lot.until)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left, nor on its way."""
+        """Whether no tokens are left or requested."""
         return not self.asked and not self.held
 
     @property
     def least(self) -> int:
-        """The least that is worth a request."""
+        """Minimum number of tokens that is worth a request."""
         return max(1, self.batch // _LEAST)
 
     def spend(self, now: float, cost: int) -> Spent | None:
-        """Take `cost`, the oldest first; None if there is too little, and then all stays.
+        """Spend `cost` tokens, oldest first. If there are too few, spend nothing and return None.
 
-        What `drop` would drop must be dropped before.
+        The caller must call `drop` first.
         """
         if self.held < cost:
             return None
@@ -128,13 +127,13 @@ class Purse:
         return spent
 
     def _end(self, lot: Lot) -> None:
-        """Go on to the next lot; ask for more the next time if this one was used up, else less."""
+        """Go on to the next lot. Request more next time if this one was used up, else less."""
         self.lot = self._later.popleft() if self._later else NOTHING
         used = lot.taken - lot.left
         self.size = min(self.batch, max(1, 2 * used if lot.left else 2 * max(used, self.size)))
 
     def drop(self, now: float) -> list[Lot]:
-        """Spend no more from what is too old; return those lots, to be given back."""
+        """Remove expired lots and return them, to be given back."""
         over = []
         while self.lot is not NOTHING and (now >= self.lot.until or not self.lot.left):
             lot = self.lot
@@ -144,17 +143,17 @@ class Purse:
         return over
 
     def clear(self) -> list[Lot]:
-        """Spend no more of anything; return what is left, to be given back."""
+        """Remove all lots and return those with tokens left, to be given back."""
         lots = [lot for lot in (self.lot, *self._later) if lot.left]
         self.lot = NOTHING
         self._later.clear()
         return lots
 
     def put_back(self, spent: Spent, now: float) -> Spent:
-        """Take back what was spent and not used; return what cannot be: it is to be given back.
+        """Put unused tokens back. Return those that cannot be kept, to be given back to the limit.
 
-        Only into the lot that it came from, since in another it would outlive its lease; and
-        never more than a batch.
+        They only go into the lot that they came from, since in another one they would outlive their
+        lease, and never beyond a batch.
         """
         rest: Spent = []
         room = self.batch - self.held - self.asked
@@ -169,10 +168,10 @@ class Purse:
         self.watch()
         return rest
 
-    # Asking for more
+    # Requests for more
 
     def low(self) -> bool:
-        """Tell whether it is time to ask for more, so that it comes before it is needed."""
+        """Return whether it is time to ask for more, so that it arrives before it is needed."""
         return not self.asked and self.held <= self._low_water
 
     @property
@@ -180,10 +179,11 @@ class Purse:
         return min(self.size, self.batch) // 2
 
     def ask(self, cost: int = 0, demand: int = 0, *, any_: bool = False) -> tuple[int, int]:
-        """Return how much to ask for, and the least to take: for a call of `cost`, or for later.
+        """Return how many tokens to request, and the minimum: for a call of `cost`, or in advance.
 
-        `demand` is what all who wait want, that call included: they are served when it comes, and
-        what is left then is a batch at most. `any_`: so much as the call needs will do.
+        `demand` is the total of all waiting calls, including that one: they are served when the
+        tokens arrive, and at most a batch is left then. With `any_`, the minimum is what the call
+        needs.
         """
         held, demand = self.held, max(cost, demand)
         missing = max(0, cost - held)
@@ -195,7 +195,7 @@ class Purse:
         return want, least
 
     def granted(self, count: int, until: float, mark: Any = None) -> Lot:
-        """Hold `count` more, until then."""
+        """Add `count` granted tokens, valid until `until`."""
         self.asked = 0
         lot = Lot(count, until, mark)
         if self.lot is NOTHING:
@@ -206,9 +206,9 @@ class Purse:
         return lot
 
     def trim(self, demand: int = 0) -> Spent:
-        """Hold no more than a batch: return what is too much, of the newest, to be given back.
+        """Remove tokens beyond a batch, newest first, and return them, to be given back.
 
-        Those it was meant for may have gone meanwhile; `demand` is what those want who have not.
+        The calls they were meant for may be gone; `demand` is the total of those still waiting.
         """
         rest: Spent = []
         over = self.held - self.batch - demand
@@ -225,12 +225,12 @@ class Purse:
         return rest
 
     def refused(self) -> None:
-        """Have been given nothing."""
+        """Record that the request was refused."""
         self.asked = 0
         self.watch()
 
     def watch(self) -> None:
-        """Set how far the lot may be spent without looking further: to where more is asked for."""
+        """Set how far the lot may be spent directly: to the level at which more is requested."""
         lot = self.lot
         if lot is not NOTHING:
             later = self.held - lot.left
@@ -238,35 +238,35 @@ class Purse:
 
 
 def batch_for(rule: Rule[Any], pods: int) -> int:
-    """Return the batch of each pod, such that all together hold a fifth of the limit at most.
+    """Return the batch of each pod, such that all together hold at most a fifth of the limit.
 
-    At least 1, so with more pods than a fifth of the limit it is more.
+    It is at least 1, so with more pods than a fifth of the limit it is more.
     """
     most = rule.rate.limit if rule.capacity is None else min(rule.rate.limit, rule.capacity)
     return max(1, min(most, rule.rate.limit // (_PART * pods)))
 
 
 class Bound(NamedTuple):
-    """What a batch means for the limit."""
+    """Effect of a batch on the limit."""
 
     batch: int
     pods: int
     lease: float
     excess: int
-    """So many more than the algorithm's own bound may be admitted in any stretch of time."""
+    """Maximum number of calls beyond the algorithm's own bound in any time span."""
 
 
 def lease_of(rule: Rule[Any]) -> float:
-    """Return for how many microseconds what was granted may be spent."""
+    """Return for how many microseconds granted tokens may be spent."""
     return float(min(LEASE, rule.rate.period))
 
 
 def bound_of(rule: Rule[Any], batch: int, pods: int) -> Bound:
     """Return the excess of `pods` that hold up to `batch` each.
 
-    In any stretch of time, at most what was held at its beginning: `pods * batch`. What was held
-    was granted within the lease before, and a bucket grants, over a stretch that is longer by
-    a lease, only what it refills in that lease more: the smaller of the two is the bound.
+    In any time span, it is at most what was held at its beginning: `pods * batch`. These tokens
+    were granted within the lease before it, and over a span that is longer by a lease, a bucket
+    grants only what it refills in that lease more. The smaller of the two is the bound.
     """
     lease = lease_of(rule)
     excess = pods * batch
