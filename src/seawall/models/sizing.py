@@ -8,21 +8,21 @@ from seawall import _checks as check
 
 
 def in_flight(throughput: float, service_time: float) -> float:
-    """Return how many calls are in flight at `throughput` calls a second of `service_time` each."""
+    """Return the number of calls in flight at `throughput` per second of `service_time` each."""
     rate = check.at_least("throughput", throughput, 0)
     busy = check.seconds("service_time", service_time, zero=True)
     return check.at_least("throughput * service_time", rate * busy, 0)
 
 
 def pool_size(throughput: float, service_time: float, headroom: float = 1.5) -> int:
-    """Return the size of a pool for that traffic, with headroom: at least one."""
+    """Return the size of a pool for that traffic, with headroom, at least one."""
     wanted = in_flight(throughput, service_time) * check.at_least("headroom", headroom, 1)
-    # A product that is a whole number but for rounding is that number, not the next.
+    # Do not round up because of a rounding error just above a whole number.
     return max(1, ceil(check.at_least("pool size", wanted, 0) * (1 - 1e-12)))
 
 
 def timeout_for(p99: float, factor: float = 2.5, caller_budget: float | None = None) -> float:
-    """Return a timeout for a dependency of that p99, never beyond what the caller can wait."""
+    """Return a timeout for a dependency with that p99, never above the caller's budget."""
     timeout = check.seconds("p99", p99) * check.at_least("factor", factor, 1)
     if caller_budget is None:
         return check.seconds("p99 * factor", timeout)

@@ -1,6 +1,6 @@
-"""What makes a jumpy number fit to act on: an average that knows time, and a switch that sticks.
+"""Smoothing of noisy signals: a time-weighted average, a growth rate, and hysteresis.
 
-`now` is any number that grows, in the unit of the settings. One caller at a time.
+`now` is any growing number, in the unit of the settings. Callers must serialise access.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from seawall import _checks as check
 
 
 class Ewma:
-    """An average in which a sample counts half as much for each `half_life` that has passed.
+    """An average in which the weight of a sample halves every `half_life`.
 
-    A sample stands for all the time since the one before it. So the average of a steady signal is
-    the same however often it is looked at, and one look after a long silence is believed.
+    A sample represents all the time since the previous one. So the average of a steady signal does
+    not depend on how often it is sampled, and a sample after a long silence has full weight.
     """
 
     __slots__ = ("_at", "half_life", "value")
 
     def __init__(self, half_life: float) -> None:
-        """Know nothing yet: the first sample is the average."""
+        """Start empty: the first sample becomes the average."""
         self.half_life = check.seconds("half_life", half_life)
         self.value: float | None = None
         self._at = 0.0
 
     def update(self, sample: float, now: float) -> float:
-        """Take in what is measured at `now`, and return the average."""
+        """Add the sample measured at `now` and return the average."""
         self.value = self.preview(sample, now)
         self._at = now
         return self.value
 
     def preview(self, sample: float, now: float) -> float:
-        """Return what the average would be with `sample`, and take in nothing."""
+        """Return what the average would be with `sample`, without adding it."""
         if self.value is None:
             return sample
-        # A clock set back has not made the past any longer.
+        # A clock that was set back must not change the weight.
         kept: float = 0.5 ** (max(0.0, now - self._at) / self.half_life)
         return sample + (self.value - sample) * kept
 
@@ -42,28 +42,28 @@ class Ewma:
 
 
 class Growth:
-    """How fast a counter grows, for each unit of time since it was last looked at.
+    """Growth rate of a counter per unit of time since the previous reading.
 
-    A look less than `least` after the one before tells nothing new: over so short a time it would
+    A reading less than `least` after the previous one is ignored: over such a short time it would
     be noise.
     """
 
     __slots__ = ("_at", "_count", "least", "rate")
 
     def __init__(self, count: float, now: float, least: float = 0.0) -> None:
-        """Begin with a counter that stands at `count`."""
+        """Start with a counter value of `count`."""
         self.least = check.seconds("least", least, zero=True)
         self.rate = 0.0
         self._count = count
         self._at = now
 
     def update(self, count: float, now: float) -> float:
-        """Take in the counter at `now`, and return the rate."""
+        """Process the counter value at `now` and return the rate."""
         passed = now - self._at
         if 0 <= passed < self.least:
             return self.rate
         if passed > 0:
-            # A counter that starts anew, as in a forked process, has not shrunk.
+            # A counter that restarts, as in a forked process, has not shrunk.
             self.rate = max(0.0, count - self._count) / passed
         self._count, self._at = count, now
         return self.rate
@@ -72,14 +72,14 @@ class Growth:
 class Hysteresis:
     """High once a value has reached `rise`, low again once it is below `fall`.
 
-    In between it stays as it is. It rises at once, since an overload must not be seen late, and
-    then stays high for `hold` at least: in any time T it rises at most 1 + T / hold times.
+    In between it stays as it is. It rises immediately, since an overload must not be noticed late,
+    and then stays high for at least `hold`: in any time T it rises at most 1 + T / hold times.
     """
 
     __slots__ = ("_since", "fall", "high", "hold", "rise")
 
     def __init__(self, rise: float, fall: float, hold: float = 0.0) -> None:
-        """Begin low."""
+        """Start low."""
         self.rise = check.at_least("rise", rise, 0.0)
         self.fall = check.at_least("fall", fall, 0.0)
         if self.fall > self.rise:
@@ -89,7 +89,7 @@ class Hysteresis:
         self._since = 0.0
 
     def update(self, value: float, now: float) -> bool:
-        """Take in the value at `now`, and tell whether it counts as high."""
+        """Process the value at `now` and return whether it counts as high."""
         if not self.high:
             if value >= self.rise:
                 self.high = True

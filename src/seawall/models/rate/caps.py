@@ -1,8 +1,9 @@
-"""What somebody else says is left of a limit: a vendor, in the headers of its answers.
+"""Caps: how much is left of a limit according to a vendor, in the headers of its responses.
 
-"Only 7 more until 12 s from now" lowers a budget and never raises it: it is one more bound beside
-the limit's own rule. Several such words may hold at once (an hour's and a second's, or one that is
-about to end and the next), so all are kept that say something: those that last longer allow more.
+"Only 7 more until 12 s from now" lowers a budget and never raises it: it is one more bound besides
+the limit's own rule. Several such caps may apply at once (one for an hour and one for a second, or
+one that is about to end and the next), so all relevant ones are kept: those that last longer allow
+more.
 """
 
 from __future__ import annotations
@@ -10,32 +11,32 @@ from __future__ import annotations
 from typing import Final
 
 AT_MOST: Final = 4
-"""So many words are kept apart; of more, the two that end closest together become one."""
+"""Maximum number of caps. Beyond it, the two that end closest together are merged."""
 
 
 class Caps:
-    """How much may still be taken until when. Time is whole microseconds."""
+    """How much may still be taken until when. Times are whole microseconds."""
 
     __slots__ = ("lefts", "sinces", "untils")
 
     def __init__(self) -> None:
-        """Hold nothing back."""
+        """Start without caps."""
         self.untils: list[float] = []
-        """When each ends, soonest first."""
+        """When each cap ends, soonest first."""
         self.lefts: list[int] = []
-        """What may be taken until then: less for those that end sooner. May be below 0."""
+        """What may be taken until then: less for caps that end sooner. May be negative."""
         self.sinces: list[float] = []
-        """When it was said: what was taken up to then is not given back to it."""
+        """When the cap was reported. Takings up to then are not given back to it."""
 
     def lower(self, now: float, remaining: int, until: float) -> None:
-        """Let no more than `remaining` be taken until `until`."""
+        """Allow no more than `remaining` to be taken until `until`."""
         self._forget(now)
         if until <= now:
             return
         for place in range(len(self.untils)):
             if self.untils[place] >= until and self.lefts[place] <= remaining:
-                # It is known already. But what was taken before now is no more to be given back:
-                # whoever said it knew of it, or of others who took as much.
+                # This cap is already known. But takings before now can no longer be given back: the
+                # vendor knew of them, or of others that took as much.
                 self.sinces[place] = now
                 return
         place = 0
@@ -51,7 +52,7 @@ class Caps:
             self._merge()
 
     def _merge(self) -> None:
-        """Make one of two: as strict as the one, for as long as the other."""
+        """Merge two caps: as strict as the first, for as long as the second."""
         closest = 0
         for place in range(1, len(self.untils) - 1):
             gap = self.untils[place + 1] - self.untils[place]
@@ -69,40 +70,40 @@ class Caps:
         del self.untils[place], self.lefts[place], self.sinces[place]
 
     def wait(self, now: float, wanted: int) -> float:
-        """Return for how long `wanted` has to wait: 0 if it may go now."""
+        """Return how long `wanted` has to wait: 0 if it may go now."""
         for place in reversed(range(len(self.untils))):
             if self.untils[place] > now and self.lefts[place] < wanted:
                 return self.untils[place] - now
         return 0.0
 
     def take(self, cost: int) -> None:
-        """Let so much less be left."""
+        """Reduce what is left by `cost`."""
         for place in range(len(self.lefts)):
             self.lefts[place] -= cost
 
     def give_back(self, unused: int, mark: float) -> None:
-        """Let so much more be left that was taken at `mark`, where it was taken under that word."""
+        """Give back what was taken at `mark`, in the caps that already applied then."""
         for place in range(len(self.lefts)):
             if self.sinces[place] < mark:
                 self.lefts[place] += unused
-        # What allows no more than one that ends sooner is all that there is to say.
+        # A cap that allows at least as much as one that ends later is redundant.
         for place in reversed(range(len(self.lefts) - 1)):
             if self.lefts[place] >= self.lefts[place + 1]:
                 self._remove(place)
 
     def left(self, now: float, otherwise: int) -> int:
-        """Return how much may be taken at once now, of what is left `otherwise`."""
+        """Return how much may be taken at once now, given what is left `otherwise`."""
         for place in range(len(self.untils)):
             if self.untils[place] > now:
                 return min(otherwise, max(0, self.lefts[place]))
         return otherwise
 
     def rest(self, now: float) -> float:
-        """Return how long until none of it matters any more."""
+        """Return the time until the last cap ends."""
         return max(0.0, self.untils[-1] - now) if self.untils else 0.0
 
     def copy(self) -> Caps:
-        """Return the same, to be changed apart from it."""
+        """Return an independent copy."""
         same = Caps()
         same.untils, same.lefts, same.sinces = self.untils[:], self.lefts[:], self.sinces[:]
         return same

@@ -1,4 +1,4 @@
-"""Rates as people write them, in whole numbers: so many in so many microseconds."""
+"""Rates as text such as "60/s", parsed into whole numbers: a limit per microseconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 MICROSECONDS: Final = 1_000_000
 
 EXACT: Final = 2**53
-"""Below it a float holds every whole number, so Python's and Lua's arithmetic are the same."""
+"""Below it a float holds every whole number, so Python's and Lua's arithmetic agree."""
 
 ROUND: Final = 6755399441055744.0
-"""1.5 * 2**52: added to a float and taken away again, it rounds that to a whole number."""
+"""1.5 * 2**52: adding it to a float and subtracting it again rounds to a whole number."""
 
 _UNITS: Final[dict[str, int]] = {
     "ms": 1_000,
@@ -39,9 +39,9 @@ _SPEC: Final = re.compile(
 
 
 def whole_microseconds(seconds: float) -> float:
-    """Return an instant or a length of time in microseconds, rounded to a whole number.
+    """Return a time or a duration in microseconds, rounded to a whole number.
 
-    It stays a float: these are quicker than integers of that size, and exact below 2**53.
+    It stays a float: floats are faster than integers of that size, and exact below 2**53.
     """
     return seconds * 1e6 + ROUND - ROUND
 
@@ -54,9 +54,9 @@ class Rate(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Rate:
-        """Read "60/s", "1000/min", "10k/day", "5 per second", "100/15min"; raise on anything else.
+        """Parse "60/s", "1000/min", "10k/day", "5 per second", "100/15min"; raise on anything else.
 
-        k is a thousand and M a million; units are ms, s, min, h, day and week, also written out.
+        k is a thousand and M a million. Units are ms, s, min, h, day and week, also written out.
         """
         if not isinstance(text, str):
             raise TypeError(f"rate {_shown(text)}: write text, such as '60/s' or '1000/min'")
@@ -72,13 +72,13 @@ class Rate(NamedTuple):
 
 
 def _shown(value: object) -> str:
-    """Return `value` for a message, cut if it is long."""
+    """Return the repr of `value` for a message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _scaled(text: str, number: str, by: int) -> int:
-    """Return `number` times `by`, which must be a whole number of at least 1."""
+    """Return `number` times `by`, or raise unless it is a whole number of at least 1."""
     digits, _, decimals = number.replace("_", "").partition(".")
     one: int = 10 ** len(decimals)
     value, rest = divmod(int(digits + decimals) * by, one)

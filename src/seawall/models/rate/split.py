@@ -1,13 +1,13 @@
-"""Splitting: each of several pods has its part of a limit, and counts by itself.
+"""Splitting: each of several pods has a part of a limit, and counts it locally.
 
     divided(rule, pods) -> the rule for one of them
 
-The parts together are never more than the whole, as long as each pod knows how many there are.
-What changes is the hard part, and three rules keep the total in bounds then. A pod that others
-do not know of yet has no part, until all of them must have heard of it; nor has one that was silent
-for so long that they may have forgotten it. Who hears of more pods shrinks at once; who hears of
-fewer grows only when that has lasted, since a store may forget. And whatever a pod gains counts as
-taken at that moment: whoever had it before may just have spent it.
+The parts together never exceed the whole, as long as each pod knows how many there are. Changes are
+the hard part, and three rules keep the total within bounds. A pod that others do not know of yet
+has no part until all of them must have heard of it; neither has one that was silent for so long
+that they may have forgotten it. A pod that hears of more pods shrinks immediately; one that hears
+of fewer grows only when that has lasted, since a store may lose data. And whatever a pod gains
+counts as taken at that moment: the previous owner may just have spent it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from seawall.models.rate.rule import Rule, S
 from seawall.models.rate.windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
 
 BEAT: Final = 500_000
-"""Every so many microseconds a pod says that it lives, and hears how many do."""
+"""Microseconds between heartbeats. With each, a pod learns how many pods are alive."""
 
 LIFE: Final = 3 * BEAT
-"""A pod that has not been heard of for so long is gone."""
+"""Microseconds without a heartbeat after which a pod counts as gone."""
 
 SETTLED: Final = 2 * BEAT
-"""After so long all others have heard of a pod, if they live."""
+"""Microseconds after which all other live pods have heard of a pod."""
 
 VALID: Final = 2 * LIFE - BEAT
-"""For so long after a beat nobody grows into the part of a pod that is silent."""
+"""Microseconds after a heartbeat in which no other pod takes the part of a silent pod."""
 
 
 class Members:
-    """How many pods there are, from what one of them hears. Times are the server's."""
+    """Number of pods, as heard by one of them. Times are the server's."""
 
     __slots__ = (
         *("_changed", "_heard", "_since"),
@@ -43,33 +43,33 @@ class Members:
     )
 
     def __init__(self) -> None:
-        """Have heard nothing yet."""
+        """Start without information."""
         self._since: float | None = None
         self._heard: deque[tuple[float, int]] = deque()
         self.latest = float("-inf")
-        """When it was heard, the last time."""
+        """Time of the latest report."""
         self.known = False
-        """Whether it has heard anything."""
+        """Whether there was any report."""
         self.count = 1
-        """How many there are, this one included: the most that was heard of lately.
+        """Number of pods including this one: the maximum reported recently.
 
-        Without news, what was heard last stays.
+        Without reports, the last value stays.
         """
         self.settled = False
-        """Whether all others must have heard of this one; at once where there was nobody else."""
+        """Whether all others must have heard of this pod; immediately if there are no others."""
         self.quiet: float | None = 0.0
-        """For how long nobody else had been there, at the beginning; None: nobody is known of."""
+        """How long this pod had been alone when it started; None if no other is known."""
         self._changed = 0.0
         self.steady = 0.0
-        """For how long all of this had been so, when it was heard last."""
+        """How long `count` and `settled` had been unchanged at the latest report."""
 
     def __repr__(self) -> str:
         return f"Members({self.count}{'' if self.known else '?'})"
 
     def hear(self, now: float, live: int, quiet: float | None, *, forgotten: bool = False) -> None:
-        """Hear that so many live, and for how long there was nobody but this one.
+        """Process a report that `live` pods exist, and for how long there was no other pod.
 
-        `forgotten`: others may have grown into the part of this one, while it was silent.
+        `forgotten` means that others may have taken this pod's part while it was silent.
         """
         before = self.count, self.settled
         if now < self.latest:
@@ -80,13 +80,13 @@ class Members:
             self.settled = False
         heard = self._heard
         if heard and now - heard[-1][0] > 2 * BEAT:
-            # There was a silence, of this one or of the store. What came before it still holds.
+            # There was a silence, of this pod or of the store. The earlier count still applies.
             heard.clear()
             heard.append((now, self.count))
         while heard and heard[0][0] <= now - LIFE:
             heard.popleft()
         while heard and heard[-1][1] <= live:
-            heard.pop()  # from now on this one says more
+            heard.pop()  # superseded by this report
         heard.append((now, live))
         self.count = heard[0][1]
         alone = self.quiet is None and self.count == 1
@@ -97,7 +97,7 @@ class Members:
         self.known = True
 
     def _set_back(self, by: float) -> None:
-        """Go on by a clock that was set back; what passed meanwhile is not known, so nothing."""
+        """Follow a clock that was set back. The time that passed is unknown, so assume none."""
         self._heard = deque((at - by, live) for at, live in self._heard)
         self._changed -= by
         if self._since is not None:
@@ -105,22 +105,22 @@ class Members:
 
 
 class _Part(Rule[S], Generic[S]):
-    """The part of a limit that one pod has; what it has gained counts as taken."""
+    """The part of a limit that one pod has. What it has gained counts as taken."""
 
     gain: int = 0
-    """So much more it is than what the pod had before."""
+    """How much larger it is than the pod's previous part."""
     base: Any = None
-    """The state of a key that was never heard of; None: nothing taken."""
+    """The state of an unknown key, or None if nothing is taken."""
 
     def fresh(self, now: float) -> S:
-        """Have taken what was gained lately."""
+        """Return a state in which recent gains count as taken."""
         if self.base is None or not self.rest(self.base, now):
             return super().fresh(now)
         state: S = self.copy(self.base)
         return state
 
     def adopt(self, state: S, old: Rule[S], now: float) -> S:
-        """Count the same, and what is gained."""
+        """Convert a state and count the gain as taken."""
         state = super().adopt(state, old, now)
         return self.take(state, now, self.gain)[0] if self.gain > 0 else state
 
@@ -144,8 +144,8 @@ class _LogPart(_Part[Any], SlidingLog):
 def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
     """Return the rule for one of `pods`: its part of the limit, rounded down, but at least one.
 
-    Where there are more pods than the limit has in a period, each has one in as many periods as it
-    takes: on average it is right, and `pods - limit` more may come at once.
+    If there are more pods than the limit per period, each has one in several periods: on average
+    the limit holds, and up to `pods - limit` more may come at once.
     """
     limit, period = rule.rate
     if isinstance(rule, TokenBucket):
@@ -161,7 +161,7 @@ def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
 
 
 def follow(new: Rule[Any], old: Rule[Any] | None, now: float) -> Rule[Any]:
-    """Let `new` take the place of `old` at `now`; of nothing, if None: then all of it is gained."""
+    """Let `new` replace `old` at `now`. Without `old`, all of it counts as gained."""
     if isinstance(new, _Part):
         had = 0 if old is None else old.capacity
         new.gain = max(0, (new.capacity or 0) - (had or 0))
@@ -181,7 +181,7 @@ def excess_of(rule: Rule[Any], pods: int) -> int:
 
 
 def check_divisible(sharing: str, rules: Sequence[Rule[Any]]) -> None:
-    """Raise if one of the limits cannot be shared in parts."""
+    """Raise if one of the limits cannot be split."""
     if any(isinstance(rule, LeakyBucket) for rule in rules):
         raise ValueError(
             f"sharing={sharing!r}: a leaky bucket keeps all calls apart, and pods that decide by"

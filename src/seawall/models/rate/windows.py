@@ -1,4 +1,4 @@
-"""Windows: what was admitted in a stretch of time is counted, and no more than so much may be."""
+"""Windows: count what was admitted in a time span, and admit no more than the limit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from seawall.models.rate.rule import Rule, S, check_exact
 
 
 class AlignedWindow(Rule[S], Generic[S]):
-    """What is counted in windows that begin at multiples of the period."""
+    """Base of windows that start at multiples of the period."""
 
     origin: float = 0.0
-    """The instant from which these multiples count: 1970 in UTC, on a clock that knows it."""
+    """The time from which these multiples count: 1970 in UTC, if the clock knows it."""
 
     def _begin(self, now: float) -> float:
-        """Return when the window of `now` began."""
+        """Return the start of the window that contains `now`."""
         return now - (now - self.origin) % self.rate.period
 
 
 class FixedWindow(AlignedWindow[tuple[float, int]]):
-    """At most `limit` between two boundaries; so at most twice that in any stretch as long.
+    """At most `limit` between two boundaries, so at most twice that in any period.
 
-    The state is the beginning of a window, and what was taken in it.
+    The state is the start of a window, and what was taken in it.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -39,17 +39,17 @@ class FixedWindow(AlignedWindow[tuple[float, int]]):
         return self._begin(now), 0
 
     def fresh(self, now: float) -> tuple[float, int]:
-        """Have taken nothing."""
+        """Return a state with nothing taken."""
         return self._begin(now), 0
 
     def wait(self, state: tuple[float, int], now: float, cost: int, ahead: int = 0) -> float | None:
-        """Wait for the next boundary if there is no room."""
+        """Return the time until the next boundary with room."""
         limit = self.rate.limit
         if cost > limit:
             return None
         begin, used = self._current(state, now)
-        # What is ahead fills so many windows at least before there is room for this; what is too
-        # much in this one is no matter of the next.
+        # Calls ahead fill at least this many windows before there is room. An excess in this window
+        # does not carry over to the next.
         windows = -(-(min(used, limit) + ahead + cost - limit) // limit)
         if windows <= 0:
             return 0.0
@@ -65,7 +65,7 @@ class FixedWindow(AlignedWindow[tuple[float, int]]):
     def give_back(
         self, state: tuple[float, int], now: float, taken: int, used: int, mark: float
     ) -> tuple[float, int]:
-        """Count less, if that window is not over."""
+        """Reduce the count, if that window is not over."""
         begin, total = self._current(state, now)
         return (begin, max(0, total - taken + used)) if mark >= begin else (begin, total)
 
@@ -74,7 +74,7 @@ class FixedWindow(AlignedWindow[tuple[float, int]]):
         return max(0, self.rate.limit - self._current(state, now)[1])
 
     def rest(self, state: tuple[float, int], now: float) -> float:
-        """Wait for the next boundary, if anything was taken."""
+        """Return the time until the next boundary, if anything was taken."""
         begin, used = self._current(state, now)
         return begin + self.rate.period - now if used or now < begin else 0.0
 
@@ -83,13 +83,13 @@ Counts = tuple[float, int, int]
 
 
 class SlidingCounter(AlignedWindow[Counts]):
-    """At most `limit` by an estimate: the window before counts in part, as if evenly filled.
+    """At most `limit` by an estimate: the previous window counts in part, as if evenly filled.
 
-    The error: with `before` admitted in the window before, up to `before * elapsed / period` more
-    than `limit` may be admitted in a stretch as long as the period, so less than twice `limit`;
-    and a call is never refused while both windows together have room for it.
+    The error: with `before` admitted in the previous window, up to `before * elapsed / period` more
+    than `limit` may be admitted in one period, so less than twice `limit`. A call is never refused
+    while both windows together have room for it.
 
-    The state is the beginning of a window, what was taken in it, and in the one before.
+    The state is the start of a window, what was taken in it, and in the previous one.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -108,24 +108,24 @@ class SlidingCounter(AlignedWindow[Counts]):
         return self._begin(now), 0, 0
 
     def fresh(self, now: float) -> Counts:
-        """Have taken nothing."""
+        """Return a state with nothing taken."""
         return self._begin(now), 0, 0
 
     def wait(self, state: Counts, now: float, cost: int, ahead: int = 0) -> float | None:
-        """Wait until enough of the window before has slid away."""
+        """Return the time until enough of the previous window has slid away."""
         limit, period = self.rate
         if cost > limit:
             return None
         begin, used, before = self._current(state, now)
-        before = min(before, limit)  # what was too much in one window is no matter of the next
+        before = min(before, limit)  # an excess in one window does not carry over to the next
         total = ahead + cost
         if used + total <= limit:
             elapsed = max(0.0, now - begin)
             if before * (period - elapsed) + (used + total) * period <= limit * period:
                 return 0.0
             return begin + period - (limit - used - total) * period // before - now
-        # Not in this window. However those ahead spread over it and the next ones, no window takes
-        # more than the limit, and the fuller the one before, the less is left for the last.
+        # Not in this window. However the calls ahead spread over it and the next ones, no window
+        # takes more than the limit, and the fuller the previous one, the less is left for the last.
         windows = -(-(min(used, limit) + total - limit) // limit)
         if windows == 1:
             here = max(0, min(ahead, limit - used))
@@ -140,7 +140,7 @@ class SlidingCounter(AlignedWindow[Counts]):
         return (begin, used + cost, before), max(begin, now)
 
     def give_back(self, state: Counts, now: float, taken: int, used: int, mark: float) -> Counts:
-        """Count less, in the window in which it was taken."""
+        """Reduce the count of the window in which it was taken."""
         begin, total, before = self._current(state, now)
         if mark >= begin:
             total = max(0, total - taken + used)
@@ -157,26 +157,26 @@ class SlidingCounter(AlignedWindow[Counts]):
         return max(0, int((limit * period - before * (period - elapsed)) // period) - used)
 
     def rest(self, state: Counts, now: float) -> float:
-        """Wait until both windows are empty."""
+        """Return the time until both windows are empty."""
         begin, used, before = self._current(state, now)
         windows = 2 if used else 1 if before or now < begin else 0
         return begin + windows * self.rate.period - now if windows else 0.0
 
 
 class Log:
-    """The state of a sliding log: when how much was taken, oldest first."""
+    """State of a sliding log: times and costs of takings, oldest first."""
 
     __slots__ = ("latest", "takings", "used")
 
     def __init__(self, latest: float, takings: deque[tuple[float, int]], used: int) -> None:
-        """Hold `takings`, of which the costs add up to `used`, as of the instant `latest`."""
+        """Hold `takings`, whose costs add up to `used`, as of the time `latest`."""
         self.latest = latest
         self.takings = takings
         self.used = used
 
 
 class SlidingLog(Rule[Log]):
-    """At most `limit` in every stretch as long as the period: exact, at the price of memory."""
+    """At most `limit` in every period: exact, at the price of memory."""
 
     def __init__(self, rate: Rate) -> None:
         """Remember each taking for one period."""
@@ -185,23 +185,23 @@ class SlidingLog(Rule[Log]):
         check_exact(rate, rate.period)
 
     def _forget(self, log: Log, now: float) -> None:
-        """Drop what the window (now - period, now] has left behind."""
+        """Drop takings that have left the window (now - period, now]."""
         takings = log.takings
         log.latest = max(log.latest, now)
         while takings and takings[0][0] <= log.latest - self.rate.period:
             log.used -= takings.popleft()[1]
 
     def fresh(self, now: float) -> Log:
-        """Have taken nothing."""
+        """Return a state with nothing taken."""
         return Log(now, deque(), 0)
 
     def wait(self, state: Log, now: float, cost: int, ahead: int = 0) -> float | None:
-        """Wait until enough of the oldest takings are a period old."""
+        """Return the time until enough of the oldest takings are a period old."""
         limit = self.rate.limit
         if cost > limit:
             return None
         self._forget(state, now)
-        # Of all that is to be taken, each is a period after the one that is `limit` before it.
+        # Each unit to be taken comes one period after the one that is `limit` units before it.
         rounds, rest = divmod(ahead + cost - 1, limit)
         later = float(rounds * self.rate.period)
         missing = state.used + rest + 1 - limit
@@ -214,7 +214,7 @@ class SlidingLog(Rule[Log]):
         return later
 
     def take(self, state: Log, now: float, cost: int) -> tuple[Log, float]:
-        """Remember it. Takings of one microsecond are one, with the sum of their costs."""
+        """Record the taking. Takings in the same microsecond are merged."""
         takings = state.takings
         at = state.latest = max(state.latest, now)
         same = takings.pop()[1] if takings and takings[-1][0] == at else 0
@@ -223,8 +223,8 @@ class SlidingLog(Rule[Log]):
         return state, at
 
     def give_back(self, state: Log, now: float, taken: int, used: int, mark: float) -> Log:
-        """Remember less of it, if it is still remembered."""
-        for place in reversed(range(len(state.takings))):  # it is among the latest, mostly
+        """Reduce the recorded taking, if it is still there."""
+        for place in reversed(range(len(state.takings))):  # usually it is among the latest
             at, cost = state.takings[place]
             if at <= mark:
                 if at == mark:
@@ -242,10 +242,10 @@ class SlidingLog(Rule[Log]):
         return max(0, self.rate.limit - state.used)
 
     def rest(self, state: Log, now: float) -> float:
-        """Wait until the latest taking is a period old."""
+        """Return the time until the latest taking is a period old."""
         last = state.takings[-1][0] + self.rate.period if state.takings else state.latest
         return max(0.0, last - now)
 
     def copy(self, state: Log) -> Log:
-        """Return the same takings."""
+        """Return an independent copy."""
         return Log(state.latest, deque(state.takings), state.used)

@@ -1,1 +1,1 @@
-"""Which calls are refused when not all can be served."""
+"""Load shedding: which calls are refused when not all can be served."""

@@ -1,18 +1,17 @@
-"""Which callers a queue refuses when it does not drain: controlled delay, and adaptive LIFO.
+"""Queue disciplines for queues that do not drain: controlled delay, and adaptive LIFO.
 
-A queue that empties now and then is a good one: it takes up bursts. One in which everybody waits
-is only delay. Both disciplines here tell the two apart by the age of the oldest waiter,
-and both measure that against what a call takes: where a call takes 50 ms, a wait of 5 ms is
-nothing.
+A queue that empties now and then is a good one: it absorbs bursts. One in which every caller waits
+is only delay. Both disciplines distinguish the two by the age of the oldest waiter, and both
+compare that with the duration of a call: where a call takes 50 ms, a wait of 5 ms is nothing.
 
-Controlled delay takes from RFC 8289 when a queue is a bad one: the wait has been above a target for
-an interval. What to do about it is our own. The RFC drops one, then ever more often, which is for
-senders that slow down when they see a drop; clients that come whatever happens fill any queue long
-before that has caught up. Here a new arrival is refused at once if it would wait for longer than
-the target, judged by the recent rate of service. So refused callers have not waited, and waiting
+Controlled delay takes the definition of a bad queue from RFC 8289: the wait has been above a target
+for an interval. The reaction differs. The RFC drops one, then ever more often, which suits senders
+that slow down when they see a drop; clients that keep coming regardless fill any queue long before
+that has caught up. Here a new arrival is refused immediately if it would wait for longer than the
+target, judged by the recent rate of service. So refused callers have not waited, and waiting
 callers are served.
 
-`codel(...)` and `adaptive_lifo(...)` are settings; each `start(...)` makes a state of its own.
+`codel(...)` and `adaptive_lifo(...)` are settings; each `start(...)` creates a state of its own.
 """
 
 from __future__ import annotations
@@ -26,64 +25,64 @@ TARGET: Final = 0.005
 """Seconds that a call may always wait, however short calls are."""
 
 INTERVAL: Final = 0.1
-"""Seconds for which a queue may stand before it is a bad one, while calls are short."""
+"""Seconds for which a queue may exist before it is a bad one, while calls are short."""
 
 REREAD: Final = 0.1
-"""Seconds between two looks at how long calls take: the first to end are the shortest."""
+"""Seconds between two readings of the call duration: the first calls to end are the shortest."""
 
 LONG: Final = 2
-"""The longer span is at least so many times the shorter one."""
+"""Minimum ratio of the longer span to the shorter one."""
 
 FLOOD: Final = 3
-"""Intervals after which a wait in a bad queue is past its use."""
+"""Number of intervals after which a caller in a bad queue has waited too long to be useful."""
 
 BURST: Final = 10
-"""Calls that may always wait in a queue that is not a bad one, however slow they are."""
+"""Number of calls that may always wait in a queue that is not bad, however slow they are."""
 
 CALM: Final = 0.1
-"""Refused for each one served within an interval: with fewer, a queue is not a bad one any more."""
+"""Refusals per served call in an interval at or below which a queue is no longer bad."""
 
 ServiceTime = Callable[[float], float | None]
-"""`service_time(now)`: how many seconds a call typically takes once it is served, if known."""
+"""`service_time(now)`: typical seconds that a call takes once it is served, if known."""
 
 
 class QueueState(Protocol):
-    """The state of one queue's discipline."""
+    """State of a queue discipline for one queue."""
 
     def newest_first(self, now: float) -> bool:
-        """Tell whether the newest is to be served next, not the one that waits longest."""
+        """Return whether the newest caller is to be served next instead of the oldest."""
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Tell whether a newcomer, behind `waiting` others, has to go at once.
+        """Return whether to refuse a new caller behind `waiting` others immediately.
 
-        `sojourn` is how long the longest waiting of them has waited.
+        `sojourn` is how long the oldest of them has waited.
         """
 
     def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
-        """Tell whether somebody has to go, when the longest waiting has waited for `sojourn`.
+        """Return whether to shed a caller, when the oldest waiter has waited for `sojourn`.
 
-        Asked when somebody is to be served, until the answer is no. Where the next to be served is
-        not the longest waiting, `sojourn` is its wait, and `oldest` that of the longest waiting:
-        by that the queue is judged.
+        The queue asks this when a caller is to be served, until the result is False. If the next to
+        be served is not the oldest, `sojourn` is its wait and `oldest` that of the oldest waiter,
+        by which the queue is judged.
         """
 
     def serves(self, now: float) -> None:
-        """Learn that one of those who wait is served."""
+        """Record that one of the waiters is served."""
 
     def emptied(self, now: float) -> None:
-        """Learn that nobody waits any more."""
+        """Record that the queue is empty."""
 
 
 class QueueShed(Protocol):
-    """How a queue sheds: what `codel(...)` and `adaptive_lifo(...)` return."""
+    """Settings of a queue discipline, as returned by `codel(...)` and `adaptive_lifo(...)`."""
 
     def start(self, service_time: ServiceTime) -> QueueState:
-        """Return a fresh state for one queue."""
+        """Return a new state for one queue."""
 
 
 def check_queue_shed(shed: QueueShed | None) -> QueueShed | None:
-    """Return `shed` if a queue can shed by it, or raise."""
-    # The rules of Shed begin by `start` too, but decide for one call, not for a queue.
+    """Return `shed` if it is a queue discipline, or raise."""
+    # The rules of Shed have `start` too, but decide for one call, not for a queue.
     if shed is not None and (
         isinstance(shed, type) or not hasattr(shed, "start") or hasattr(shed, "takes_arguments")
     ):
@@ -92,7 +91,7 @@ def check_queue_shed(shed: QueueShed | None) -> QueueShed | None:
 
 
 class _Spans:
-    """A short and a long span of time, stretched to what calls take."""
+    """A short and a long time span, scaled to the duration of calls."""
 
     __slots__ = ("_due", "_long", "_scale", "_service_time", "_short", "long", "short")
 
@@ -103,11 +102,12 @@ class _Spans:
         self._service_time = service_time
         self._due = float("-inf")
         if scale:
-            # A wait is long or short in proportion: until calls are known, none is too long.
+            # Waits are long or short in proportion: until the call duration is known, none is too
+            # long.
             self.short = self.long = float("inf")
 
     def stretch(self, now: float) -> None:
-        """Look now and then at what calls take."""
+        """Update the spans from the call duration at intervals."""
         if self._scale and now >= self._due:
             typical = self._service_time(now)
             self._due = now + REREAD
@@ -117,7 +117,7 @@ class _Spans:
 
 
 class Codel:
-    """See `codel`."""
+    """Settings of controlled delay; see `codel`."""
 
     __slots__ = ("interval", "scale", "target")
 
@@ -134,15 +134,15 @@ class Codel:
         return f"codel({self.target:g}, interval={self.interval:g}, scale={self.scale:g})"
 
     def start(self, service_time: ServiceTime) -> CodelState:
-        """Return a fresh state for one queue."""
+        """Return a new state for one queue."""
         return CodelState(self, service_time)
 
 
 class CodelState:
-    """Controlled delay: whether the queue is a bad one, and how many may wait in it.
+    """Controlled delay: whether the queue is bad, and how many callers may wait in it.
 
-    Where newcomers are never asked about (a worker cannot refuse those who push), the longest
-    waiting go instead, once they have waited for longer than the target.
+    Where `refuses` is never called (a worker cannot refuse callers that push), the oldest waiters
+    are shed instead, once they have waited for longer than the target.
     """
 
     __slots__ = (
@@ -160,16 +160,16 @@ class CodelState:
     def __init__(self, settings: Codel, service_time: ServiceTime) -> None:
         self._spans = _Spans(settings.target, settings.interval, settings.scale, service_time)
         self._door = False
-        """Whether newcomers are asked about."""
+        """Whether `refuses` is called for new callers."""
         self._last = float("-inf")
         self._begin(0.0)
 
     def _begin(self, now: float) -> None:
-        """Know nothing of a queue that begins now."""
+        """Reset to a new queue at `now`."""
         self._shedding = False
         self._bad_from: float | None = None
         self._rate: float | None = None
-        """How many were served in a second, over the last window of an interval."""
+        """Callers served per second, over the last window of an interval."""
         self._open_window(now)
 
     def _open_window(self, now: float) -> None:
@@ -177,14 +177,14 @@ class CodelState:
         self._served = self._gone = 0
 
     def newest_first(self, now: float) -> bool:
-        """Leave the order as it is."""
+        """Return False: the order stays as it is."""
         return False
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Refuse a newcomer that would wait for too long.
+        """Return whether a new caller would wait for too long.
 
-        That is the target in a bad queue. In any other it is an interval: a queue that takes longer
-        to drain would be a bad one by then.
+        The bound is the target in a bad queue. In any other it is an interval: a queue that takes
+        longer to drain would be a bad one by then.
         """
         self._door = True
         self._judge(sojourn, now)
@@ -193,7 +193,7 @@ class CodelState:
         if rate is None:
             if stood < spans.short:
                 return False
-            rate = (self._served + 1) / stood  # it is optimistic as long as it has seen little
+            rate = (self._served + 1) / stood  # optimistic as long as it has seen little
         room = max(1.0, rate * spans.short) if self._shedding else max(BURST, rate * spans.long)
         if waiting < room:
             return False
@@ -201,7 +201,7 @@ class CodelState:
         return True
 
     def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
-        """Tell whether to shed a caller that has waited too long to be of use, in a bad queue."""
+        """Return whether to shed a caller that has waited too long to be useful, in a bad queue."""
         self._judge(max(sojourn, oldest), now)
         longest = FLOOD * self._spans.long if self._door else self._spans.short
         if not self._shedding or sojourn <= longest:
@@ -215,7 +215,7 @@ class CodelState:
         self._last = now
 
     def _judge(self, sojourn: float, now: float) -> None:
-        """Tell a bad queue from a good one, by its longest wait and by how many had to go."""
+        """Decide whether the queue is bad, by its longest wait and by the number of refusals."""
         spans = self._spans
         spans.stretch(now)
         if now - self._since >= spans.long:
@@ -233,7 +233,7 @@ class CodelState:
             self._shedding = True
 
     def emptied(self, now: float) -> None:
-        """Start again, unless a bad queue was empty for a moment only: then skip that moment."""
+        """Start again, unless a bad queue was empty only briefly: then skip that time."""
         idle = max(0.0, now - self._last)
         if self._shedding and idle < self._spans.long:
             self._since += idle
@@ -246,16 +246,17 @@ def codel(target: float = TARGET, *, interval: float = INTERVAL, scale: float = 
     """Keep the wait in a queue at `target`, once it was above that for `interval` seconds.
 
     From then on a new arrival that would wait for longer than `target`, by the recent rate of
-    service, is refused at once, until hardly any has to be refused; before, one that would wait for
-    longer than `interval`. A caller that waited for three intervals in such a queue is shed too.
-    Where the median call takes longer, `target` is `scale` times the median and `interval` at least
-    twice `target`; until there is a median nobody is shed. `scale=0` keeps both as they are.
+    service, is refused immediately, until hardly any has to be refused. Before that, only one that
+    would wait for longer than `interval` is refused. A caller that waited for three intervals in a
+    bad queue is shed too. Where the median call takes longer, `target` is `scale` times the median
+    and `interval` at least twice `target`; until there is a median no call is shed. `scale=0` keeps
+    both as they are.
     """
     return Codel(target, interval, scale)
 
 
 class AdaptiveLifo:
-    """See `adaptive_lifo`."""
+    """Settings of adaptive LIFO; see `adaptive_lifo`."""
 
     __slots__ = ("patience", "scale", "timeout")
 
@@ -272,12 +273,12 @@ class AdaptiveLifo:
         return f"adaptive_lifo({self.timeout:g}, patience={self.patience:g}, scale={self.scale:g})"
 
     def start(self, service_time: ServiceTime) -> AdaptiveLifoState:
-        """Return a fresh state for one queue."""
+        """Return a new state for one queue."""
         return AdaptiveLifoState(self, service_time)
 
 
 class AdaptiveLifoState:
-    """A short time to wait, and the newest first, in a queue that has stood for too long."""
+    """Short waits and newest first in a queue that has not been empty for too long."""
 
     __slots__ = ("_since", "_spans")
 
@@ -286,15 +287,15 @@ class AdaptiveLifoState:
         self._since: float | None = None
 
     def newest_first(self, now: float) -> bool:
-        """Serve the newest first while a queue stands: the others' callers may have left."""
+        """Return whether the queue has lasted too long: the oldest callers may be gone."""
         return self._since is not None and now - self._since > self._spans.long
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Let everybody in: the newest is the one to be served."""
+        """Return False: the newest caller is the one to be served."""
         return False
 
     def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
-        """Shed a caller that has waited for longer than a queue of this age allows."""
+        """Return whether a caller has waited for longer than a queue of this age allows."""
         began = now - max(sojourn, oldest)
         if self._since is None or began < self._since:
             self._since = began
@@ -302,23 +303,23 @@ class AdaptiveLifoState:
         return sojourn > (self._spans.short if self.newest_first(now) else self._spans.long)
 
     def serves(self, now: float) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def emptied(self, now: float) -> None:
-        """Be patient again."""
+        """Reset to the long patience."""
         self._since = None
 
 
 def adaptive_lifo(
     timeout: float = TARGET, *, patience: float = INTERVAL, scale: float = 2.0
 ) -> QueueShed:
-    """Serve the newest first, and let nobody wait for long, while a queue stands.
+    """Serve the newest first, and allow only short waits, while a queue does not drain.
 
-    In a queue that was empty within the last `patience` seconds a call may wait for `patience`,
-    and who came first is served first; in one that has stood for longer, only for `timeout`, and
-    the newest is served first. Where the median call takes longer, `timeout` is `scale` times the
-    median and `patience` at least twice `timeout`; until there is a median nobody is shed.
-    `scale=0` keeps both as they are. Of several criticalities the lowest is the one that stands:
-    the others keep their order.
+    In a queue that was empty within the last `patience` seconds a call may wait for `patience`, and
+    the oldest is served first. In one that has lasted longer, a call may wait only for `timeout`,
+    and the newest is served first. Where the median call takes longer, `timeout` is `scale` times
+    the median and `patience` at least twice `timeout`; until there is a median no call is shed.
+    `scale=0` keeps both as they are. With several criticalities this applies to the lowest one that
+    waits: the others keep their order.
     """
     return AdaptiveLifo(timeout, patience, scale)

@@ -1,10 +1,11 @@
-"""Who is shed when not all can be served: one rule for each way to choose.
+"""Shedding rules: which calls are shed when not all can be served.
 
-A rule is settings; `start(sources)` returns `sheds(now, *args, **kwargs)`, which decides for one
-call by what `sources` tell at that moment. Load is a number: 0 is idle, 1 is at the limit.
+A rule is a set of settings; `start(sources)` returns `sheds(now, *args, **kwargs)`, which decides
+for one call by the values of `sources` at that moment. Load is a number: 0 is idle, 1 is at the
+limit.
 
-By every rule that looks at criticality, a class is touched only when all of the class below it is
-shed: at one instant no call is shed while a less critical one is admitted. Calls of `keep` and
+For every rule that considers criticality, a class is affected only when all of the class below it
+is shed: at any instant no call is shed while a less critical one is admitted. Calls of `keep` and
 above are never shed by load.
 """
 
@@ -18,10 +19,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from seawall import _checks as check
 
 CLASSES: Final = 4
-"""How many criticalities there are, ranked from 0."""
+"""Number of criticalities, ranked from 0."""
 
 CRITICAL_PLUS: Final = 3
-"""The highest of them. A model knows criticalities by their ranks."""
+"""The highest rank. Models know criticalities by their ranks."""
 
 START: Final = 0.8
 """The load at which shedding begins."""
@@ -30,43 +31,43 @@ TIERS: Final[Mapping[str, float]] = {"free": 0.7, "premium": inf}
 OTHER_TIERS: Final = 0.9
 
 Sheds = Callable[..., bool]
-"""`sheds(now, *args, **kwargs)`: whether that call is to be shed."""
+"""`sheds(now, *args, **kwargs)`: whether to shed that call."""
 
 
 class Sources(NamedTuple):
-    """Where a rule reads what it decides by. Each is asked at the moment of a call."""
+    """Inputs of a rule. Each is read at the moment of a call."""
 
     load: Callable[[], float]
     signal: Callable[[Callable[[], float]], Callable[[], float]]
-    """`signal(read)`: the same as `read`, but 0 where it fails."""
+    """`signal(read)`: the same as `read`, but returns 0 if it fails."""
     rank: Callable[[], int]
-    """The call's criticality, 0 for the least."""
+    """The call's criticality, 0 for the lowest."""
     tier: Callable[[], str | None]
     uniform: Callable[[], float]
     """A random number from 0 up to 1."""
     remaining: Callable[[], float | None]
     """Seconds to the call's deadline, None without one."""
     service_time: Callable[[float], Callable[[float], float | None]]
-    """`service_time(quantile)(now)`: what a call takes once it is served, if known."""
+    """`service_time(quantile)(now)`: duration of a call once it is served, if known."""
     response_time: Callable[[float], Callable[[float], float | None]]
-    """`response_time(quantile)(now)`: the same with all waiting further in."""
+    """`response_time(quantile)(now)`: the same, including all waiting in inner layers."""
 
 
 class ShedRule(Protocol):
-    """A way to choose who is shed: what `by_criticality()` and its like return."""
+    """A way to choose which calls are shed, as returned by `by_criticality()` and others."""
 
     name: str
-    """A stable word for errors and metrics."""
+    """A stable name for errors and metrics."""
 
     needs_load: bool
     takes_arguments: bool
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
 
 
 class Rule:
-    """What most rules have in common."""
+    """Defaults of most rules."""
 
     __slots__ = ()
     name = ""
@@ -80,13 +81,13 @@ class Rule:
 def class_bar(start: float, rank: int) -> float:
     """Return the load above which calls of `rank` are shed.
 
-    The bar rises from `start` by a quarter of what is left to 1 for each class.
+    For each class it rises from `start` by a quarter of the distance to 1.
     """
     return start + (1 - start) * rank / CLASSES
 
 
 def class_degree(start: float, rank: int, load: float) -> float:
-    """Return to which degree calls of `rank` are shed: not up to 0, all from 1 on.
+    """Return the degree to which calls of `rank` are shed: none at 0 or below, all from 1 on.
 
     It reaches 1 where the next class begins.
     """
@@ -107,7 +108,7 @@ def check_keep(keep: int | None) -> int:
 
 
 class ByCriticality(Rule):
-    """See `by_criticality`."""
+    """Rule by criticality; see `by_criticality`."""
 
     __slots__ = ("bars", "start_at")
     name = "criticality"
@@ -122,7 +123,7 @@ class ByCriticality(Rule):
         return f"by_criticality(start={self.start_at:g})"
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         load, rank, bars = sources.load, sources.rank, self.bars
         lowest = bars[0]
 
@@ -130,7 +131,7 @@ class ByCriticality(Rule):
 
 
 class ByTier(Rule):
-    """See `by_tier`."""
+    """Rule by tier; see `by_tier`."""
 
     __slots__ = ("bars", "kept", "others", "takes_arguments", "tier")
     name = "tier"
@@ -155,7 +156,7 @@ class ByTier(Rule):
         return f"by_tier({self.bars!r}, others={self.others:g})"
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         load, bars, others = sources.load, self.bars, self.others
         rank, kept = sources.rank, self.kept
         tier = self.tier
@@ -170,7 +171,7 @@ class ByTier(Rule):
 
 
 class ByCost(Rule):
-    """See `by_cost`."""
+    """Rule by cost; see `by_cost`."""
 
     __slots__ = ("cost", "kept", "least", "most", "start_at")
     name = "cost"
@@ -199,7 +200,7 @@ class ByCost(Rule):
         return f"by_cost(..., most={self.most:g}, least={self.least:g}, start={self.start_at:g})"
 
     def allowed(self, load: float, rank: int) -> float:
-        """Return the cost that a call of `rank` may have: inf for any, -inf for none."""
+        """Return the maximum cost of a call of `rank`: inf for any, -inf for none."""
         degree = class_degree(self.start_at, rank, load)
         if not degree > 0 or rank >= self.kept:
             return inf
@@ -209,7 +210,7 @@ class ByCost(Rule):
         return shrunk
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         load, rank, begin = sources.load, sources.rank, self.start_at
         cost, allowed = self.cost, self.allowed
 
@@ -224,7 +225,7 @@ class ByCost(Rule):
 
 
 class ByQueue(Rule):
-    """See `by_queue`."""
+    """Rule by queue length; see `by_queue`."""
 
     __slots__ = ("length", "read")
     name = "queue"
@@ -237,13 +238,13 @@ class ByQueue(Rule):
         return f"by_queue({self.length})"
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         read, length = sources.signal(self.read), self.length
         return lambda _now: read() >= length
 
 
 def _length_of(of: Any) -> Callable[[], float]:
-    """Return what reads how many wait there."""
+    """Return a function that reads the number of waiters of `of`."""
     for part, attribute in (
         (of, "waiting"),  # a bulkhead, a limit, a queue of jobs
         (getattr(of, "slots", None), "waiting"),  # a pool
@@ -252,7 +253,7 @@ def _length_of(of: Any) -> Callable[[], float]:
     ):
         if hasattr(part, attribute) and not isinstance(part, type):
             return partial(getattr, part, attribute)
-    # A policy and a guard can be called too: they are decorators.
+    # Policies and guards are callable too: they are decorators.
     if not callable(of) or hasattr(of, "bind") or hasattr(of, "policies"):
         raise TypeError(
             f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, LocalQueue...), or a"
@@ -263,7 +264,7 @@ def _length_of(of: Any) -> Callable[[], float]:
 
 
 class ByDeadline(Rule):
-    """See `by_deadline`."""
+    """Rule by deadline; see `by_deadline`."""
 
     __slots__ = ("quantile", "reserve")
     name = "deadline"
@@ -276,7 +277,7 @@ class ByDeadline(Rule):
         return f"by_deadline(reserve={self.reserve:g}, quantile={self.quantile:g})"
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         remaining, expected = sources.remaining, sources.service_time(self.quantile)
         reserve = self.reserve
 
@@ -306,11 +307,11 @@ def _bar(name: str, bar: float) -> float:
 
 
 def by_criticality(start: float = START, *, keep: int | None = CRITICAL_PLUS) -> ShedRule:
-    """Shed the least critical above a load of `start`, the next class a quarter later, and so on.
+    """Shed the least critical calls above a load of `start`, each further class at a higher load.
 
-    A quarter of what is left to 1: by default 0.8 for SHEDDABLE, 0.85 for SHEDDABLE_PLUS and 0.9
-    for CRITICAL. Calls of `keep` and above are never shed; with `keep=None` CRITICAL_PLUS goes
-    above 0.95.
+    The step is a quarter of the distance from `start` to 1: by default 0.8 for SHEDDABLE, 0.85 for
+    SHEDDABLE_PLUS and 0.9 for CRITICAL. Calls of `keep` and above are never shed; with `keep=None`
+    CRITICAL_PLUS is shed above 0.95.
     """
     return ByCriticality(start, keep)
 
@@ -322,11 +323,12 @@ def by_tier(
     tier: Callable[..., str | None] | None = None,
     keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
-    """Shed calls of each tier above its own load; those of a tier not named above `others`.
+    """Shed calls of each tier above its own load, and those of an unlisted tier above `others`.
 
-    `inf` is for a tier that is never shed. By default "free" goes above 0.7 and all but "premium"
-    above 0.9. `tier`, a function of the call's arguments, tells the tier; without it the context
-    does (`with tier("free"):`). Calls of `keep` and above are never shed, whatever their tier.
+    `inf` is for a tier that is never shed. By default "free" is shed above 0.7 and all but
+    "premium" above 0.9. `tier`, a function of the call's arguments, returns the tier; without it
+    the context decides (`with tier("free"):`). Calls of `keep` and above are never shed, whatever
+    their tier.
     """
     return ByTier(bars, others, tier, keep)
 
@@ -339,24 +341,24 @@ def by_cost(
     start: float = START,
     keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
-    """Shed the expensive calls first: what a call may cost shrinks as load grows.
+    """Shed expensive calls first: the maximum cost of a call shrinks as load grows.
 
-    `cost` is a function of the call's arguments. In each class, least critical first, the cost
-    allowed shrinks from `most` to `least` over a quarter of the way from `start` to 1. Calls of
+    `cost` is a function of the call's arguments. In each class, least critical first, the allowed
+    cost shrinks from `most` to `least` over a quarter of the distance from `start` to 1. Calls of
     `keep` and above may cost anything.
     """
     return ByCost(cost, most, least, start, keep)
 
 
 def by_queue(length: int, *, of: Any) -> ShedRule:
-    """Shed while `length` or more wait: in a bulkhead, pool, executor, channel or queue of jobs.
+    """Shed while `length` or more wait in a bulkhead, pool, executor, channel or job queue.
 
-    Or as many as `of()` returns. How many wait in a `PriorityQueue` is what its store said within
-    the last second.
+    `of` may also be a function that returns a length. The length of a `PriorityQueue` is the one
+    its store reported within the last second.
     """
     return ByQueue(length, of)
 
 
 def by_deadline(*, reserve: float = 0.0, quantile: float = 0.5) -> ShedRule:
-    """Refuse calls whose deadline leaves less time than a typical call takes, and `reserve`."""
+    """Refuse calls whose deadline leaves less time than a typical call takes plus `reserve`."""
     return ByDeadline(reserve, quantile)

@@ -1,6 +1,6 @@
-"""Rules that shed some of the calls of a class: by chance, or by key.
+"""Rules that shed a share of the calls of a class, at random or by key.
 
-By key, a user, say, is in or out as a whole.
+By key, all calls of one user, for example, are either admitted or shed.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from seawall.models.shedding.rules import (
 )
 
 MOST: Final = 0.9
-"""The share of calls that a rule by latency sheds at most: the others show how it is now."""
+"""Maximum share of calls that a latency rule sheds. The others show the current latency."""
 
 
 class LeastCriticalFirst:
-    """Which calls to shed so that a share of all goes, and the least critical first.
+    """Chooses which calls to shed so that a given share is shed, least critical first.
 
-    Classes are laid side by side on a line from 0 to 1, each as wide as its share of recent calls,
-    or `evenly`: all recent classes equally wide. A call is somewhere on the stretch of its
-    class, by chance or by its key; the share to shed is counted from the left. Where stretches are
-    even, calls lie the closer the further to the right: of a class few go at first.
+    Classes are placed side by side on a line from 0 to 1, each as wide as its share of recent
+    calls, or with `evenly`, all recent classes equally wide. A call is placed within the section of
+    its class, at random or by its key; the share to shed is counted from the left. With equal
+    widths, calls are denser towards the right, so that only a few calls of a class are shed at
+    first.
     """
 
     __slots__ = ("_counted", "_counts", "_enough", "_evenly", "_left", "_seen", "_width")
 
     FIRST: Final = 16
     LONGEST: Final = 256
-    """The stretches are measured again after so many calls, at first and later."""
+    """The widths are measured again after this number of calls, at first and later."""
 
     def __init__(self, classes: int = CLASSES, *, evenly: bool = False) -> None:
-        """Know nothing of the calls yet: the classes are taken to be equally wide.
+        """Start without counts: all classes are assumed to be equally wide.
 
-        `classes`: how many of them may be shed, the least critical ones.
+        `classes` is the number of classes that may be shed, the least critical ones.
         """
         self._evenly = evenly
         self._counts = [0.0] * classes
@@ -56,8 +57,9 @@ class LeastCriticalFirst:
         self._width = [1 / classes] * classes
 
     def sheds(self, share: float, rank: int, place: float, now: float) -> bool:
-        """Tell whether a call of `rank` goes, being at `place` (0 to 1) among its equals."""
-        # Between two instants, never at one: what is decided there is decided by the same measure.
+        """Return whether to shed a call of `rank` at `place` (0 to 1) within its class."""
+        # Only measure when time has advanced, so that all decisions at one instant use the same
+        # widths.
         if now > self._seen:
             if self._counted >= self._enough:
                 self._measure()
@@ -80,7 +82,7 @@ class LeastCriticalFirst:
 
 
 def place_of(key: object) -> float:
-    """Return where `key` stands between 0 and 1: the same in every process, and for ever."""
+    """Return the position of `key` between 0 and 1: the same in every process and version."""
     if isinstance(key, str):
         data = key.encode("utf-8", "surrogatepass")
     elif isinstance(key, bytes):
@@ -90,13 +92,13 @@ def place_of(key: object) -> float:
     else:
         raise TypeError(f"key {key!r}: return a string, bytes or a whole number from key=")
     mixed = crc32(data)
-    for _ in range(2):  # a checksum of similar keys is similar; this is not
+    for _ in range(2):  # similar keys have similar checksums; mixing separates them
         mixed = ((mixed >> 16) ^ mixed) * 0x45D9F3B & 0xFFFFFFFF
     return ((mixed >> 16) ^ mixed) / 2**32
 
 
 class _ByShare(Rule):
-    """A rule that sheds a share of the calls, the least critical first: by chance, or by key."""
+    """A rule that sheds a share of the calls, least critical first, at random or by key."""
 
     __slots__ = ("kept", "key", "takes_arguments")
     evenly = False
@@ -107,11 +109,11 @@ class _ByShare(Rule):
         self.kept = check_keep(keep)
 
     def shares(self, sources: Sources) -> Callable[[float], float]:
-        """Return `share(now)`: which share of the calls that may be shed goes now."""
+        """Return `share(now)`: the current share to shed of the calls that may be shed."""
         raise NotImplementedError
 
     def start(self, sources: Sources) -> Sheds:
-        """Return what decides for the calls of one guard."""
+        """Return the function that decides for the calls of one guard."""
         share, uniform, key = self.shares(sources), sources.uniform, self.key
         rank, kept = sources.rank, self.kept
         sheds = LeastCriticalFirst(kept, evenly=self.evenly).sheds
@@ -134,12 +136,13 @@ class _ByShare(Rule):
 
 
 class ByChance(_ByShare):
-    """See `by_chance`."""
+    """Random shedding by load; see `by_chance`."""
 
     __slots__ = ("start_at",)
     name = "chance"
     needs_load = True
-    evenly = True  # else many calls of a low class would leave no load between it and the next
+    # otherwise many calls of a low class would leave no load range between it and the next
+    evenly = True
 
     def __init__(self, start: float, key: Callable[..., object] | None, keep: int | None) -> None:
         super().__init__(key, keep)
@@ -155,7 +158,7 @@ class ByChance(_ByShare):
 
 
 class ByFraction(_ByShare):
-    """See `by_fraction`."""
+    """Shedding of a fixed share; see `by_fraction`."""
 
     __slots__ = ("needs_load", "share", "start_at")
     name = "fraction"
@@ -177,7 +180,7 @@ class ByFraction(_ByShare):
         return f"by_fraction({self.share:g}{above})"
 
     def shares(self, sources: Sources) -> Callable[[float], float]:
-        """Return `share(now)`: nothing up to the load it starts at."""
+        """Return `share(now)`: zero up to the load it starts at."""
         load, share, start = sources.load, self.share, self.start_at
         if start is None:
             return lambda _now: share
@@ -185,7 +188,7 @@ class ByFraction(_ByShare):
 
 
 class ByLatency(_ByShare):
-    """See `by_latency`."""
+    """Shedding by latency; see `by_latency`."""
 
     __slots__ = ("quantile", "sla")
     name = "latency"
@@ -205,7 +208,7 @@ class ByLatency(_ByShare):
         return f"by_latency({self.sla:g}, quantile={self.quantile:g})"
 
     def share(self, latency: float | None) -> float:
-        """Return the share of calls to shed: as much as it is over, never all."""
+        """Return the share of calls to shed: as far as the latency exceeds `sla`, never all."""
         return 0.0 if latency is None else max(0.0, min(MOST, latency / self.sla - 1))
 
     def shares(self, sources: Sources) -> Callable[[float], float]:
@@ -220,14 +223,14 @@ def by_chance(
     key: Callable[..., object] | None = None,
     keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
-    """Shed by chance, the more probably the higher the load is, and the least critical first.
+    """Shed at random, with a probability that grows with load, least critical first.
 
-    The range from `start` to a load of 1 is divided among the classes of recent calls: one
-    class alone is shed with a probability that grows over the whole of it, by the square, so that
-    few go at first; of two, the lower one over the first half. For the first 256 calls all classes
-    that may be shed are taken to be there. Calls of `keep` and above are never shed. With `key`, a
-    function of the call's arguments, the key takes the place of chance: a user, say, is in or out
-    as a whole, in every process.
+    The range from `start` to a load of 1 is divided among the classes of recent calls: a single
+    class is shed with a probability that grows over all of it, by the square, so that few are shed
+    at first; of two classes, the lower one is shed over the first half. For the first 256 calls all
+    classes that may be shed are assumed to be present. Calls of `keep` and above are never shed.
+    `key`, a function of the call's arguments, replaces chance: all calls of one user, for example,
+    are either admitted or shed, in every process.
     """
     return ByChance(start, key, keep)
 
@@ -239,11 +242,11 @@ def by_fraction(
     key: Callable[..., object] | None = None,
     keep: int | None = CRITICAL_PLUS,
 ) -> ShedRule:
-    """Shed `share` of the calls, the least critical first; `key` and `keep` as in `by_chance`.
+    """Shed `share` of the calls, least critical first; `key` and `keep` as in `by_chance`.
 
-    With `start`, only while the load is above it; without, whatever the load. Which classes there
-    are it learns from the calls: for the first 16 it takes those that may be shed for equally
-    frequent, and a `share` up to a third for SHEDDABLE alone.
+    With `start`, only while the load is above it; without, at any load. The rule learns the classes
+    from the calls: for the first 16 it assumes that those that may be shed are equally frequent, so
+    that a `share` up to a third affects SHEDDABLE alone.
     """
     return ByFraction(share, start, key, keep)
 
@@ -257,7 +260,7 @@ def by_latency(
 ) -> ShedRule:
     """Shed while the 95th percentile of response time is above `sla` seconds.
 
-    As large a share of the calls as it is above, at most nine tenths, the least critical first;
-    `key` and `keep` as in `by_chance`.
+    The share to shed is the fraction by which it is above, at most nine tenths, least critical
+    first; `key` and `keep` as in `by_chance`.
     """
     return ByLatency(sla, quantile, key, keep)
