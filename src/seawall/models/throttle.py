@@ -1,8 +1,9 @@
-"""Adaptive throttling at the client: do not send what the server will most likely refuse.
+"""Adaptive client-side throttling: do not send what the server will most likely refuse.
 
-Of `requests` made lately `accepts` were accepted; the next one is rejected here, unsent, with
-probability `max(0, (requests - k * accepts) / (requests + 1))`. What is rejected here is a request
-too, and was not accepted. So in the long run about `k` times as much is sent as gets accepted.
+If the server accepted `accepts` of the recent `requests`, the next one is rejected here, unsent,
+with probability `max(0, (requests - k * accepts) / (requests + 1))`. A request rejected here counts
+as a request that was not accepted. So in the long run about `k` times as much is sent as gets
+accepted.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from typing import NamedTuple
 from seawall.models.windows import Bucket, TimeWindow
 
 Ticket = Bucket
-"""Where a request was counted, and so where its end counts: both leave the window together."""
+"""The bucket in which a request was counted.
+
+Its end is counted there too, so both leave together.
+"""
 
 
 def reject_share(requests: int, accepts: int, k: float) -> float:
-    """Return the probability with which the next request is to be rejected."""
+    """Return the probability with which to reject the next request."""
     return max(0.0, (requests - k * accepts) / (requests + 1))
 
 
 class Recent(NamedTuple):
-    """What the window holds."""
+    """Contents of the window."""
 
     requests: int
     accepts: int
@@ -30,18 +34,18 @@ class Recent(NamedTuple):
 class ThrottleModel(TimeWindow):
     """The requests of the last `window`, in ten buckets, and how many of them were refused.
 
-    A request counts as accepted until it is known not to be: a slow server is no refusing one.
-    While `calm`, accepts keep up with requests: until the running bucket ends nothing is rejected,
-    and a caller may count itself there. (With `k` of 1 or more, what is accepted on top cannot
-    change that; all else ends the calm.) One writer at a time, apart from that.
+    A request counts as accepted until it is known not to be: a slow server is not a refusing one.
+    While `calm`, accepts keep up with requests: until the current bucket ends nothing is rejected,
+    and a caller may count itself there directly. (With `k` of 1 or more, further accepts cannot
+    change that; everything else ends the calm.) Apart from that, callers must serialise writes.
     """
 
     __slots__ = ("_k", "_sent_at", "_sent_before", "calm", "probe_every")
 
     def __init__(self, window: float, k: float, probe_every: float | None) -> None:
-        """Begin with an empty window; `k` is the least that is asked with.
+        """Start with an empty window. `k` is the smallest value that callers use.
 
-        One request goes through in any `probe_every`, if that is not None.
+        One request is admitted in any `probe_every`, if that is not None.
         """
         super().__init__(window)
         self._k = k
@@ -50,18 +54,18 @@ class ThrottleModel(TimeWindow):
         self._sent_at = self._sent_before = float("-inf")
 
     def recent(self, now: float) -> Recent:
-        """Return what the window holds at `now`."""
+        """Return the contents of the window at `now`."""
         requests, refused, _ = self.totals(now)
         accepts = requests - refused
         self.calm = requests <= self._k * accepts
         return Recent(requests, accepts)
 
     def may_reject(self, now: float) -> bool:
-        """Tell whether a request may be rejected; not so if none was sent for `probe_every`."""
+        """Return whether a request may be rejected; not if none was sent for `probe_every`."""
         return self.probe_every is None or 0 <= now - self._sent_at < self.probe_every
 
     def count(self, now: float, *, sent: bool = True) -> Ticket:
-        """Count a request; the answer is for `refused` or `give_back`, should it come to that."""
+        """Count a request. Return its ticket for `refused` or `give_back`."""
         if sent:
             self._sent_before, self._sent_at = self._sent_at, now
         if now >= self.bucket.end:
@@ -71,21 +75,21 @@ class ThrottleModel(TimeWindow):
         return bucket
 
     def refused(self, ticket: Ticket) -> None:
-        """Note that the server refused that request, or that it was rejected here."""
+        """Record that the server refused that request, or that it was rejected here."""
         ticket.failures += 1
         self.calm = False
 
     def give_back(self, ticket: Ticket) -> None:
-        """Forget that request: nobody knows what the server would have said.
+        """Uncount a request: it is unknown what the server would have answered.
 
-        Nor is it the one that went through: should none have been sent lately, the next one is.
+        It is not a probe either: if none was sent recently, the next one is.
         """
         ticket.calls -= 1
         self._sent_at = self._sent_before
         self.calm = False
 
     def update(self, window: float | None, k: float, probe_every: float | None) -> None:
-        """Go on by other settings; with another window, begin anew."""
+        """Change the settings. A different window starts empty."""
         if window is not None:
             super().__init__(window)
         self._k = k

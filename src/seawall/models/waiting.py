@@ -1,4 +1,4 @@
-"""Who waits, in which order, and who has to go when the room is full."""
+"""Wait queue: the order of waiters, and which one is displaced when it is full."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ ORDERS: tuple[Order, ...] = ("fifo", "lifo", "criticality")
 
 
 class WaitQueue(Generic[T]):
-    """A bounded waiting room for hashable items, each in it once.
+    """A bounded queue of hashable waiters, each in it once.
 
-    fifo: the longest wait is served first; a full room turns newcomers away.
-    lifo: the newest is served first, and takes the place of the oldest in a full room, whose
-    caller has most likely given up.
-    criticality: the highest rank is served first, fifo among equals; in a full room a newcomer
-    takes the place of the newest of the lowest rank, if it outranks it.
+    fifo: the oldest is served first; a full queue refuses new waiters. lifo: the newest is served
+    first, and displaces the oldest in a full queue, whose caller has most likely given up.
+    criticality: the highest rank is served first, fifo among equals; in a full queue a new waiter
+    displaces the newest of the lowest rank, if it outranks it.
 
-    Items may be of several kinds. They wait in one order, but each kind of each rank in a lane of
-    its own, so that passing over a kind costs the same however many of it wait.
+    Waiters may be of several kinds. They wait in one order, but each kind of each rank has a list
+    of its own, so that skipping a kind costs the same however many of it wait.
 
-    A signal handler may raise where a function is called. Each change is one assignment or
-    deletion, after which nothing is called until the item is in the hands of the caller.
+    A signal handler may raise wherever a function is called. Each change is one assignment or
+    deletion, after which nothing is called until the caller has received the item.
     """
 
     def __init__(self, order: Order, limit: int) -> None:
-        """Have room for `limit`."""
+        """Start empty, with room for `limit`."""
         self.order = order
         self.limit = limit
-        # Items with the number of their arrival, in this order, by rank and kind. Whoever leaves
-        # from the middle costs no more than who is served.
+        # Items with their arrival numbers, in this order, by rank and kind. Leaving from the middle
+        # costs no more than being served.
         self._lanes: dict[tuple[int, Hashable], OrderedDict[T, int]] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
-        # A copy: others may read the length without the lock while the queue changes.
+        # Copy: others may read the length without the lock while the queue changes.
         return sum(map(len, list(self._lanes.values())))
 
     def push(
@@ -49,10 +48,10 @@ class WaitQueue(Generic[T]):
         always: bool = False,
         full: bool = False,
     ) -> T | None:
-        """Let `item` wait; return who has to go for it: None, another, or `item` itself.
+        """Add `item` and return the displaced waiter: None, another, or `item` itself.
 
-        With `always` it waits even if the room is full, and nobody goes. With `full` somebody goes
-        as if the room were full.
+        With `always` it is added even if the queue is full, and no waiter is displaced. With `full`
+        the queue is treated as full.
         """
         rank = rank if self.order == "criticality" else 0
         displaced: T | None = None
@@ -71,10 +70,10 @@ class WaitQueue(Generic[T]):
         return displaced
 
     def pop(self, *, newest: bool = False, fits: Callable[[T], bool] | None = None) -> T | None:
-        """Take whom to serve next: None when nobody waits, or nobody whom `fits` accepts.
+        """Remove and return the next to serve, or None if there is none that `fits` accepts.
 
-        It is asked once for each kind of each rank. With `newest`, the newest of the highest rank
-        goes first, as it always does in lifo order.
+        `fits` is called once for each kind of each rank. With `newest`, the newest of the highest
+        rank is served first, as always in lifo order.
         """
         for rank in self._ranks():
             lanes = self._lanes_of(rank)
@@ -85,13 +84,13 @@ class WaitQueue(Generic[T]):
         return None
 
     def pop_lowest(self) -> T | None:
-        """Take out the longest waiting of the lowest rank; None when nobody waits."""
+        """Remove and return the oldest of the lowest rank, or None if the queue is empty."""
         if not self:
             return None
         return self._take(self._lanes_of(self._ranks()[-1]), newest=False)
 
     def remove(self, item: T) -> bool:
-        """Take `item` out, wherever it is; tell whether it was there."""
+        """Remove `item`, wherever it is, and return whether it was there."""
         for key, lane in self._lanes.items():
             if item in lane:
                 del lane[item]
@@ -101,19 +100,19 @@ class WaitQueue(Generic[T]):
         return False
 
     def oldest(self) -> list[T]:
-        """Return the longest waiting of each rank."""
+        """Return the oldest waiter of each rank."""
         firsts = [self._first(self._lanes_of(rank), newest=False) for rank in self._ranks()]
         return [next(iter(self._lanes[lane])) for lane in firsts]
 
     def _ranks(self) -> list[int]:
-        """Return the ranks of those who wait, the highest first."""
+        """Return the ranks of the waiters, highest first."""
         return sorted({rank for (rank, _), lane in self._lanes.items() if lane}, reverse=True)
 
     def _lanes_of(self, rank: int) -> list[tuple[int, Hashable]]:
         return [key for key, lane in self._lanes.items() if lane and key[0] == rank]
 
     def _first(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> tuple[int, Hashable]:
-        """Return in which of these lanes the first to arrive is, or the last."""
+        """Return which of these lists has the first to arrive, or the last."""
         if len(lanes) == 1:
             return lanes[0]
         if newest:
@@ -121,7 +120,7 @@ class WaitQueue(Generic[T]):
         return min(lanes, key=lambda lane: next(iter(self._lanes[lane].values())))
 
     def _take(self, lanes: list[tuple[int, Hashable]], *, newest: bool) -> T:
-        """Take the first to arrive in these lanes, or the last."""
+        """Remove and return the first to arrive in these lists, or the last."""
         key = self._first(lanes, newest=newest)
         lane = self._lanes[key]
         item = next(reversed(lane)) if newest else next(iter(lane))

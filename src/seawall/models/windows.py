@@ -1,8 +1,8 @@
 """Outcome windows: how many of the latest calls failed, and how many were slow.
 
-`success` is the hot path and may run without a lock, beside one locked writer. So each place that
-writes is one straight run of plain reads and writes, without a call or a loop in between: under the
-GIL nothing is lost. (Free-threaded builds need the caller's lock here too.)
+`success` is the hot path and may run without a lock, concurrently with one locked writer. So each
+place that writes is a straight sequence of plain reads and writes, without a call or a loop in
+between: under the GIL no update is lost. (Free-threaded builds need the caller's lock here too.)
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _BUCKETS = 10
 
 FAILED: Final = 1
 SLOW: Final = 2
-"""The marks of a call, as bits; a call that succeeded in time has none."""
+"""The marks of a call, as bits. A call that succeeded in time has none."""
 
 
 class Totals(NamedTuple):
-    """What a window holds: each call is in `calls` once, and in `failures` and `slow` if it was."""
+    """Totals of a window: all calls, and how many of them failed and were slow."""
 
     calls: int
     failures: int
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
 
 
 class Window(Protocol):
-    """What the breaker asks of a window."""
+    """Interface of a window, as the breaker uses it."""
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
@@ -42,19 +42,19 @@ class Window(Protocol):
         """
 
     def totals(self, now: float, /) -> Totals:
-        """Sum up the window as it stands at `now`."""
+        """Return the totals of the window at `now`."""
 
 
 class CallCount:
     """One call in a window: where it was counted, and with which marks.
 
-    All attempts of a call have the same one, so that the call is in the window once.
+    All attempts of a call share one, so that the call is in the window once.
     """
 
     __slots__ = ("marks", "over", "place", "window")
 
     def __init__(self) -> None:
-        """Begin as not counted."""
+        """Start as not counted."""
         self.window: Window | None = None
         self.place: Any = None
         self.marks = 0
@@ -66,11 +66,11 @@ class CallCount:
         return self.marks if self.window is window else 0
 
     def is_final_in(self, window: Window) -> bool:
-        """Tell whether nothing that an attempt says later changes how the call counts there."""
+        """Return whether later attempts no longer change how the call counts in `window`."""
         return self.over and self.window is window
 
     def mark(self, window: Window, marks: int, now: float) -> bool:
-        """Let the call be in `window` once, with these marks; tell whether that changes it."""
+        """Put the call into `window` once, with these marks. Return whether that changes it."""
         if self.window is window:
             before, self.marks = self.marks, marks
             place = window.change(self.place, before, marks, now)
@@ -83,7 +83,7 @@ class CallCount:
 
 
 class Tracked:
-    """The ticket of a call that is slow from `slow_at` on."""
+    """The ticket of a call that counts as slow from `slow_at` on."""
 
     __slots__ = ("count", "generation", "slow_at")
 
@@ -97,21 +97,21 @@ class Tracked:
 
 
 class NoWindow:
-    """No window at all: for a breaker without a ratio."""
+    """A window that counts nothing, for a breaker without a ratio."""
 
     __slots__ = ()
 
     def success(self, _now: float, /) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def add(self, _marks: int, _now: float, /) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def change(self, _place: None, _before: int, _after: int, _now: float, /) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def totals(self, _now: float, /) -> Totals:
-        """Answer zeros."""
+        """Return zeros."""
         return Totals(0, 0, 0)
 
 
@@ -119,7 +119,7 @@ class CountWindow:
     """The latest `size` calls.
 
     While the ring holds neither a failure nor a slow call it is all zeros, and then it does not
-    matter where in the ring the next call goes: a success only needs the counter.
+    matter where in the ring the next call goes: a success only increments the counter.
     """
 
     __slots__ = ("_counted", "_failures", "_next", "_ring", "_size", "_slow")
@@ -149,23 +149,23 @@ class CountWindow:
         age = self._counted - place
         if age >= self._size:
             return self.add(after, now)
-        # A success that did not move the ring on found it all zeros: any slot was as good.
+        # A success that did not advance the ring found it all zeros, so any slot is equivalent.
         self._ring[(self._next - 1 - age) % self._size] = after
         self._failures += (after & FAILED) - (before & FAILED)
         self._slow += (after >> 1) - (before >> 1)
         return None
 
     def totals(self, _now: float, /) -> Totals:
-        """Sum up the latest `size` calls."""
+        """Return the totals of the latest `size` calls."""
         return Totals(min(self._counted, self._size), self._failures, self._slow)
 
     @property
     def counted(self) -> int:
-        """How many calls were ever counted."""
+        """Number of calls ever counted."""
         return self._counted
 
     def since(self, counted: int) -> Totals:
-        """Sum up the calls of the window that came after so many."""
+        """Return the totals of the calls in the window after the first `counted`."""
         calls = min(self._counted - counted, self._size)
         marks = [self._ring[(self._next - 1 - age) % self._size] for age in range(calls)]
         return Totals(calls, sum(mark & FAILED for mark in marks), sum(m >> 1 for m in marks))
@@ -181,12 +181,12 @@ class CountWindow:
 
 
 class Bucket:
-    """The calls of one tenth of a time window, up to the instant `end`."""
+    """The calls of one tenth of a time window, up to the time `end`."""
 
     __slots__ = ("calls", "end", "failures", "index", "slow")
 
     def __init__(self, index: float, end: float) -> None:
-        """Have counted nothing."""
+        """Start empty."""
         self.index = index
         self.end = end
         self.calls = 0
@@ -195,10 +195,11 @@ class Bucket:
 
 
 class TimeWindow:
-    """The calls of the last `span`, in ten buckets: the running one and the nine before it.
+    """The calls of the last `span`, in ten buckets: the current one and the nine before it.
 
-    Nothing is ever subtracted: a bucket too old is left out of the sum, so no error can stay.
-    A clock set back counts into the running bucket; set back by more than the span, it starts anew.
+    Nothing is ever subtracted: an old bucket is left out of the sum, so errors cannot accumulate.
+    If the clock is set back, calls count in the current bucket; if by more than the span, the
+    window starts again.
     """
 
     __slots__ = ("_kept", "_width", "bucket")
@@ -206,12 +207,12 @@ class TimeWindow:
     def __init__(self, span: float) -> None:
         self._width = span / _BUCKETS
         self.bucket = Bucket(float("-inf"), float("-inf"))
-        """The running one. Until its `end` a success may be added to its `calls` directly."""
+        """The current bucket. Until its `end` a success may be added to its `calls` directly."""
         self._kept: tuple[Bucket, ...] = ()
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The latest ones, oldest first; some may have left the window."""
+        """The latest buckets, oldest first. Some may have left the window."""
         return self._kept
 
     def success(self, now: float, /) -> None:
@@ -240,7 +241,7 @@ class TimeWindow:
         return self.add(after, now)
 
     def totals(self, now: float, /) -> Totals:
-        """Sum up the buckets that are still in the window."""
+        """Return the totals of the buckets that are still in the window."""
         calls = failures = slow = 0
         for bucket in self.live(now):
             calls += bucket.calls
@@ -262,7 +263,8 @@ class TimeWindow:
         if index == self.bucket.index:
             return
         fresh = Bucket(index, (index + 1) * self._width)
-        # From here no call and no loop: of two threads at a boundary one turns, the other sees it.
+        # No call and no loop from here on: of two threads at a boundary one turns, the other sees
+        # it.
         ahead = index - self.bucket.index
         if ahead > 0 or ahead <= -_BUCKETS:
             self.bucket = fresh
@@ -272,7 +274,7 @@ class TimeWindow:
 def sample(
     window: float | None, window_calls: int | None, min_calls: int | None
 ) -> tuple[float | None, int | None, int]:
-    """Check over which calls a ratio is taken: 30 seconds and 20 calls, if nothing is said."""
+    """Validate the sample of a ratio. The default is 30 seconds and at least 20 calls."""
     if window_calls is None:
         seconds = check.seconds("window", 30.0 if window is None else window)
         return seconds, None, check.count("min_calls", 20 if min_calls is None else min_calls)
@@ -293,4 +295,4 @@ def new_window(window: float | None, window_calls: int | None) -> Window:
 
 
 ENDED: Final = TimeWindow(1.0)
-"""A window whose running bucket is over: nothing can be added to it directly."""
+"""A window whose current bucket has ended: nothing can be added to it directly."""

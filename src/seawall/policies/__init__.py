@@ -1,1 +1,1 @@
-"""One file for each policy that a user can put into a guard."""
+"""Policies that a user can put into a guard, one module or package each."""

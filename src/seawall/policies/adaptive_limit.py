@@ -1,10 +1,14 @@
-"""As many calls at once as the dependency takes well: the limit is learnt from what they take.
+"""Adaptive concurrency limit, learned from the latency of calls.
 
-Promises: in flight never exceeds the limit of the moment, and the limit never leaves its bounds; it
-does not grow while it is not used; calls that were dropped, cancelled or failed never count as
-fast or slow ones; time spent in this gate's own queue counts for nothing. With partitions, a class
-that has less in flight than is reserved for it is admitted at once. The rules are in
-`seawall.models.concurrency.algorithms` and `seawall.models.concurrency.partitions`.
+Promises:
+- Calls in flight never exceed the current limit, and the limit never leaves its bounds.
+- The limit does not grow while it is not used.
+- Calls that were dropped, cancelled or failed never count as fast or slow ones.
+- Time spent in this gate's own queue does not count.
+- With partitions, a class with fewer calls in flight than its reservation is admitted immediately.
+
+The rules are in `seawall.models.concurrency.algorithms` and
+`seawall.models.concurrency.partitions`.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ DropRule = Callable[[Exception | None, Any], bool]
 
 
 _BEYOND: Final = None
-"""The ticket of a call let in beyond the limit, where it is not enforced. It is no sample."""
+"""The ticket of a call admitted beyond the limit, where it is not enforced. It is not a sample."""
 
 
 class AdaptiveLimit(SlotPolicy):
-    """Admit as many calls at once as can be served without a queue growing at the dependency."""
+    """Admit as many concurrent calls as possible without a growing queue at the dependency."""
 
     kind: ClassVar[str] = "adaptive_limit"
 
@@ -56,18 +60,18 @@ class AdaptiveLimit(SlotPolicy):
         is_drop: DropRule | ErrorKinds | None = None,
         mode: Mode = "enforce",
     ) -> None:
-        """Let in as many as `limit` says: `vegas()` unless given, `aimd(...)` or `gradient2()`.
+        """Admit as many calls as `limit` allows: `vegas()` by default, `aimd(...)`, `gradient2()`.
 
-        It is reconsidered every `window` seconds; less often while calls are slow or few. Others
-        wait up to `max_wait` seconds, at most `max_waiting` of them (as many as the limit, unless
-        given), in the `order` "criticality", "fifo" or "lifo"; `shed` is that of `Bulkhead`.
+        The limit is updated every `window` seconds; less often while calls are slow or few. Other
+        calls wait up to `max_wait` seconds, at most `max_waiting` of them (by default as many as
+        the limit), in the `order` "criticality", "fifo" or "lifo"; `shed` is that of `Bulkhead`.
 
-        `partitions` reserves a share of the limit for each class of calls, as in
-        `{"live": 0.6, "batch": 0.2}`; what is left is for all. A call's class is
-        `partition(*args, **kwargs)`, or its tier (see `tier`).
+        `partitions` reserves a share of the limit for each class of calls, as in `{"live": 0.6,
+        "batch": 0.2}`; the rest is for all. A call's class is `partition(*args, **kwargs)`, or its
+        tier (see `tier`).
 
-        `is_drop(error, value)`, or types of errors, tells which calls the dependency dropped
-        because it had too much to do; calls that ran out of time always count as dropped.
+        `is_drop(error, value)`, or types of errors, defines which calls the dependency dropped
+        because of overload; calls that timed out always count as dropped.
         """
         self.model = _check_limit(limit).fresh()
         self.windows = Windows(check.seconds("window", window))
@@ -81,7 +85,7 @@ class AdaptiveLimit(SlotPolicy):
             raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
         self.is_drop = None if is_drop is None else error_predicate("is_drop", is_drop)
         self._crowded = False
-        """Whether somebody found all slots taken in this window."""
+        """Whether a call found all slots in use in this window."""
         survives_fork(self)
 
     def __repr__(self) -> str:
@@ -92,7 +96,7 @@ class AdaptiveLimit(SlotPolicy):
         return self.windows.typical
 
     def _end_window(self, now: float, rng: Callable[[], float]) -> None:
-        """Move the limit, if a window is over. Under the lock of the slots."""
+        """Move the limit, if a window is over. Needs the lock of the slots."""
         window = self.windows.end(now)
         if window is None:
             return
@@ -150,7 +154,7 @@ class AdaptiveLimit(SlotPolicy):
             self._resize(fresh.slots.room)
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: slots of threads that are gone are free again."""
+        """Reset in a child process: slots of threads that no longer exist are free again."""
         if self.partitions is not None:
             self.partitions.forget_in_flight()
 
@@ -164,12 +168,12 @@ def _check_limit(limit: ConcurrencyLimit | None) -> ConcurrencyLimit:
 
 
 class _AdaptiveWaiter(SlotWaiter):
-    """A call waiting for a slot; its time begins when it has one."""
+    """A call waiting for a slot. Its time starts when it gets one."""
 
     __slots__ = ()
 
     def claim(self) -> Any:
-        """Return the slot, if there is one for it: the call begins now."""
+        """Return the slot, if the call got one: the call starts now."""
         slot = super().claim()
         if slot is not _BEYOND:
             slot.began = self.clock.now()
@@ -177,7 +181,7 @@ class _AdaptiveWaiter(SlotWaiter):
 
 
 class AdaptiveGate(SlotGate):
-    """The limit inside one guard. A ticket is the slot, which knows when its call began."""
+    """The limit inside one guard. A ticket is the slot, which stores when its call began."""
 
     policy: AdaptiveLimit
     beyond = _BEYOND
@@ -218,7 +222,7 @@ class AdaptiveGate(SlotGate):
             )
 
     def enter(self, now: float, /) -> object:
-        """Take a free slot. While others wait there is none: it goes from hand to hand."""
+        """Take a free slot. While calls wait there is none: slots are handed over directly."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -229,7 +233,7 @@ class AdaptiveGate(SlotGate):
         return self._enter_busy(now)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
-        """Give the slot back, and learn from what the call took."""
+        """Return the slot, and learn from the duration of the call."""
         if ticket is _BEYOND:
             return
         began = ticket.began
@@ -256,7 +260,7 @@ class AdaptiveGate(SlotGate):
         return _AdaptiveWaiter(self._slots, clock, now, max_wait, self.turned_away)
 
     def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
-        """Count the call as served or dropped; what failed or was cancelled tells nothing."""
+        """Count the call as served or dropped. Failed and cancelled calls are not counted."""
         dropped = (outcome is OK or outcome is FAILED) and self._was_dropped(outcome, detail)
         if dropped:
             self._windows.drops.append(now - began)
@@ -269,7 +273,8 @@ class AdaptiveGate(SlotGate):
 
     def _was_dropped(self, outcome: Outcome, detail: Any) -> bool:
         failed = outcome is FAILED
-        # An error that is no Exception is our own timeout's; None is that of an abandoned thread.
+        # An error that is not an Exception comes from our own timeout; None from an abandoned
+        # thread.
         late = isinstance(detail, TimeoutError) and not isinstance(detail, Rejected)
         if failed and (late or not isinstance(detail, Exception)):
             return True
@@ -287,12 +292,12 @@ class AdaptiveGate(SlotGate):
             return False
 
     def _look(self, now: float) -> None:
-        """End the window if it is over. The collector may be who asks: then a little later."""
+        """End the window if it is over; slightly later if called by the garbage collector."""
         rng = self.host.rng.random
         self._slots.mutex.do(lambda: self.policy._end_window(now, rng))
 
     def typical(self) -> float | None:
-        """Return what a typical call takes: then a slot may be free."""
+        """Return the duration of a typical call, after which a slot may be free."""
         return self._windows.typical
 
     def full(self, why: str) -> Overloaded:
@@ -300,7 +305,7 @@ class AdaptiveGate(SlotGate):
         return Overloaded(self.no_slot(why), retry_after=self.typical())
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the limit, what it is based on, use and waiting."""
+        """Return the limit, its basis, slots in use and waiters."""
         model = self.policy.model
         return {**super().snapshot(now), "algorithm": model.name, "baseline": model.baseline}
 
@@ -313,7 +318,7 @@ class _PartitionWaiter(_AdaptiveWaiter):
     partitions: Partitions
 
     def grant(self) -> bool:
-        """Receive a slot; False if nobody is there to use it."""
+        """Receive a slot. Return False if the waiter is gone."""
         self.slot.kind = self.kind
         self.partitions.take(self.kind)
         if super().grant():
@@ -323,7 +328,7 @@ class _PartitionWaiter(_AdaptiveWaiter):
         return False
 
     def claim(self) -> Any:
-        """Return the slot, and the class of the call."""
+        """Return the slot and the class of the call."""
         slot = super().claim()
         return slot if slot is _BEYOND else (slot, self.kind)
 
@@ -335,7 +340,7 @@ class _PartitionWaiter(_AdaptiveWaiter):
 
 
 class PartitionedGate(AdaptiveGate):
-    """The limit inside one guard, shared out among classes. A ticket tells the class too."""
+    """The limit inside one guard, divided among classes. A ticket includes the class."""
 
     def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
         super().__init__(policy, host)
@@ -352,7 +357,7 @@ class PartitionedGate(AdaptiveGate):
         name = places.name(current_tier() if partition is None else partition(*args, **kwargs))
         with self._slots.mutex:
             if places.admits(name) and self._free:
-                slot = self._free.pop()  # nobody takes one without the lock
+                slot = self._free.pop()  # all takers hold the lock
                 slot.began, slot.kind = now, name
                 places.take(name)
                 return slot, name
@@ -361,7 +366,7 @@ class PartitionedGate(AdaptiveGate):
         return self._enter_full(now, name)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
-        """Give the slot back, and learn from what the call took."""
+        """Return the slot, and learn from the duration of the call."""
         if ticket is not _BEYOND:
             slot, name = ticket
             began = slot.began
@@ -414,6 +419,6 @@ class PartitionedGate(AdaptiveGate):
 
 
 def _count_out(partitions: Partitions, name: str | None) -> None:
-    """Count a call out whose slot was lost. Under the lock."""
+    """Uncount a call whose slot was lost. Needs the lock."""
     if name is not None:
         partitions.give_back(name)

@@ -1,9 +1,11 @@
-"""At most so many calls at once; the rest wait a little, in order, or are refused.
+"""Bulkhead: a maximum number of concurrent calls; the rest wait briefly, or are refused.
 
-Promises: in flight never exceeds the limit; a slot is held until the work really stops (also when
-its caller gave up on a thread); a waiter that is cancelled or late takes nothing with it; threads
-and tasks of any loop share the slots and wake each other. With `shed`, a queue that does not drain
-is shortened by those who matter least.
+Promises:
+- Calls in flight never exceed the limit.
+- A slot is held until the work really stops (even if the caller gave up on a thread).
+- A waiter that is cancelled or times out takes no slot with it.
+- Threads and tasks of any loop share the slots and wake each other.
+- With `shed`, a queue that does not drain is shortened by its least important waiters.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
 
 _BEYOND = object()
-"""The ticket of a call let in beyond the limit, where the bulkhead is not enforced."""
+"""The ticket of a call admitted beyond the limit, where the bulkhead is not enforced."""
 
 KNOWN_AFTER: Final = 3
-"""Calls that each slot has to have served before a queue is measured by what calls take."""
+"""Calls that each slot must have served before their duration is used to judge a queue."""
 
 
 class Bulkhead(SlotPolicy):
-    """Admit at most `limit` calls at once."""
+    """Admit at most `limit` concurrent calls."""
 
     kind: ClassVar[str] = "bulkhead"
 
@@ -44,11 +46,11 @@ class Bulkhead(SlotPolicy):
         shed: QueueShed | None = None,
         mode: Mode = "enforce",
     ) -> None:
-        """Let `limit` in; others wait up to `max_wait` seconds, at most `max_waiting` of them.
+        """Admit `limit` calls; others wait up to `max_wait` seconds, at most `max_waiting` of them.
 
-        `max_waiting` is `limit` unless given: a longer queue only adds latency. `order` says who
-        is served first: "fifo", "lifo", or "criticality" (see `Criticality`). `shed` says when the
-        queue has stood for too long and somebody has to go: `codel()` or `adaptive_lifo()`.
+        `max_waiting` defaults to `limit`: a longer queue only adds latency. `order` defines which
+        waiter is served first: "fifo", "lifo", or "criticality" (see `Criticality`). `shed` defines
+        when a queue has lasted too long and waiters are shed: `codel()` or `adaptive_lifo()`.
         """
         super().__init__(check.count("limit", limit), max_wait, max_waiting, order, shed, mode)
 
@@ -56,10 +58,10 @@ class Bulkhead(SlotPolicy):
         return f"Bulkhead({self.limit}, {self._queue_repr()})"
 
     def _service_time(self, now: float) -> float | None:
-        """Return what a typical call takes, in the guard where that is longest, once known."""
+        """Return the duration of a typical call, in the guard where it is longest, once known."""
         known = [bound.host.stats for bound in self.bindings]
         typical = [stats.quantile(0.5, now) for stats in known]
-        # The first to end are the shortest: they are no measure yet.
+        # The first calls to end are the shortest, so they are not representative.
         if sum(stats.succeeded for stats in known) < KNOWN_AFTER * self.limit:
             return None
         return max((seconds for seconds in typical if seconds is not None), default=None)
@@ -110,7 +112,7 @@ class _BulkheadGate(SlotGate):
         )
 
     def enter(self, now: float) -> object:
-        """Take a free slot. While others wait there is none: it goes from hand to hand."""
+        """Take a free slot. While calls wait there is none: slots are handed over directly."""
         try:
             return self._free.pop()
         except IndexError:
@@ -118,7 +120,7 @@ class _BulkheadGate(SlotGate):
         return self._enter_busy(now)
 
     def leave(self, ticket: object, outcome: Outcome, detail: object, now: float) -> None:
-        """Give the slot back, to whoever is next."""
+        """Return the slot, or hand it to the next waiter."""
         if isinstance(ticket, Slot):
             self._slots.give_back(ticket)
 
@@ -140,17 +142,19 @@ class _BulkheadGate(SlotGate):
 
 
 class ThreadBulkhead(Policy):
-    """Run blocking calls in `workers` threads of their own, so that they cannot use up everybody's.
+    """Run blocking calls in `workers` dedicated threads, so that they cannot use up all threads.
 
-    Promises: at most `workers` calls run and at most `max_queue` wait; threads and tasks share
-    them; context variables and the deadline go along; a call that its caller has given up keeps its
-    thread until it ends, and is counted; a queued one is withdrawn.
+    Promises:
+    - At most `workers` calls run and at most `max_queue` wait; threads and tasks share them.
+    - Context variables and the deadline are passed along.
+    - A call that its caller has given up keeps its thread until it ends, and is counted; a queued
+      one is withdrawn.
     """
 
     kind: ClassVar[str] = "thread_bulkhead"
 
     def __init__(self, workers: int, *, max_queue: int | None = None) -> None:
-        """Have `workers` threads and room for `max_queue` calls to wait; `workers` if not given.
+        """Create `workers` threads with room for `max_queue` waiting calls (default: `workers`).
 
         The guarded function is a plain one: `guard.call(read, path)` blocks the calling thread,
         `await guard.acall(read, path)` only the calling task.

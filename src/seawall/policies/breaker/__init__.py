@@ -1,4 +1,4 @@
-"""Stop calling a dependency that fails, and try again carefully."""
+"""Circuit breaker: stop calling a failing dependency, and try again carefully."""
 
 from seawall.policies.breaker.policy import Breaker
 

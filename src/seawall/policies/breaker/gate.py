@@ -1,7 +1,7 @@
-"""The breaker inside one guard: a gate that asks a model, or the one of the call's key.
+"""The breaker inside one guard: a gate that asks the model, or the model of the call's key.
 
-A model that pods share may not know the answer. Then the call waits for the store's, and what that
-is comes back as any model's answer.
+A shared model may not know the answer. Then the call waits for the store, whose reply is handled
+like any model's answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WHY: Final = {
 }
 
 _UNCOUNTED = object()
-"""The ticket of a call let through where the breaker is not enforced."""
+"""The ticket of a call admitted although the breaker refused it, because it is not enforced."""
 
 
 class BreakerGate(GateBound):
@@ -76,22 +76,22 @@ class BreakerGate(GateBound):
             )
 
     def layer(self, kind: Kind) -> Layer:
-        """Return this gate; where the store may have to be asked, one that waits in that way."""
+        """Return this gate; for async calls of a shared breaker, one that waits in the loop."""
         return self if self.policy._share is None or kind == "sync" else _InLoop(self)
 
     def enter(self, now: float, /) -> object:
-        """Let the call through, or refuse it."""
+        """Admit the call, or refuse it."""
         return self.enter_as("sync", now)
 
     def enter_as(self, kind: Kind, now: float, /) -> object:
-        """Do the same for a call of that kind."""
+        """Admit or refuse a call of that kind."""
         model = self._model
         if model.calm:
             return model.generation
         return self.ask(kind, model, None, now)
 
     def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how the call ended; a success in calm times needs no lock."""
+        """Record how the call ended. A success of a calm breaker needs no lock."""
         model = self._model
         if outcome is OK and ticket == model.generation:
             model.success(now)
@@ -108,10 +108,10 @@ class BreakerGate(GateBound):
         *,
         defer: bool,
     ) -> DeferredVerdict | None:
-        """Tell the model how an attempt of the call of `count` ended, or defer a failure.
+        """Report to the model how an attempt of the call of `count` ended, or defer a failure.
 
-        A probe and a call that can become slow count at once: others wait for the permit, and a
-        pause is no part of an attempt.
+        A probe and a call that can become slow count immediately: other calls wait for the permit,
+        and a pause is not part of an attempt.
         """
         model, key, own = self._admitted(ticket)
         if own is _UNCOUNTED:
@@ -124,13 +124,13 @@ class BreakerGate(GateBound):
         return None if verdict is Verdict.NONE else _counted
 
     def continued(self, ticket: Any, count: CallCount) -> None:
-        """Take `ticket` for another attempt of the call of `count`, if it can become slow."""
+        """Treat `ticket` as another attempt of the call of `count`, if it can become slow."""
         model, _key, own = self._admitted(ticket)
         if isinstance(own, Tracked):
             self.policy._mutex.do(lambda: model.continue_call(own, count))
 
     def begun(self, ticket: Any, now: float, count: CallCount) -> None:
-        """Take the call of `count` for one that succeeds, so far."""
+        """Treat the call of `count` as successful so far: it has started to answer."""
         model, _key, _own = self._admitted(ticket)
         self.policy._mutex.do(lambda: model.retract_failure(count, now))
 
@@ -148,10 +148,10 @@ class BreakerGate(GateBound):
         if model.changes:
             self.policy._report(model, key)
         if isinstance(answer, Refusal) and self.policy._prober is not None:
-            self.policy._prober.begin()  # in a child process, nobody else has begun it
+            self.policy._prober.begin()  # in a child process it has not been started yet
         share = self.policy._share
         if share is not None and isinstance(answer, Refusal) and self.policy.mode != "off":
-            share.begin()  # also who refuses has to hear when that is over
+            share.begin()  # a pod that refuses must also learn when to stop
             if answer.reason == "unknown":
                 asked = share.ask(kind, model, self.host.clock)
                 waiter = _Asked(asked, lambda answer: self.answered(model, key, answer))
@@ -180,7 +180,7 @@ class BreakerGate(GateBound):
         try:
             self.refuse(error)
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # Break the reference cycle between the exception and this frame.
         return _UNCOUNTED
 
     def tell(
@@ -192,7 +192,7 @@ class BreakerGate(GateBound):
         detail: Any,
         now: float,
     ) -> None:
-        """Tell the model how a call ended."""
+        """Report to the model how a call ended."""
         if ticket is not _UNCOUNTED:
             verdict = self._verdict(outcome, detail)
             self.settle(model, key, ticket, verdict, (outcome, detail), now)
@@ -207,7 +207,7 @@ class BreakerGate(GateBound):
         now: float,
         count: CallCount | None = None,
     ) -> None:
-        """Let the model count a verdict, under the lock, and report what that changed."""
+        """Let the model count a verdict, under the lock, and report resulting changes."""
         failed = verdict is Verdict.FAILURE
         if failed and model.wants_failure(now):
             model.note_failure(_failure(*ended), now)
@@ -215,7 +215,7 @@ class BreakerGate(GateBound):
         if not model.changes:
             return
         if failed:
-            # Not under the lock, since the error's own code says it.
+            # Not under the lock, since it runs the error's own code.
             failure = _failure(*ended)
             model.note_failure(failure, now)
             self.policy._report(model, key, reason=_reason(*ended), failure=failure, at=now)
@@ -245,7 +245,7 @@ class BreakerGate(GateBound):
         return Verdict.FAILURE if failed else Verdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the state, what is counted, and why it opened."""
+        """Return the state, the counts, and why it opened."""
         self.policy._follow_store()
         with self.policy._mutex:
             known = {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
@@ -262,11 +262,11 @@ class KeyedBreakerGate(BreakerGate):
     takes_arguments = True
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Let the call through, or refuse it, by the breaker of its key."""
+        """Admit or refuse the call, by the breaker of its key."""
         return self.enter_as("sync", now, *args, **kwargs)
 
     def enter_as(self, kind: Kind, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Do the same for a call of that kind."""
+        """Admit or refuse a call of that kind, by the breaker of its key."""
         key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
         model = self.policy._model_for(key)
         if model.calm:
@@ -278,7 +278,7 @@ class KeyedBreakerGate(BreakerGate):
         raise Wait(asked)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how the call ended."""
+        """Record how the call ended."""
         model, key, own = ticket
         self.tell(model, key, own, outcome, detail, now)
 
@@ -287,7 +287,7 @@ class KeyedBreakerGate(BreakerGate):
         return admitted
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how many keys are in which state."""
+        """Return the state of each key, and how many are open."""
         models = self.policy.models()
         with self.policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}
@@ -300,18 +300,18 @@ class KeyedBreakerGate(BreakerGate):
 
 
 def _counted(_now: float) -> None:
-    """Stand for a verdict that has been counted: it replaces one that was deferred before."""
+    """Represent a verdict that is already counted. It replaces one that was deferred before."""
 
 
 def _reason(outcome: Outcome, detail: Any) -> str:
-    """Return in a word how a call failed: by an error, or by what it returned; empty if unknown."""
+    """Return a short reason for a failure: the error's, "value", or empty if unknown."""
     if isinstance(detail, BaseException):
         return reason_of(detail)
     return "value" if outcome is OK else ""
 
 
 def _failure(outcome: Outcome, detail: Any) -> str:
-    """Return the type and message of what a call failed with, without secrets."""
+    """Return the type and message of a call's failure, without secrets."""
     if isinstance(detail, BaseException):
         return described(detail)
     return "a value that counts as a failure" if outcome is OK else ""
@@ -331,7 +331,7 @@ class _InLoop(Layer):
 
 
 class _Asked:
-    """A call that waits for the store's answer, from which `meant` makes a ticket or a refusal."""
+    """A call that waits for the store's reply, which `meant` turns into a ticket or a refusal."""
 
     __slots__ = ("_meant", "_waiter", "until")
 
@@ -349,5 +349,5 @@ class _Asked:
         return self._meant(self._waiter.claim())
 
     def abandon(self) -> None:
-        """Wait no longer; what was granted is given back."""
+        """Stop waiting. A grant is given back."""
         self._waiter.abandon()

@@ -1,11 +1,17 @@
-"""Stop calling a dependency that fails, and try again carefully.
+"""Circuit breaker policy: stop calling a failing dependency, and try again carefully.
 
-Promises: what a call admitted before a change of state says afterwards counts for nothing; a
-cancelled or further-in refused call is no verdict and gives a probe's permit back; half-open, no
-more probes run than configured; a call counts once, however many attempts it makes: by the latest
-that has a verdict, and from the first on; no lock is held while the call runs. With `shared` all
-that holds for all pods together, and a closed or open breaker costs no more than a local one. The
-rules are in `seawall.models.breaker.state`.
+Promises:
+- The result of a call that was admitted before a change of state does not count.
+- A call that was cancelled, or refused by an inner layer, has no verdict, and returns a probe's
+  permit.
+- While half-open, no more probes run than configured.
+- A call counts once, however many attempts it makes: by the latest attempt that has a verdict, and
+  from the first on.
+- No lock is held while the call runs.
+- With `shared` all of this holds for all pods together, and a closed or open breaker costs no more
+  than a local one.
+
+The rules are in `seawall.models.breaker.state`.
 """
 
 from __future__ import annotations
@@ -34,11 +40,11 @@ if TYPE_CHECKING:
 Classifier = Callable[[Exception | None, Any], bool | None]
 """`is_failure(error, value)`: whether a call that raised `error`, or returned `value`, failed.
 
-None is no verdict: the call counts neither as failed nor as succeeded.
+None means no verdict: the call counts neither as failed nor as succeeded.
 """
 
 Probing = Callable[..., object]
-"""`probe()`, or `probe(key)`, plain or async: raises or returns False while calls would fail."""
+"""`probe()` or `probe(key)`, plain or async: raises or returns False while calls would fail."""
 
 Counts = Literal["calls", "attempts"]
 
@@ -76,29 +82,29 @@ class Breaker(GatePolicy):
         on_store_failure: OnStoreFailure = "local",
         quorum: int | None = None,
     ) -> None:
-        """Trip by any of the rules given; `failure_ratio=0.5` over 30 s and 20 calls if none is.
+        """Trip by any of the given rules; by default `failure_ratio=0.5` over 30 s and 20 calls.
 
         Rules: `consecutive` failures; a `failure_ratio` of the calls of the last `window` seconds
-        (or the last `window_calls` calls) once there were `min_calls`; a `slow_ratio` of calls
-        that take `slow_after` seconds or more, running ones included. Then it stays open for
-        `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), lets
-        `probes` through (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
+        (or the last `window_calls` calls) once there were `min_calls`; a `slow_ratio` of calls that
+        take `slow_after` seconds or more, including running ones. Then it stays open for
+        `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), admits
+        `probes` (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
 
-        While it is open and nobody calls, `probe()` runs every `probe_every` seconds, as a probe
-        like any other: a plain or an async function, which fails by raising or returning
-        False, or by taking longer than that. Of a keyed breaker it is given the key.
+        While it is open and there are no calls, `probe()` runs every `probe_every` seconds, as a
+        probe like any other: a plain or an async function, which fails by raising, returning False,
+        or taking longer than that. A keyed breaker passes the key.
 
-        `is_failure(error, value)` decides what is a failure, or types of errors are; by default
-        any Exception is. If it answers None, the call says nothing, and a probe's permit goes back.
+        `is_failure(error, value)` or types of errors define what is a failure; by default any
+        Exception is. If it returns None, the call has no verdict, and a probe's permit is returned.
         A call that is retried by the same guard counts once, when it ends, or as failed when it has
-        failed and takes longer than a second; with `counts="attempts"` each attempt counts.
-        With `key`, a function of the call's arguments, each key has a breaker of its own, at most
+        failed and takes longer than a second; with `counts="attempts"` each attempt counts. With
+        `key`, a function of the call's arguments, each key has a breaker of its own, at most
         `max_keys` of them.
 
-        With `shared`, a store, and a `name`, the breaker is one for all pods that give that name:
-        ratios are taken over the calls of all, `consecutive` is about each pod's own. With a
-        `quorum` each pod judges its own calls, and it trips when so many pods agree. While the
-        store is away each pod goes by its own calls ("local"), lets all through ("open"), or
+        With `shared`, a store, and a `name`, all pods that use that name share one breaker: ratios
+        are computed over the calls of all pods, `consecutive` over each pod's own. With a `quorum`
+        each pod judges its own calls, and the breaker trips when that many pods agree. While the
+        store is unreachable each pod judges by its own calls ("local"), admits all ("open"), or
         refuses all ("closed").
         """
         super().__init__(mode)
@@ -121,7 +127,7 @@ class Breaker(GatePolicy):
         self._mutex = Mutex()
         survives_fork(self)
         self.transitions = dict.fromkeys((state.value for state in State), 0)
-        """How often it went into each state, all keys together."""
+        """Number of times each state was entered, all keys together."""
         self.shared = shared
         self.name = name
         self._share = self._shared_by(on_store_failure, quorum)
@@ -142,14 +148,14 @@ class Breaker(GatePolicy):
 
     @property
     def state(self) -> str:
-        """The state by name; of a keyed breaker the worst state of any key."""
+        """Name of the state; for a keyed breaker the worst state of any key."""
         self._follow_store()
         states = {model.state for model in self.models().values()}
         worst = (State.ISOLATED, State.OPEN, State.HALF_OPEN, State.CLOSED)
         return next((state.value for state in worst if state in states), State.CLOSED.value)
 
     def is_open(self, now: float, *args: Any, **kwargs: Any) -> bool:
-        """Tell whether calls are refused at this moment: of the key of these arguments, or any."""
+        """Return whether calls are refused now: for the key of these arguments, or for any key."""
         self._follow_store()
         models = self.models()
         if self.key is not None and (args or kwargs):
@@ -165,27 +171,30 @@ class Breaker(GatePolicy):
         self._command(key, "isolate")
 
     def trip(self, key: Hashable = None) -> None:
-        """Open as if calls had failed: probes follow after `break_for`. Not if it is isolated."""
+        """Open as if calls had failed: probes follow after `break_for`.
+
+        Has no effect if isolated.
+        """
         self._command(key, "trip")
 
     def close(self, key: Hashable = None) -> None:
-        """Let calls through again, and forget what has happened, also if it is closed."""
+        """Admit calls again and forget all history, even if already closed."""
         self._command(key, "close")
 
     def models(self) -> dict[Hashable, BreakerModel]:
-        """Return the breakers by key; one under None if it is not keyed."""
+        """Return the breakers by key; a single one under None if it is not keyed."""
         if self.key is None:
             return {None: self.model}
         with self._mutex:
             return dict(self._keyed)
 
     def _follow_store(self) -> None:
-        """Hear of what other pods have found out, also if no call was made here yet."""
+        """Start receiving changes from other pods, even if there was no call here yet."""
         if self._share is not None:
             self._share.begin()
 
     def _model_for(self, key: Hashable) -> BreakerModel:
-        """Return the breaker of `key`, made if it is new."""
+        """Return the breaker of `key`, and create it if it is new."""
         with self._mutex:
             model = self._keyed.get(key)
             if model is None:
@@ -199,7 +208,7 @@ class Breaker(GatePolicy):
             evicted = self._evictable()
             if evicted is None:
                 self._overflowed = True
-                return self.model  # shared by all keys that find no room
+                return self.model  # shared by all keys for which there is no room
             forgotten = self._keyed.pop(evicted)
             if self._share is not None:
                 self._share.forget(forgotten)
@@ -210,9 +219,10 @@ class Breaker(GatePolicy):
         return BreakerModel(self.settings) if self._share is None else self._share.model(key)
 
     def _evictable(self) -> Hashable | None:
-        """Return the key that was longest unused and is in no trouble.
+        """Return the least recently used key that may be evicted, or None.
 
-        An open one may go once its break is over: else a flood of keys could reset it.
+        An open breaker may only be evicted once its break is over: otherwise a flood of keys could
+        reset it.
         """
         now = self._now()
         return next((key for key, model in self._keyed.items() if _may_go(model, now)), None)
@@ -246,10 +256,10 @@ class Breaker(GatePolicy):
         failure: str = "",
         at: float | None = None,
     ) -> None:
-        """Tell of changes of state, to the guards that share this breaker.
+        """Publish changes of state to the guards that share this breaker.
 
-        `reason` and `failure` are how the call failed that ended at that time: they belong to what
-        opened then, not to what others have changed meanwhile.
+        `reason` and `failure` describe the failure of the call that ended at `at`: they belong to a
+        breaker opened then, not to changes by others meanwhile.
         """
         with self._mutex:
             changes, model.changes = model.changes, []
@@ -273,14 +283,14 @@ class Breaker(GatePolicy):
             self._prober.begin()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process; probes of threads that are gone time out."""
+        """Reset in a child process. Probes of threads that no longer exist time out."""
         self._mutex = Mutex()
 
     def _bind(self, host: Host) -> GateBound:
         return BreakerGate(self, host) if self.key is None else KeyedBreakerGate(self, host)
 
     def _probed_by(self, probe: Probing | None, every: float) -> Prober | None:
-        """Return what probes while nobody calls, if there is something to ask."""
+        """Return the prober that runs while there are no calls, if a probe function is given."""
         if probe is None:
             return None
         from seawall.policies.breaker.probe import Prober
@@ -335,13 +345,13 @@ class Breaker(GatePolicy):
 
 
 def _may_go(model: BreakerModel, now: float) -> bool:
-    """Tell whether a breaker may be forgotten: it is in no trouble, or its break is over."""
+    """Return whether a breaker may be evicted: it is closed, or its break is over."""
     broken = model.state is State.OPEN and not model.retry_after(now)
     return model.state is State.CLOSED or broken
 
 
 class _NeverRaising:
-    """A user's `break_for`: should it fail in the middle of an outage, the default is taken."""
+    """A user's `break_for`. If it fails during an outage, the default is used."""
 
     def __init__(self, function: Callable[[int], float]) -> None:
         self._function = check.plain_function("break_for", function)
@@ -361,7 +371,7 @@ class _NeverRaising:
 
 
 class _Owner:
-    """What a share in a store may know of its breaker, without keeping it alive."""
+    """Access of a store's share to its breaker, without keeping the breaker alive."""
 
     def __init__(self, policy: Breaker) -> None:
         self._policy = ref(policy)

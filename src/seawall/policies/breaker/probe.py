@@ -1,12 +1,12 @@
-"""A breaker's own probes: while it is open and nobody calls, a function of the user's is asked.
+"""A breaker's own probes: a user's function that runs while it is open and there are no calls.
 
 Promises:
-- It asks for a permit as any call does, of the store too: half-open, no more probes run than
-  configured, and of pods that share a breaker those probe which the store allows to.
-- One that does not end in time has failed; a plain function runs in a daemon thread, and is left to
-  itself then.
-- One thread serves all breakers of the process. It asks only while a breaker is open whose guards
-  are not closed, and in a child process begins with the first call that is refused.
+- A probe needs a permit like any call, also from the store: while half-open, no more probes run
+  than configured, and of pods that share a breaker only those probe that the store allows to.
+- A probe that does not end in time has failed. A plain function runs in a daemon thread, and is
+  then abandoned.
+- One thread serves all breakers of the process. It probes only while a breaker is open whose guards
+  are not closed, and in a child process starts with the first call that is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from seawall.policies.breaker.policy import Breaker
 
 AT_ONCE: Final = 16
-"""So many probes of one breaker are made at the same time."""
+"""Maximum number of concurrent probes of one breaker."""
 
 
 async def _nothing() -> None:
@@ -39,7 +39,7 @@ async def _nothing() -> None:
 
 
 class _ProbeThread:
-    """The thread in which the probes of all breakers are made."""
+    """The thread that runs the probes of all breakers."""
 
     def __init__(self) -> None:
         self.background = Background(lambda: None, _nothing, owner="probes")
@@ -57,7 +57,7 @@ class Prober:
     """The probes of one breaker, which it does not keep alive."""
 
     def __init__(self, policy: Breaker, probe: Callable[..., Any], every: float) -> None:
-        """Call `probe` every `every` seconds, once it is begun."""
+        """Call `probe` every `every` seconds, once started."""
         self._policy = ref(policy)
         self._probe = probe
         self._every = every
@@ -66,19 +66,19 @@ class Prober:
         survives_fork(self)
 
     def begin(self) -> None:
-        """See to it that probes are made while the breaker is open. Called often."""
+        """Ensure that probes run while the breaker is open. Called often."""
         if self._handle is not None and _thread.background.loop is not None:
             return
         gate = self._gate()
         if gate is None or isinstance(gate.host.clock, VirtualClock):
-            return  # nothing happens by itself in virtual time
+            return  # there is no background work in virtual time
         with self._mutex:
             if self._handle is None:
                 self._handle = _thread.background.every(self._every, self._run)
         _thread.background.start()
 
     async def _run(self) -> None:
-        """Probe what is open; if nothing is, run no more until `begin`."""
+        """Probe open breakers. If there are none, stop until `begin`."""
         if await self.probe_all():
             return
         with self._mutex:
@@ -90,7 +90,10 @@ class Prober:
             self.begin()  # it has opened meanwhile
 
     async def probe_all(self) -> bool:
-        """Probe each key that may be probed now; False if none is open, or no guard is left."""
+        """Probe each key that may be probed now.
+
+        Return False if none is open, or no guard is left.
+        """
         policy, gate = self._policy(), self._gate()
         if policy is None or gate is None:
             return False
@@ -124,10 +127,10 @@ class Prober:
         error: Exception | None = None
         verdict = Verdict.NONE
         try:
-            if isinstance(ticket, Probe):  # else it has been closed meanwhile
+            if isinstance(ticket, Probe):  # otherwise it was closed meanwhile
                 verdict = Verdict.SUCCESS
                 await self._ask(gate, key)
-        except Exception as failed:  # noqa: BLE001 - how it failed is what the breaker tells
+        except Exception as failed:  # noqa: BLE001 - reported as the breaker's failure
             error, verdict = failed, Verdict.FAILURE
         except BaseException:
             verdict = Verdict.NONE
@@ -148,12 +151,12 @@ class Prober:
         if share is None or not isinstance(answer, Refusal) or answer.reason != "unknown":
             return answer
         share.begin()
-        # As threads ask: the store then needs no connection in this loop, which never ends.
+        # Ask like a thread: then the store needs no connection in this loop, which never ends.
         permit: Ticket | Refusal = await wait_async(share.ask("sync", model, clock), clock)
         return permit
 
     async def _ask(self, gate: BreakerGate, key: Hashable) -> None:
-        """Ask the user's function; raise if it fails, or takes too long."""
+        """Call the user's function. Raise if it fails or takes too long."""
         args = () if gate.policy.key is None else (key,)
         limit = min(self._every, gate.policy.settings.probe_timeout)
         async with asyncio.timeout(limit):
@@ -161,7 +164,8 @@ class Prober:
                 passed = await self._probe(*args)
             else:
                 passed = await _in_thread(self._probe, args)
-                if hasattr(passed, "__await__"):  # such as of a lambda around an async function
+                # for example from a lambda around an async function
+                if hasattr(passed, "__await__"):
                     passed = await passed
         if passed is False:
             raise ProbeFailedError("the probe returned False")
@@ -171,11 +175,11 @@ class Prober:
 
 
 class ProbeFailedError(Exception):
-    """The user's probe said that calls would fail."""
+    """The user's probe reported that calls would fail."""
 
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run a plain function in a thread; one that is cancelled is left to itself."""
+    """Run a plain function in a thread. If cancelled, abandon the thread."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 
@@ -187,7 +191,7 @@ async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any
         try:
             loop.call_soon_threadsafe(ring)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed, so there is no waiter
 
     job = Job(function, args, {}, done)
     if not _thread.pool.submit(job):

@@ -1,4 +1,4 @@
-"""Answer from memory, also with older answers when the call fails."""
+"""Cache policy: answer from memory, also with stale answers when the call fails."""
 
 from seawall.policies.cache.policy import Cache
 

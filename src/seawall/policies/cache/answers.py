@@ -1,4 +1,4 @@
-"""The answers that a cache keeps, and the calls under way that will bring more."""
+"""The answers in a cache, and the running calls that will bring more."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex, survives_fork
 
 AGAIN: Final = object()
-"""What a follower gets when its leader was cancelled, or had less time than it: look again."""
+"""Result for a follower whose leader was cancelled, or had less time than it: look again."""
 
 
 class Entry:
-    """A real answer, since when it is known, and how long it may be used."""
+    """A real answer, when it was received, and how long it may be used."""
 
     __slots__ = ("fresh_until", "since", "stale_until", "value")
 
@@ -41,7 +41,7 @@ class Entry:
 
 
 class Settings(Protocol):
-    """What a cache is told."""
+    """Settings of a cache."""
 
     ttl: float
     stale_if_error: float
@@ -49,10 +49,10 @@ class Settings(Protocol):
 
 
 class Answers:
-    """A bounded map of answers, with one call under way for each key at most."""
+    """A bounded map of answers, with at most one running call for each key."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin empty; `settings` may change."""
+        """Start empty. `settings` may change."""
         self._settings = settings
         self._mutex = Mutex()
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
@@ -63,7 +63,7 @@ class Answers:
         return len(self._entries)
 
     def get(self, key: Hashable) -> Entry | None:
-        """Return what is kept for `key`, however old."""
+        """Return the entry for `key`, however old."""
         return self._entries.get(key)
 
     def entry(self, value: Any, now: float) -> Entry:
@@ -72,13 +72,13 @@ class Answers:
         return Entry(value, now, fresh_until, fresh_until + self._settings.stale_if_error)
 
     def clear(self) -> None:
-        """Forget all answers; calls under way go on, and are not kept."""
+        """Discard all answers. Running calls continue, and their answers are not kept."""
         with self._mutex:
             self._entries.clear()
             self._flights.clear()
 
     def find(self, key: Hashable, host: Host) -> Entry | Lead | Follower:
-        """Return a fresh entry, or the duty to fetch it, or somebody who does to wait for."""
+        """Return a fresh entry, a lead to fetch it, or a follower to wait for another call."""
         now = host.clock.now()
         if LOCK_FREE:
             entry = self._entries.get(key)
@@ -86,7 +86,7 @@ class Answers:
                 try:
                     self._entries.move_to_end(key)
                 except KeyError:
-                    pass  # just evicted, by another thread
+                    pass  # just evicted by another thread
                 return entry
         with self._mutex:
             entry = self._entries.get(key)
@@ -102,7 +102,7 @@ class Answers:
             return lead
 
     def land(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
-        """End a flight; keep its entry if it has one."""
+        """End a flight and keep its entry, if it has one."""
         self._mutex.do(lambda: self._landed(key, flight, entry))
 
     def _landed(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
@@ -118,12 +118,12 @@ class Answers:
             wake()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process: flights of threads that are gone never land."""
+        """Reset in a child process: flights of threads that no longer exist never end."""
         self._mutex = Mutex()
         self._flights.clear()
 
     def follow(self, flight: Flight, wake: Callable[[], bool]) -> None:
-        """Be woken when `flight` has ended; at once if it has."""
+        """Register `wake` for the end of `flight`; call it immediately if it has ended."""
         with self._mutex:
             if flight.wakers is not None:
                 flight.wakers.append(wake)
@@ -131,7 +131,7 @@ class Answers:
         wake()
 
     def leave(self, flight: Flight, wake: Callable[[], bool]) -> None:
-        """Be woken no more."""
+        """Unregister `wake`."""
 
         def forget() -> None:
             if flight.wakers is not None and wake in flight.wakers:
@@ -141,7 +141,7 @@ class Answers:
 
 
 class Flight:
-    """One call that several may wait for, and what came of it."""
+    """One call that several callers may wait for, and its result."""
 
     __slots__ = (
         "degradation",
@@ -164,13 +164,13 @@ class Flight:
         self.until: float | None = None
         """The deadline of the call, on the guard's clock."""
         self.short_of_time = False
-        """Whether that deadline may be why it failed, though it has not passed."""
+        """Whether that deadline may be the cause of the failure, although it has not passed."""
 
 
 class Lead:
-    """The duty to fetch: a block around the real call.
+    """The call that fetches an answer: a context manager around the real call.
 
-    After an error that a stale answer can replace it ends quietly, with that in `answer`.
+    An error that a stale answer can replace is suppressed, with that answer in `answer`.
     """
 
     __slots__ = ("_answers", "_began", "_host", "_key", "_token", "_trace", "answer", "flight")
@@ -183,7 +183,7 @@ class Lead:
         self.flight = flight
 
     def __del__(self) -> None:
-        # A signal handler raised, perhaps before there was a flight: another has to fetch it.
+        # A signal handler raised, perhaps before there was a flight: another call has to fetch it.
         flight = getattr(self, "flight", None)
         if flight is not None and flight.wakers is not None:
             self._answers.land(self._key, flight, None)
@@ -197,7 +197,7 @@ class Lead:
         self._token = trace_var.set(self._trace)
 
     def keep(self, value: Any) -> Any:
-        """Take the real answer in."""
+        """Store the real answer."""
         self.flight.value = value
         return value
 
@@ -230,14 +230,15 @@ class Lead:
         self._answers.land(self._key, flight, entry)
         if error is not None and flight.degradation is not None:
             _served_less(self._host, flight.degradation)
-        self._trace.degradation = None  # its error leads to the frames that have this
+        # Break a reference cycle: the error refers to the frames that hold the trace.
+        self._trace.degradation = None
         return error is not None and flight.error is None and flight.value is not AGAIN
 
     def _was_short_of_time(self, error: Exception, now: float) -> bool:
-        """Tell whether the call might have ended otherwise with a later deadline.
+        """Return whether the call might have ended differently with a later deadline.
 
-        It was refused because of the deadline, was not retried because of it, or ran out of the
-        time that was left after something inside it kept back its reserve.
+        That is so if it was refused or not retried because of the deadline, or ran out of the time
+        that was left after an inner layer kept back its reserve.
         """
         until = self.flight.until
         if until is None:
@@ -249,7 +250,7 @@ class Lead:
         return self._trace.short_of_time
 
     def _tell_outside(self) -> None:
-        """Hand on what the inside told, to whoever asked outside."""
+        """Pass the trace of the inner layers on to the outer one."""
         outside = current_trace(self._host.name)
         if outside is not None:
             outside.attempts += self._trace.attempts
@@ -268,7 +269,7 @@ class Follower:
         left = seconds_left()
         self.until = None if left is None else host.clock.now() + left
         self.has_outlasted = False
-        """Whether it looks again because it has more time than its leader had; once is enough."""
+        """Whether it looks again because it has more time than its leader had. At most once."""
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Wait for the leader's answer."""
@@ -276,7 +277,7 @@ class Follower:
         self._answers.follow(self._flight, wake)
 
     def claim(self) -> Any:
-        """Return the leader's answer, or take its place if it ended without a verdict."""
+        """Return the leader's answer, or `AGAIN` if it ended without a result."""
         flight = self._flight
         if flight.wakers is not None:
             self.abandon()
@@ -290,7 +291,7 @@ class Follower:
             self.has_outlasted = True
             return AGAIN
         if flight.error is not None:
-            # From the leader's traceback each time, so that it does not grow with the followers.
+            # Always start from the leader's traceback, so that it does not grow with each follower.
             raise flight.error.with_traceback(flight.traceback)
         if flight.degradation is not None:
             _served_less(self._host, flight.degradation)
@@ -301,12 +302,12 @@ class Follower:
         return self.until is None or (leader is not None and self.until > leader + LEAST_RESERVE)
 
     def abandon(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._answers.leave(self._flight, self._wake)
 
 
 def _served_less(host: Host, degradation: Degradation) -> None:
-    """Tell that a call was answered by something less than the real thing."""
+    """Record and report that a call got a degraded answer."""
     trace = current_trace(host.name)
     if trace is not None:
         trace.degradation = degradation
