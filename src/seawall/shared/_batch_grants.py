@@ -1,4 +1,4 @@
-"""Who holds what was granted, who waits for it, and the one question to the store in between."""
+"""Holders of granted batches, their waiters, and the pending question to the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Door:
-    """Where the purse of a single limit without keys is spent from in a hurry: by the gate itself.
+    """Fast path to the purse of a single limit without keys: the gate itself spends from it.
 
         lot, cost = door.open, door.cost
         left = lot.left - cost
@@ -28,23 +28,24 @@ class Door:
             lot.left = left
             receipt = lot, cost
 
-    Nothing may interrupt that: see `seawall.runtime.gil`. It outlives purses and settings.
+    Nothing may interrupt these steps: see `seawall.runtime.gil`. The door outlives purses and
+    settings.
     """
 
     __slots__ = ("cost", "open", "up")
 
     def __init__(self, *, up: bool) -> None:
-        """Be shut; `up`: whether the store is there, without which nobody is in a hurry."""
+        """Start shut; `up` says whether the store is reachable. If not, it stays shut."""
         self.open: Lot = NOTHING
         self.up = up
         self.cost: float = float("inf")
-        """What a call costs; more than there is where each has to be looked at. The gate's."""
+        """Cost of a call, set by the gate; infinite if each call must be inspected."""
 
 
 class Holder:
-    """The purse of one key of one limit, and who waits for it. Changed under the share's lock.
+    """The purse of one key of one limit, and its waiters. Modified under the share's lock.
 
-    But for `open`: from that lot, callers spend without the lock.
+    The exception is `open`: callers spend from that lot without the lock.
     """
 
     __slots__ = ("_door", "grant", "key", "limit", "line", "lost_at", "open", "purse", "terms")
@@ -52,7 +53,7 @@ class Holder:
     def __init__(
         self, terms: Terms, limit: int, key: Hashable, batch: int, door: Door | None
     ) -> None:
-        """Hold nothing yet."""
+        """Start empty."""
         self.terms = terms
         self.limit = limit
         self.key = key
@@ -60,23 +61,23 @@ class Holder:
         self._door = door if key is None else None
         self.open: Lot = NOTHING
         self.line: dict[Buying, int] = {}
-        """Who waits, in order, and how much each wants."""
+        """The waiters in order, and how much each wants."""
         self.grant: Grant | None = None
-        """The question that is under way."""
+        """The pending question."""
         self.lost_at = 0.0
-        """When it is taken to be lost."""
+        """When the pending question counts as lost."""
 
     def __repr__(self) -> str:
         return f"<Holder of {self.key!r}: {self.purse!r}, {len(self.line)} waiting>"
 
     def shut(self) -> None:
-        """Let nobody spend without the lock."""
+        """Stop spending without the lock."""
         self.open = NOTHING
         if self._door is not None:
             self._door.open = NOTHING
 
     def reopen(self) -> None:
-        """Let callers spend without the lock again, unless somebody waits."""
+        """Allow spending without the lock again, unless a caller waits."""
         lot = self.purse.lot if LOCK_FREE and not self.line else NOTHING
         self.open = lot
         if self._door is not None:
@@ -84,37 +85,37 @@ class Holder:
 
 
 class Paid:
-    """What one call has spent, of several limits or lots: a receipt."""
+    """What one call has spent, from several limits or lots: a receipt."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[tuple[Holder, Spent]]) -> None:
-        """Have spent `parts`."""
+        """Record the spent `parts`."""
         self.parts = parts
 
 
 class Granted(NamedTuple):
-    """The store gave so much."""
+    """The store granted `amount`."""
 
     amount: int
     mark: int
 
 
 class Refused(NamedTuple):
-    """The store gave nothing: the least that was asked for will be there in so many us."""
+    """The store granted nothing: the minimum will be available in `wait` microseconds."""
 
     wait: float
 
 
 class Grant:
-    """The question how much of a batch may be had."""
+    """The question how much of a batch is available."""
 
     __slots__ = ("_holder", "_share", "asked", "doubted", "enough", "least", "loop", "want")
 
     def __init__(self, share: LeasedLimits, holder: Holder, asked: float, *, enough: bool) -> None:
-        """Ask for those who wait and for a batch; `enough`: what the first needs will do.
+        """Ask for the waiters and for a batch; `enough`: what the first waiter needs suffices.
 
-        `asked` is when, by the pod's clock.
+        `asked` is the time of asking, by the pod's clock.
         """
         self._share = share
         self._holder = holder
@@ -122,12 +123,12 @@ class Grant:
         self.enough = enough
         self.want = self.least = 1
         self.loop: AbstractEventLoop | None = None
-        """Which event loop carries it; None if it is the background's."""
+        """The event loop that carries it; None if it is the background's."""
         self.doubted = False
-        """Whether it is looked after, since somebody waits for it elsewhere."""
+        """Whether it is checked again, since a caller waits for it in another loop or thread."""
 
     def start(self, kind: Kind | None) -> None:
-        """Ask the store, in the running event loop if there is one; nobody waits here."""
+        """Ask the store, in the running event loop if there is one; do not wait."""
         share, loop = self._share, running_loop()
         kind = kind or ("async" if loop is not None else "sync")
         if kind == "async" and loop is not share.background:
@@ -149,7 +150,10 @@ class Grant:
     # As an item of `Terms`
 
     def ask(self, names: Names) -> str:
-        """Return the question. How much is known only now: others may have come meanwhile."""
+        """Return the question.
+
+        The amount is decided only now: more callers may have come meanwhile.
+        """
         holder, line = self._holder, self._holder.line
         with self._share.mutex:
             first = next(iter(line.values()), 0)
@@ -159,7 +163,7 @@ class Grant:
         return f'["g",{number},{names.state(number, holder.key)},{self.want},{self.least}]'
 
     def read(self, answer: str, now: int) -> Granted | Refused:
-        """Return what the store said."""
+        """Return the store's answer."""
         count, *rest = answer.split(",")
         if count == "0":
             (wait,) = numbers(",".join(rest), 1)
@@ -170,12 +174,12 @@ class Grant:
         return Granted(taken, mark)
 
     def granted(self, answer: Any) -> None:
-        """Give back what comes late: nobody waits for it any more."""
+        """Give back a late grant: no caller waits for it any more."""
         self._share.arrived(self._holder, self, answer)
 
 
 class Buying:
-    """A call that waits for what it wants to be granted: a `Waiter` for the verdict."""
+    """A call that waits for a grant: a `Waiter` for the verdict."""
 
     __slots__ = (
         *("_share", "charges", "clock", "error", "holders"),
@@ -189,13 +193,13 @@ class Buying:
         charges: Sequence[Wanted],
         clock: Clock,
     ) -> None:
-        """Want `charges`; wait no longer than `until`, or if None, as long as the `Watch` lets."""
+        """Want `charges`; wait up to `until`, or if None, as long as the `Watch` allows."""
         self._share = share
         self.kind: Kind = kind
         self.charges = charges
         self.clock = clock
         self.loop = get_running_loop() if kind == "async" else None
-        """Where it waits; None: in a thread."""
+        """The loop that it waits in; None: in a thread."""
         self.until = None if self.loop is not None else clock.now() + share.patience
         self.wake: Callable[[], bool] | None = None
         self.holders: list[Holder] = []
@@ -203,11 +207,11 @@ class Buying:
         self.error = ""
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Stand in line, and be woken when there is a verdict."""
+        """Join the queues; `wake` is called when there is a verdict."""
         self._share.buy(self, wake)
 
     def step_out(self) -> None:
-        """Stand in no line any more; under the share's lock."""
+        """Leave all queues. Called under the share's lock."""
         for holder in self.holders:
             holder.line.pop(self, None)
         self.holders = []
@@ -220,22 +224,22 @@ class Buying:
         return self.verdict
 
     def abandon(self) -> None:
-        """Wait no longer; what was spent for it goes back."""
+        """Stop waiting; give back what was spent for it."""
         self._share.drop_out(self)
 
 
 class Bell:
-    """Wakes a task that waits in `loop`, from any thread: it awaits the `rung`."""
+    """Wakes a task that waits in `loop`, from any thread: it awaits `rung`."""
 
     __slots__ = ("loop", "rung")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        """Be silent."""
+        """Start silent."""
         self.loop = loop
         self.rung = loop.create_future()
 
     def __call__(self) -> bool:
-        """Ring; False if the loop is closed, so that nobody hears it."""
+        """Wake the task; return False if the loop is closed."""
         try:
             if running_loop() is self.loop:
                 self._ring()
@@ -251,7 +255,7 @@ class Bell:
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """Return the event loop that this thread is in; None if it is in none."""
+    """Return the event loop that runs in this thread, or None."""
     try:
         return get_running_loop()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""What is done to the purses of one policy under its lock, and what is left to do after it.
+"""Operations on the purses of one policy under its lock, and their follow-up work.
 
-Whoever is in a section has shut the way without the lock for all purses that it touches, and opens
-it at the end. Questions are asked, things given back and waiters woken only then.
+A section closes the lock-free path of every purse that it touches, and reopens it at the end.
+Questions are sent, grants given back and waiters woken only after that.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from seawall.shared._batches import LeasedLimits
 
 _LOST: Final = 5.0
-"""After so many seconds a question is taken to be lost: its event loop has ended, say."""
+"""Seconds after which a question counts as lost: for example, its event loop has ended."""
 
 
 class Change(NamedTuple):
-    """Of a lot, so much was taken and so much was used."""
+    """How much was taken from a lot, and how much of that was used."""
 
     holder: Holder
     lot: Lot
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 def told(terms: Terms, changes: Sequence[Change]) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """Return keys and arguments of the script calls that tell the store of `changes`."""
+    """Return keys and arguments of the script calls that report `changes` to the store."""
     calls: list[tuple[Sequence[str], Sequence[str]]] = []
     for first in range(0, len(changes), AT_ONCE):
         names = Names(terms)
@@ -50,7 +50,7 @@ def told(terms: Terms, changes: Sequence[Change]) -> list[tuple[Sequence[str], S
 
 
 def join(holders: Sequence[dict[Hashable, Holder]], buying: Buying, now: float) -> bool:
-    """Let `buying` wait behind others for a question that its own loop carries; the usual case."""
+    """Queue `buying` for a question that its own loop already carries: the common case."""
     charge = buying.charges[0]
     holder = holders[0].get(charge.key)
     if holder is None or not holder.line or len(buying.charges) > 1:
@@ -63,7 +63,7 @@ def join(holders: Sequence[dict[Hashable, Holder]], buying: Buying, now: float) 
 
 
 class _Inside:
-    """What a section does first and last under the lock."""
+    """Entry and exit of a section under the lock."""
 
     def __init__(self, share: LeasedLimits) -> None:
         self._share = share
@@ -73,7 +73,7 @@ class _Inside:
 
     def __exit__(self, *exc: object) -> None:
         share = self._share
-        if share.nesting.leave():  # a section within a section (a signal handler's) opens nothing
+        if share.nesting.leave():  # a nested section (of a signal handler) opens nothing
             while share.shut:
                 share.shut.pop().reopen()
 
@@ -81,11 +81,11 @@ class _Inside:
 class Section:
     """`with Section(share, now) as section, share.mutex, section.inside:` is under the lock.
 
-    What may not be done under it is done at the end.
+    Work that must not be done under the lock is done at the end.
     """
 
     def __init__(self, share: LeasedLimits, now: float, kind: Kind | None = None) -> None:
-        """Act at `now`; questions are asked as `kind`, or as fits where the section ends."""
+        """Act at `now`; ask questions as `kind`, or as fits where the section ends."""
         self._share = share
         self._now = now
         self._kind = kind
@@ -107,10 +107,10 @@ class Section:
             share.doubting.soon()
         for buying in self._wakes:
             if buying.wake is not None and not buying.wake():
-                buying.abandon()  # nobody listens there any more
+                buying.abandon()  # its loop is gone
 
     def look(self, holder: Holder) -> Purse:
-        """Shut the way without the lock, and return the purse without what is too old."""
+        """Close the lock-free path, drop expired lots and return the purse."""
         share, purse = self._share, holder.purse
         if not share.shut or share.shut[-1] is not holder:
             holder.shut()
@@ -118,7 +118,7 @@ class Section:
         purse.batch = share.batches[holder.limit]
         for lot in purse.drop(self._now):
             self._give_back(holder, lot)
-        if purse.held > purse.batch:  # batches are smaller now, or those it was for have gone
+        if purse.held > purse.batch:  # batches are smaller now, or its waiters have gone
             self._trim(holder)
         if holder.grant is not None and self._now > holder.lost_at:
             self._give_up(holder)
@@ -129,22 +129,22 @@ class Section:
         lot.left = 0
 
     def _trim(self, holder: Holder) -> None:
-        """Give back what is more than a batch and what those need who wait."""
+        """Give back what exceeds a batch and the needs of the waiters."""
         over = holder.purse.trim(sum(holder.line.values()))
         self.changes += [Change(holder, lot, part, 0) for lot, part in over]
 
     def _give_up(self, holder: Holder) -> None:
-        """Wait for an answer no more; if it comes, it goes back."""
+        """Stop waiting for an answer; if it still comes, it is given back."""
         holder.grant = None
         holder.purse.refused()
 
     def clear(self, holder: Holder) -> None:
-        """Give back all that it holds."""
+        """Give back everything that it holds."""
         for lot in self.look(holder).clear():
             self._give_back(holder, lot)
 
     def clear_all(self) -> list[Change]:
-        """Hold nothing any more; return what is to be given back, by whoever asked."""
+        """Empty all purses; return the changes that the caller must give back."""
         for holders in self._share.holders:
             for holder in holders.values():
                 self.clear(holder)
@@ -156,13 +156,13 @@ class Section:
     def pay(self, charges: Sequence[Wanted], *, waited: bool = False) -> Paid | None:
         """Spend for all charges; None if a purse holds too little, or others wait for it.
 
-        Who has `waited` is served in order: it need not look who else waits.
+        A call that has `waited` is served in order: it ignores other waiters.
         """
         wanted = []
         for number, charge in enumerate(charges):
             if not charge.cost:
                 if charge.estimated:
-                    return None  # what it really costs is told to the store
+                    return None  # its actual cost is reported to the store
                 continue
             holder = self._share.holders[number].get(charge.key)
             if holder is None or (holder.line and not waited):
@@ -178,14 +178,14 @@ class Section:
         return Paid(parts)
 
     def served(self, buying: Buying) -> bool:
-        """Let `buying` have all that it wants, if it is there."""
+        """Give `buying` everything it wants, if available; return whether it was."""
         paid = self.pay(buying.charges, waited=bool(buying.holders))
         if paid is not None:
             self._end(buying, Verdict(0.0, receipt=paid))
         return paid is not None
 
     def _end(self, buying: Buying, verdict: Verdict | None, error: str = "") -> None:
-        # In this order: whoever stands in no line any more looks at the verdict, without the lock.
+        # Keep this order: a call that is in no queue reads the verdict without the lock.
         buying.verdict, buying.error = verdict, error
         buying.step_out()
         self._wakes.append(buying)
@@ -193,12 +193,12 @@ class Section:
     # Waiting
 
     def line_up(self, buying: Buying) -> None:
-        """Let `buying` wait where there is too little, behind those who came before; and ask."""
+        """Queue `buying` behind earlier waiters where there is too little, and ask the store."""
         for number, charge in enumerate(buying.charges):
             if not charge.cost:
                 continue
             holder = self._share.holder(number, charge.key)
-            if holder is None:  # room was found for it before, and lost since
+            if holder is None:  # there was room for it before, but no longer
                 self._end(buying, None, "too many keys at once")
                 return
             if holder in buying.holders:
@@ -216,26 +216,26 @@ class Section:
                     self._request(holder)
 
     def _doubt(self, holder: Holder, grant: Grant) -> None:
-        """Let a question be looked after: the loop that carries it may not run."""
+        """Schedule a check of a question: the loop that carries it may not be running."""
         if not grant.doubted:
             grant.doubted = True
             self._share.doubts.append((holder, grant))
 
     def ask_again(self, holder: Holder, grant: Grant) -> None:
-        """Ask beside a question that has no answer yet, if somebody waits for it."""
+        """Repeat a question that has no answer yet, if a caller waits for it."""
         if holder.grant is grant and grant.loop is not None and holder.line:
             self._give_up(holder)
             self._request(holder)
 
     def _request(self, holder: Holder, *, enough: bool = False) -> None:
-        """Ask for more, for those who wait or ahead of time, unless that is under way.
+        """Ask for more, for the waiters or ahead of time, unless a question is pending.
 
-        `enough`: what the first who waits needs will do.
+        `enough`: what the first waiter needs suffices.
         """
         share, purse = self._share, self.look(holder)
         if holder.grant is not None or holder.terms is not share.terms:
             return
-        purse.ask()  # how much it will be is decided when it goes
+        purse.ask()  # the amount is decided when it is sent
         holder.grant = Grant(share, holder, self._now, enough=enough)
         holder.lost_at = self._now + _LOST
         self._asks.append(holder.grant)
@@ -244,7 +244,7 @@ class Section:
             self._doubt(holder, holder.grant)
 
     def take_in(self, holder: Holder, grant: Grant, answer: Any) -> None:
-        """Serve those who wait with what came; or refuse them, if nothing did."""
+        """Serve the waiters with the grant; or refuse them, if there was none."""
         purse = self.look(holder)
         if isinstance(answer, Granted):
             self._share.granted += answer.amount
@@ -269,13 +269,13 @@ class Section:
             self._refuse(holder, grant, answer.wait)
 
     def give_up_waiting(self, late: Sequence[Buying]) -> None:
-        """End those who have waited too long; the answer is used, if it still comes."""
+        """End calls that have waited too long; the answer is still used if it comes."""
         for buying in late:
             if buying.holders:
                 self._end(buying, None, "the store did not answer in time")
 
     def _serve(self, holder: Holder) -> None:
-        """Let those who wait have what is there, in order; ask for more if it was too little."""
+        """Serve the waiters in order from what is there; ask for more if it was too little."""
         purse = holder.purse
         for buying, cost in list(holder.line.items()):
             lot = purse.lot
@@ -284,18 +284,18 @@ class Section:
                 return
             if len(buying.charges) > 1:
                 if not self.served(buying):
-                    self.line_up(buying)  # it is another limit that has too little now
+                    self.line_up(buying)  # now another limit has too little
             elif lot.left > cost:
-                lot.left -= cost  # as `spend` does where the lot is not used up
+                lot.left -= cost  # inlined `spend` for a lot that is not used up; keep in sync
                 self._end(buying, Verdict(0.0, 0, 0, (lot, cost)))
             else:
                 paid = Paid([(holder, purse.spend(self._now, cost) or [])])
                 self._end(buying, Verdict(0.0, 0, 0, paid))
 
     def _refuse(self, holder: Holder, grant: Grant, wait: float) -> None:
-        """Refuse those who wait: so much will not be there for a while.
+        """Refuse the waiters: the amount will not be available for a while.
 
-        A fair part of a batch is worth a short wait; not a long one, if less is enough.
+        A fair part of a batch is worth a short wait, but not a long one if less is enough.
         """
         first = next(iter(holder.line.values()), 0)
         least_of_all = max(1, first - holder.purse.held)
@@ -313,7 +313,7 @@ class Section:
     # Settling
 
     def settle(self, holder: Holder, spent: Spent, actual: int) -> None:
-        """Put back what was not used, where it came from; or take what was used beyond."""
+        """Put unused amounts back where they came from; or charge what was used beyond."""
         purse = self.look(holder)
         unused = sum(part for _lot, part in spent) - actual
         if unused < 0:

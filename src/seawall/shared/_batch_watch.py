@@ -1,8 +1,8 @@
-"""Who waits for too long, and what else is looked after for a policy that spends batches.
+"""Timeouts of waiting calls, and background upkeep, for a policy that spends batches.
 
-A call that waits for a grant in an event loop does not look at a clock itself. The store ends
-a question that is late; but it may be another loop's question, or one after another. What the
-background does knows its policy weakly, so that one that nobody uses any more goes.
+A call that waits for a grant in an event loop does not watch a clock itself. The store ends a
+question that is late; but it may be another loop's question, or one after another. Background jobs
+hold their policy weakly, so that an unused one is garbage-collected.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ if TYPE_CHECKING:
     from seawall.shared._batches import LeasedLimits
 
 PATIENCE: Final = 0.005
-"""Seconds after which a question that another loop carries is asked again, beside it.
+"""Seconds after which a question that another loop carries is repeated beside it.
 
-A loop that runs has its answer by then, mostly. One that computes or has ended never has.
+A running loop usually has its answer by then. One that is blocked or has ended never has.
 """
 
 SECOND_LOOK: Final = 0.01
-"""Seconds between a timer and what it does: a loop that was busy first reads what has arrived.
+"""Seconds between a timer and its action: a loop that was busy first reads what has arrived.
 
-Longer than a store's own second look, which says why; and one answer may lead to a question.
+Longer than a store's own second look, which reports the reason; and an answer may lead to another
+question.
 """
 
 AT_ONCE: Final = 500
-"""So many purses are looked at in one section: callers wait meanwhile."""
+"""Maximum number of purses handled in one section: callers wait meanwhile."""
 
 
 class Watches:
-    """The watches of all loops, each used in the thread of its loop only."""
+    """The watches of all loops, each used only in the thread of its loop."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._all: dict[AbstractEventLoop, Watch] = {}
         self._latest: Watch | None = None
 
     def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> Watch:
-        """Return the watch of `loop`, which is the running one."""
+        """Return the watch of `loop`, which is the running loop."""
         watch = self._latest
         if watch is None or watch.loop is not loop:
             with share.mutex:
@@ -53,9 +54,9 @@ class Watches:
 
 
 class Watch:
-    """Those who wait in one event loop.
+    """The waiting calls of one event loop.
 
-    All wait equally long at most, so whoever came first is due first, and one timer is enough.
+    All have the same maximum wait, so the first to come is due first, and one timer is enough.
     """
 
     __slots__ = ("_timer", "_waiting", "loop")
@@ -66,7 +67,7 @@ class Watch:
         self._timer: TimerHandle | None = None
 
     def add(self, buying: Buying, patience: float, share: LeasedLimits) -> None:
-        """Let `buying` wait for so many seconds at most."""
+        """Let `buying` wait for at most `patience` seconds."""
         waiting = self._waiting
         while waiting and not waiting[0][1].holders:
             waiting.popleft()
@@ -94,11 +95,11 @@ class Watch:
 
 
 async def ask_again(me: ref[LeasedLimits]) -> None:
-    """Ask again what has no answer after a moment, in the background."""
+    """Repeat questions that have no answer after a moment, in the background."""
     share = me()
     if share is None or not share.doubts:
         return
-    doubts = len(share.doubts)  # of those that come meanwhile it is told again
+    doubts = len(share.doubts)  # those that come meanwhile trigger another run
     await sleep(PATIENCE)
     for _ in range(doubts):
         with Section(share, share.clock.now()) as section, share.mutex, section.inside:
@@ -106,7 +107,7 @@ async def ask_again(me: ref[LeasedLimits]) -> None:
 
 
 def resize(me: ref[LeasedLimits]) -> None:
-    """Let batches follow the number of pods; what is more than a batch then goes back."""
+    """Adjust batches to the number of pods; give back what then exceeds a batch."""
     share = me()
     if share is None:
         return
@@ -122,7 +123,7 @@ def resize(me: ref[LeasedLimits]) -> None:
 
 
 def moved(me: ref[LeasedLimits]) -> None:
-    """Let gates spend by themselves only while the store is there."""
+    """Let gates spend directly only while the store is reachable."""
     share = me()
     if share is not None and share.door is not None:
         with Section(share, share.clock.now()) as section, share.mutex, section.inside:

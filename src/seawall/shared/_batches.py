@@ -1,10 +1,13 @@
-"""`sharing="leased"`: batches of the shared limit are taken ahead of time, and spent in the pod.
+"""`sharing="leased"`: take batches of the shared limit ahead of time, and spend them in the pod.
 
-Promises: nothing is spent that was not taken from the shared limit before; no more than a batch of
-each key lies unspent, and none of it for longer than a lease; what is not spent goes back. A call
-that finds enough costs no round trip. Who does not waits for the store's answer, in order; for each
-key one question is under way at a time, for all who wait and a batch. The rules are in
-`models.rate.batches`, what is done under the lock in `_batch_sections`.
+Promises:
+- Nothing is spent that was not taken from the shared limit before.
+- For each key, at most one batch is held unspent, and for at most a lease. Unspent amounts are
+  given back.
+- A call that finds enough costs no round trip. Other calls wait for the store's answer, in order;
+  for each key, one question at a time is pending, for all waiters and a batch.
+
+The rules are in `models.rate.batches`; what is done under the lock is in `_batch_sections`.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ if TYPE_CHECKING:
     from seawall.shared._store import RedisStore
 
 MAX_KEYS: Final = 10_000
-"""So many keys of a limit have a purse; the calls of others are decided by the store, each."""
+"""Maximum number of keys of a limit with a purse; the store decides each call of other keys."""
 
 _SWEEP: Final = 8
 _UPKEEP: Final = 0.5
-"""Seconds between two looks for what has expired: it goes back though nobody calls any more."""
+"""Seconds between two checks for expired lots: they are given back even without calls."""
 
 _SLACK: Final = 0.02
-"""Seconds that a caller waits beyond the store's timeout: the link gives up first, and says why."""
+"""Seconds a caller waits beyond the store's timeout: the link times out first, with a reason."""
 
 
 class LeasedLimits(SharedLimits):
@@ -63,22 +66,22 @@ class LeasedLimits(SharedLimits):
         self.mutex = Mutex()
         self.nesting = Nesting()
         self.shut: list[Holder] = []
-        """Those from which nobody spends without the lock now, because somebody is in it."""
+        """Holders whose lock-free path is closed, because a section is running."""
         self.holders: list[dict[Hashable, Holder]] = []
         self.door = Door(up=store.up) if len(rules) == 1 else None
-        """Where a gate may spend by itself, in its success path: of a single limit without keys."""
+        """Fast path of a gate, in its success path: for a single limit without keys."""
         self.expiring: deque[tuple[Holder, Lot]] = deque()
         self._hands: list[list[Hashable]] = []
         self.clock: Clock = SYSTEM
         self.batches: tuple[int, ...] = ()
         self.leases: tuple[float, ...] = ()
-        """How long what is granted may be spent, in seconds, for each limit."""
+        """Seconds for which a grant may be spent, for each limit."""
         self.granted = self.returned = 0
         self.doubts: deque[tuple[Holder, Grant]] = deque()
-        """Questions of one loop that somebody waits for in another, or in a thread."""
+        """Questions of one loop that a caller waits for in another loop, or in a thread."""
         self._watches = Watches()
         self.background: AbstractEventLoop | None = None
-        """The store's own event loop, which never waits for anybody."""
+        """The store's own event loop, which never blocks."""
         self.patience = store.timeout + _SLACK
         """Seconds that a caller waits for an answer."""
         super().__init__(store, name, rules, **options)
@@ -90,10 +93,10 @@ class LeasedLimits(SharedLimits):
         finalize(self, self.doubting.stop)
         store.at_close(self.return_all)
 
-    # What it follows
+    # Settings
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
-        """Follow other numbers from now on; what was granted by others goes back."""
+        """Use other numbers from now on; what was granted under the old ones is given back."""
         check_divisible(self.sharing, rules)
         for rule in rules:
             if self._given is not None and rule.capacity and self._given > rule.capacity:
@@ -108,7 +111,7 @@ class LeasedLimits(SharedLimits):
             with Section(self, self.clock.now()) as section, self.mutex, section.inside:
                 changes = section.clear_all()
             if changes:
-                calls = self._giving_back(changes)  # by the numbers that it was granted by
+                calls = self._giving_back(changes)  # under the settings by which it was granted
             super().configure(rules)
             self.leases = tuple(lease_of(rule) / 1e6 for rule in rules)
             waiting = self._forget()
@@ -121,7 +124,7 @@ class LeasedLimits(SharedLimits):
                 buying.wake()
 
     def _forget(self) -> list[Buying]:
-        """Hold nothing any more; return who waits."""
+        """Drop all holders; return the waiters."""
         old = [holder for holders in self.holders for holder in holders.values()]
         waiting = {buying: None for holder in old for buying in holder.line}
         for holder in old:
@@ -134,7 +137,7 @@ class LeasedLimits(SharedLimits):
         return list(waiting)
 
     def _after_fork(self) -> None:
-        """Hold nothing: what was granted is the parent's."""
+        """Hold nothing in a child process: the grants belong to the parent."""
         super()._after_fork()
         self.mutex = Mutex()
         self.nesting = Nesting()
@@ -147,7 +150,7 @@ class LeasedLimits(SharedLimits):
         self.resize()
 
     def resize(self) -> None:
-        """Let batches be as large as the number of pods allows.
+        """Adjust batches to the number of pods.
 
         A pod that the others have not heard of yet takes one at a time: their batches are still
         those for fewer pods.
@@ -168,7 +171,7 @@ class LeasedLimits(SharedLimits):
 
     @property
     def excess(self) -> tuple[int, ...]:
-        """So much more than the algorithm's own bound may be admitted, of each limit."""
+        """Maximum admissions beyond the algorithm's own bound, for each limit."""
         return tuple(bound.excess for bound in self.bounds)
 
     def snapshot(self) -> dict[str, Any]:
@@ -191,20 +194,20 @@ class LeasedLimits(SharedLimits):
             charge = charges[0]
             holder, cost = self.holders[0].get(charge.key), charge.cost
             if holder is not None and cost:
-                # From here on nothing can interrupt: see `seawall.runtime.gil`. Whoever holds the
-                # lock has shut this way before, by a lot that holds nothing.
+                # From here on nothing can interrupt: see `seawall.runtime.gil`. A holder of the
+                # lock has closed this path before, by an empty lot.
                 lot = holder.open
                 left = lot.left - cost
                 if left >= lot.floor and now < lot.until:
                     lot.left = left
                     return lot, cost
                 if holder.line:
-                    return None  # others wait: behind them
+                    return None  # others wait: queue behind them
         with Section(self, now) as section, self.mutex, section.inside:
             return section.pay(charges)
 
     def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
-        """Return a waiter for the verdict: by a grant, or where that is no use, by the store."""
+        """Return a waiter for the verdict: by a grant, or if that does not apply, by the store."""
         if not self._ready:
             self._prepare()
         self.clock = clock
@@ -215,7 +218,7 @@ class LeasedLimits(SharedLimits):
         return Buying(self, kind, charges, clock)
 
     async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
-        """Return the verdict: a shorter way through `ask`, for the many who wait for a grant."""
+        """Return the verdict; shorter than `ask`, for the many calls that wait for a grant."""
         buying = self.ask("async", charges, clock)
         if not isinstance(buying, Buying) or buying.loop is None:
             verdict: Verdict = await wait_async(buying, clock)
@@ -230,11 +233,11 @@ class LeasedLimits(SharedLimits):
         return buying.claim()
 
     def holder(self, limit: int, key: Hashable) -> Holder | None:
-        """Return who holds what is granted to `key`; None if there is no room for one more."""
+        """Return the holder of the grants of `key`; None if there is no room for another."""
         holders = self.holders[limit]
         holder = holders.get(key)
         if holder is None:
-            key_part(key)  # raises at once on what cannot be a key in a store
+            key_part(key)  # raises early if it cannot be a key in a store
             with self.mutex:
                 if len(holders) >= MAX_KEYS and not self._made_room(limit):
                     return None
@@ -243,7 +246,7 @@ class LeasedLimits(SharedLimits):
         return holder
 
     def _made_room(self, limit: int) -> bool:
-        """Look at a few keys, and drop one that holds nothing."""
+        """Check a few keys and drop one that holds nothing; return whether there was one."""
         holders, hand = self.holders[limit], self._hands[limit]
         for _ in range(_SWEEP):
             if not hand:
@@ -257,7 +260,7 @@ class LeasedLimits(SharedLimits):
         return False
 
     def buy(self, buying: Buying, wake: Callable[[], bool]) -> None:
-        """Let `buying` wait until all that it wants is there; ask for what is missing."""
+        """Let `buying` wait until everything it wants is there; ask for what is missing."""
         now, buying.wake = buying.clock.now(), wake
         with self.mutex:
             joined = join(self.holders, buying, now)
@@ -269,12 +272,12 @@ class LeasedLimits(SharedLimits):
             self._watches.here(self, buying.loop).add(buying, self.patience, self)
 
     def leave(self, buying: Buying) -> None:
-        """Let `buying` wait no more."""
+        """Stop `buying` from waiting."""
         if buying.holders:
             self.mutex.do(buying.step_out)
 
     def drop_out(self, buying: Buying) -> None:
-        """Do the same, and take back what was spent for it."""
+        """Stop `buying` from waiting, and take back what was spent for it."""
 
         def drop() -> None:
             with Section(self, self.clock.now()) as section, self.mutex, section.inside:
@@ -289,14 +292,14 @@ class LeasedLimits(SharedLimits):
         self.mutex.do(drop)
 
     def arrived(self, holder: Holder, grant: Grant, answer: Any) -> None:
-        """Take what was granted, or hear that nothing was; by the thread that got the answer."""
+        """Process a grant or a refusal, in the thread that got the answer."""
         with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             section.take_in(holder, grant, answer)
 
     # Giving back
 
     def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
-        """Put back what was not used; what was used beyond is taken from the shared limit."""
+        """Put back what was not used; charge the shared limit for what was used beyond."""
         if isinstance(receipt, tuple):
             lot, cost = receipt
             receipt = Paid([(lot.owner, [(lot, cost)])])
@@ -314,7 +317,7 @@ class LeasedLimits(SharedLimits):
         self.mutex.do(settle)
 
     def give_back(self, changes: Sequence[Change]) -> None:
-        """Tell the store what was not used; by the background."""
+        """Report unused amounts to the store, in the background."""
         for keys, args in self._giving_back(changes):
             self.store.post(SCRIPT, keys, args)
 
@@ -323,7 +326,7 @@ class LeasedLimits(SharedLimits):
         return told(self.terms, changes)
 
     def tend(self) -> None:
-        """Give back what has expired, though nobody calls any more."""
+        """Give back what has expired, even without calls."""
         now, more = self.clock.now(), True
         while more:
             with Section(self, now) as section, self.mutex, section.inside:
@@ -335,30 +338,30 @@ class LeasedLimits(SharedLimits):
                     section.look(holder)
 
     async def return_all(self) -> None:
-        """Give all back: the store is closing."""
+        """Give everything back: the store is closing."""
         with Section(self, self.clock.now()) as section, self.mutex, section.inside:
             changes = section.clear_all()
         for keys, args in self._giving_back(changes):
             await self.store.acall(SCRIPT, keys, args, 1.0)
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Let no more than `remaining` be taken; what this pod holds goes back first."""
+        """Allow at most `remaining`; this pod's holdings are given back first."""
         self._empty(limit, key)
         super().lower(limit, key, remaining, reset_after)
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Do the same, and wait for the store."""
+        """Async twin of `lower`, which waits for the store."""
         self._empty(limit, key)
         await super().alower(limit, key, remaining, reset_after)
 
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget what was counted; what this pod holds was taken before, and goes first."""
+        """Forget the usage; this pod's holdings were taken before, and are given back first."""
         for limit, key in places:
             self._empty(limit, key)
         super().reset(places)
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do the same in the running event loop."""
+        """Async twin of `reset`."""
         for limit, key in places:
             self._empty(limit, key)
         await super().areset(places)
@@ -372,11 +375,11 @@ class LeasedLimits(SharedLimits):
     # Looking
 
     def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Take nothing; what this pod holds is left too."""
+        """Return the limits' state without taking anything; this pod's holdings count as left."""
         return self._with_purses(charges, super().peek(charges))
 
     async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Do the same in the running event loop."""
+        """Async twin of `peek`."""
         return self._with_purses(charges, await super().apeek(charges))
 
     def _with_purses(

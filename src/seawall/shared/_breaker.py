@@ -1,9 +1,12 @@
 """The breakers of one policy, each the same in all pods.
 
-Promises: a closed or open breaker costs no round trip; in half-open no more probes are out than
-configured, in all pods together; what was counted or tried before a change of state changes nothing
-after it, in no pod. One job in the background tells the store what was counted, every 100 ms or
-sooner when failures mount, and is told the state; changes are pushed to all pods besides.
+Promises:
+- A closed or open breaker costs no round trip.
+- In half-open, no more probes are out than configured, in all pods together.
+- What was counted or probed before a change of state changes nothing after it, in any pod.
+
+One background job reports counts to the store, every 100 ms or sooner when failures mount, and
+receives the state; changes are also pushed to all pods.
 """
 
 from __future__ import annotations
@@ -44,22 +47,22 @@ if TYPE_CHECKING:
     from seawall.shared._store import RedisStore
 
 SPACING: Final = 0.01
-"""Seconds between two reports, at the least, however fast failures come."""
+"""Minimum seconds between two reports, however fast failures come."""
 
 POLL: Final = 1.0
-"""Seconds after which the store is asked for the state, if nothing was heard of it."""
+"""Seconds after which the store is asked for the state, if there was no news of it."""
 
 POLL_IDLE: Final = 10.0
-"""The same, for a closed breaker of one key among others, as long as nobody uses it."""
+"""The same interval for an unused, closed breaker of one key among others."""
 
 TOGETHER: Final = 32
-"""So many breakers go with one script call."""
+"""Maximum number of breakers in one script call."""
 
 _numbers = count()
 
 
 class Parcel(NamedTuple):
-    """One message to the store: what the script is called with, and what that tells of whom."""
+    """One message to the store: keys and arguments, and what was sent for each mirror."""
 
     keys: list[str]
     args: list[str]
@@ -67,7 +70,7 @@ class Parcel(NamedTuple):
 
 
 class Share:
-    """What a policy has in a store; the owner's lock is also the lock of all that is here."""
+    """What a policy has in a store; the owner's lock also protects everything here."""
 
     full_for = FULL_FOR
 
@@ -82,7 +85,7 @@ class Share:
         quorum: int | None,
         keyed: bool,
     ) -> None:
-        """Begin with nothing; the store is asked when the first call comes."""
+        """Start empty; the store is asked when the first call comes."""
         self.store = store
         self.name = name
         self.on_store_failure = on_store_failure
@@ -103,55 +106,55 @@ class Share:
     # For the policy
 
     def model(self, key: Hashable) -> BreakerModel:
-        """Return the model of `key`, new to this pod."""
+        """Return the model of `key`, which is new to this pod."""
         tag = key_part(key) if self._keyed else ""
         mirror = Mirror(self, self._settings, key, tag, self._keys(tag))
         self._mirrors[tag] = mirror
         return mirror
 
     def forget(self, model: BreakerModel) -> None:
-        """Follow this model no more; what the store knows of it stays."""
+        """Stop following this model; what the store knows of it stays."""
         if isinstance(model, Mirror) and self._mirrors.get(model.tag) is model:
             del self._mirrors[model.tag]
 
     def begin(self) -> None:
-        """See to it that the store is told, and heard."""
+        """Start exchanging state with the store."""
         self._presence.begin()
 
     def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> Admission:
-        """Return a waiter for what the store says to a call."""
+        """Return a waiter for the store's answer to a call."""
         assert isinstance(model, Mirror)  # noqa: S101 - it came from here
         id_ = self.new_id()
         asking = self.store.ask(kind, self._questions, (model, id_), clock)
         return Admission(self, model, id_, asking)
 
     def update(self, settings: BreakerSettings) -> None:
-        """Tell other settings from now on."""
+        """Publish other settings from now on."""
         self._set(settings)
         self._presence.announce_anew()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is known of the sharing."""
+        """Return the state of the sharing."""
         mode = self.on_store_failure if self._alone else "shared"
         return {"name": self.name, "store": self.store.name, "mode": mode, "quorum": self.quorum}
 
     # For mirrors and admissions
 
     def new_id(self) -> str:
-        """Return an id that nothing else has, in no pod."""
+        """Return an id that is unique in all pods."""
         return f"{self.store.pod}-{next(_numbers)}"
 
     def soon(self) -> None:
-        """Ask for an exchange with the store at once."""
+        """Request an exchange with the store now."""
         self._presence.soon()
 
     def hurry(self, now: float) -> None:
-        """Ask for one at once, unless there has just been one."""
+        """Request an exchange now, unless there has just been one."""
         if not 0 <= now - self._flushed < SPACING:
             self.soon()
 
     def answered(self, mirror: Mirror, standing: Standing, granted: str) -> Ticket | Refusal:
-        """Return what the store's answer to a call means."""
+        """Return what the store's answer means for a call."""
         now = self.owner.now()
         with self.owner.mutex:
             if self.store.up:
@@ -161,7 +164,7 @@ class Share:
         return answer
 
     def unanswered(self, mirror: Mirror, id_: str, cause: str) -> Ticket | Refusal:
-        """Return what to do with a call about which the store says nothing."""
+        """Decide about a call for which the store gives no answer."""
         now = self.owner.now()
         with self.owner.mutex:
             mirror.lose(id_)
@@ -175,16 +178,16 @@ class Share:
         return answer
 
     def abandoned(self, mirror: Mirror, id_: str) -> None:
-        """Give back what may have been granted to somebody who does not wait any more."""
+        """Give back what may have been granted to a caller that no longer waits."""
         self.owner.mutex.do(lambda: mirror.lose(id_))
 
     def unwanted(self, mirror: Mirror, granted: str) -> None:
-        """Give back a permit for which nobody waits any more."""
+        """Give back a permit whose caller no longer waits."""
         if granted:
             self.owner.mutex.do(lambda: mirror.give_back(granted))
 
     def lost(self, mirrors: Sequence[Mirror] | None, cause: str) -> None:
-        """Go on without the store, with these mirrors or all."""
+        """Continue without the store, with these mirrors or all."""
         now = self.owner.now()
         with self.owner.mutex:
             leaving = self._mirrors.values() if mirrors is None else mirrors
@@ -199,7 +202,7 @@ class Share:
     # In the background
 
     async def exchange(self, mirrors: Sequence[Mirror]) -> None:
-        """Tell the store what these have counted, and take in how they stand."""
+        """Report the counts of these mirrors to the store, and adopt their state."""
         parcel = self.pack(mirrors)
         try:
             reply = await self.store.acall("breaker", parcel.keys, parcel.args)
@@ -210,18 +213,18 @@ class Share:
         except StoreUnavailable as error:
             self._unheard(parcel)
             if not (self.store.up and answered(error)):
-                return  # what that means is decided by the store's health
+                return  # the store's health decides what that means
             if len(mirrors) == 1:
                 self._doubt(mirrors[0], str(error))
                 return
         else:
             self.take_in(parcel, replies)
             return
-        for mirror in mirrors:  # it may be only one that the store cannot answer for
+        for mirror in mirrors:  # perhaps the store cannot answer for only one of them
             await self.exchange([mirror])
 
     def pack(self, mirrors: Sequence[Mirror]) -> Parcel:
-        """Return what is to be told of these mirrors; `take_in` wants it back."""
+        """Return the report about these mirrors; pass it to `take_in` later."""
         now = self.owner.now()
         with self.owner.mutex:
             told = [(mirror, *mirror.outgoing(now)) for mirror in mirrors]
@@ -229,7 +232,7 @@ class Share:
         return Parcel(keys, args, [(mirror, sent) for mirror, _message, sent in told])
 
     def take_in(self, parcel: Parcel, replies: Sequence[Reply | Nonsense]) -> None:
-        """Take in what the store answered to a parcel."""
+        """Process the store's answers to a parcel."""
         now = self.owner.now()
         doubted = []
         for (mirror, sent), reply in zip(parcel.sent, replies, strict=True):
@@ -267,7 +270,7 @@ class Share:
         return (mirror.dirty and not mirror.suspect) or waited >= (POLL_IDLE if idle else POLL)
 
     def pushed(self, message: bytes) -> None:
-        """Take in what another pod, or this one, has changed; an empty message: much may have."""
+        """Process a pushed change of any pod; an empty message means that much may have changed."""
         known = parse_push(message) if message else None
         if known is None:
             for mirror in list(self._mirrors.values()):
@@ -285,8 +288,8 @@ class Share:
             self.soon()
         self._tell([whose])
 
-    def watched(self, up: bool, cause: str) -> None:  # noqa: FBT001 - as watchers are called
-        """Take note that the store went away, or came back."""
+    def watched(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
+        """Record that the store went away, or came back."""
         if up:
             self.soon()
         else:
@@ -319,7 +322,7 @@ class Share:
         return keys, [self._text, self.store.channel("breaker", self.name), *messages]
 
     def _tell(self, mirrors: Sequence[Mirror]) -> None:
-        """Tell of changes, without the lock."""
+        """Report changes, without the lock."""
         for mirror in mirrors:
             if mirror.changes:
                 self.owner.report(mirror, mirror.key)
@@ -336,7 +339,7 @@ class Share:
                 mirror.unheard(sent)
 
     def _doubt(self, mirror: Mirror, cause: str) -> None:
-        """Go on without the store where it answers, but not for this breaker."""
+        """Continue without the store if it answers, but not for this breaker."""
         with self.owner.mutex:
             mirror.suspect = True
         self.lost([mirror], cause)
@@ -344,22 +347,22 @@ class Share:
     # For the background
 
     def fingerprint(self) -> str:
-        """Return the settings as other pods compare them with theirs."""
+        """Return the settings as text, for comparing them between pods."""
         return fingerprint(self._settings, self.quorum)
 
     def differs(self, own: str, other: str) -> None:
-        """Tell that another pod has other settings."""
+        """Report that another pod has other settings."""
         self.owner.settings_differ(own, other)
 
     async def end(self) -> None:
-        """Tell the store what it has not heard, then go on without it."""
+        """Report to the store what it has not heard, then continue without it."""
         dirty = [mirror for mirror in self._mirrors.values() if mirror.dirty]
         for together in _batches(dirty):
             await self.exchange(together)
         self.lost(None, "the store was closed")
 
     def _after_fork(self) -> None:
-        """Be another pod, which has counted nothing yet."""
+        """Become another pod, which has counted nothing yet."""
         self._presence.after_fork()
         self._alone = False
         for mirror in self._mirrors.values():

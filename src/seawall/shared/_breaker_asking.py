@@ -1,4 +1,4 @@
-"""A call that has to ask the store whether it may be made, together with all that wait then."""
+"""A call that asks the store for permission, together with all others waiting then."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """Calls that want to know whether they may be made: all that wait go as one script call.
+    """Calls that ask for permission: all that wait go as one script call.
 
-    An event loop's link keeps this for as long as it lives, but not the share.
+    An event loop's link keeps this alive for as long as it lives, but not the share.
     """
 
     script = "breaker"
@@ -30,7 +30,7 @@ class Questions:
         self._share = ref(share)
 
     def pack(self, items: Sequence[tuple[Mirror, str]]) -> tuple[list[str], list[str]]:
-        """Return keys and arguments of the script call that asks for all `items`."""
+        """Return keys and arguments of the script call for all `items`."""
         share = self._share()
         if share is None:
             raise StoreUnavailable("the breaker is gone")
@@ -44,7 +44,7 @@ class Questions:
     def unpack(
         self, reply: object, items: Sequence[tuple[Mirror, str]]
     ) -> list[tuple[Standing, str] | Nonsense]:
-        """Return for each of `items` how its breaker stands, and the probe's id or nothing."""
+        """Return for each of `items` the breaker's state, and the granted probe's id or ""."""
         mirrors = list(dict.fromkeys(mirror for mirror, _id in items))
         replies = dict(zip(mirrors, parse_replies(reply, len(mirrors)), strict=True))
         granted = {
@@ -61,7 +61,7 @@ class Questions:
         return answers
 
     def unwanted(self, item: tuple[Mirror, str], answer: tuple[Standing, str] | Nonsense) -> None:
-        """Give back what was granted to somebody who does not wait any more."""
+        """Give back what was granted to a caller that no longer waits."""
         share = self._share()
         if share is not None and not isinstance(answer, Nonsense):
             share.unwanted(item[0], answer[1])
@@ -95,7 +95,7 @@ class Admission:
         self._asking.publish(wake)
 
     def claim(self) -> Ticket | Refusal:
-        """Return what a model's `admit` does."""
+        """Return what a model's `admit` would."""
         try:
             answer = self._asking.claim()
         except StoreUnavailable as error:
@@ -105,6 +105,6 @@ class Admission:
         return self._share.answered(self._mirror, *answer)
 
     def abandon(self) -> None:
-        """Wait no longer; a probe that was granted, or will be, is given back."""
+        """Stop waiting; a probe that was or will be granted is given back."""
         self._asking.abandon()
         self._share.abandoned(self._mirror, self._id)

@@ -1,8 +1,9 @@
 """One breaker as this pod sees it: a model whose state is decided in the store.
 
-Closed it only counts, and what it counted is told to the store every so often; open it refuses.
-Neither asks anybody. What it does not know (whether a probe may be made) it says it does not know.
-While the store is away it is a plain model of this pod's own calls, or does as it was told.
+While closed it only counts, and reports its counts to the store periodically; while open it
+refuses. Neither needs a round trip. What it does not know (whether a probe may be made), it reports
+as unknown. While the store is away it is a plain model of this pod's own calls, or follows
+`on_store_failure`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from seawall.shared._breaker_untold import LOST, Order, Sent, Untold
 from seawall.shared._breaker_wire import Breaks, Reply, Standing, microseconds, vote_for
 
 UNCOUNTED: Final = 0
-"""The ticket of a call that passed while nobody was counting: of a generation that never was."""
+"""Ticket of a call that passed while nothing was counted; no generation has this number."""
 
 FULL_FOR: Final = 0.02
-"""Seconds for which it is remembered that all probes are out, unless something is heard earlier."""
+"""Seconds for which it is remembered that all probes are out, unless there is news earlier."""
 
 DESCRIBED: Final = 0.1
-"""Seconds between two failures that are put into words for the other pods, at the least."""
+"""Minimum seconds between two failures that are described for the other pods."""
 
 _UNKNOWN: Final = Refusal("unknown", None)
 _PROBING: Final = Refusal("probing", None)
@@ -49,17 +50,17 @@ class Sharing(Protocol):
     full_for: float
 
     def new_id(self) -> str:
-        """Return an id that nothing else has, in no pod."""
+        """Return an id that is unique in all pods."""
 
     def soon(self) -> None:
-        """Ask for one at once."""
+        """Request an exchange with the store now."""
 
     def hurry(self, now: float) -> None:
-        """Ask for one at once, unless there has just been one."""
+        """Request an exchange now, unless there has just been one."""
 
 
 class Mirror(BreakerModel):
-    """A breaker of all pods. Everything under the owner's lock, except what a model allows."""
+    """A breaker of all pods. Everything is under the owner's lock, except what a model allows."""
 
     __slots__ = (
         "__weakref__",
@@ -88,7 +89,7 @@ class Mirror(BreakerModel):
     def __init__(
         self, share: Sharing, settings: BreakerSettings, key: Hashable, tag: str, keys: list[str]
     ) -> None:
-        """Know nothing yet."""
+        """Start without any knowledge of the store's state."""
         self._share = share
         self.key = key
         self.tag = tag
@@ -104,12 +105,12 @@ class Mirror(BreakerModel):
         self._lineage = ""
         self._epoch = 0
         self._untold = Untold()
-        self._leased: dict[Leased, None] = {}  # probes of this pod that are out
+        self._leased: dict[Leased, None] = {}  # running probes of this pod
         self._totals = (0, 0, 0)
         self._full_until = float("-inf")
         self._breaks = Breaks()
-        self._ahead = False  # whether this pod has opened, and the store has not said so yet
-        self._latest = ""  # failure of this pod, should it open the breaker
+        self._ahead = False  # whether this pod has opened and the store has not confirmed it yet
+        self._latest = ""  # failure of this pod, in case it opens the breaker
         self._latest_at = float("-inf")
         super().__init__(settings)
 
@@ -118,7 +119,7 @@ class Mirror(BreakerModel):
         return f"<Mirror {self.state.value}, epoch {self._epoch}: {where}>"
 
     def admit(self, now: float) -> Ticket | Refusal:
-        """Let a call through, say why not, or say that the store has to be asked."""
+        """Admit a call, refuse it, or report that the store has to be asked."""
         if self.state is State.ISOLATED:
             return _ISOLATED
         if self.away is not None:
@@ -135,7 +136,7 @@ class Mirror(BreakerModel):
         if self.away != "local":
             return UNCOUNTED if self.away == "open" else Refusal("store", None)
         if self.state is State.HALF_OPEN:
-            # Probes that the store allowed are this pod's trial too, until they end or hang.
+            # Probes that the store granted are this pod's trial too, until they end or hang.
             self._leased = {probe: None for probe in self._leased if probe.hung.left(now) > 0}
             if self._leased:
                 return _PROBING
@@ -144,7 +145,7 @@ class Mirror(BreakerModel):
     def settle(
         self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
     ) -> None:
-        """Take in how an admitted call ended; of a probe the store is told at once."""
+        """Record how an admitted call ended; report a probe's end to the store immediately."""
         self.used = True
         if isinstance(ticket, Leased):
             self._leased.pop(ticket, None)
@@ -153,25 +154,25 @@ class Mirror(BreakerModel):
             super().settle(ticket, verdict, now, count)
 
     def give_back(self, id_: str, verdict: Verdict = Verdict.NONE) -> None:
-        """Tell the store how a probe ended, until it has heard: twice counts once."""
+        """Report a probe's end to the store until it has confirmed; repeats count once."""
         self._untold.settle(id_, verdict.value)
         self._share.soon()
 
     def lose(self, id_: str) -> None:
-        """Tell the store that nobody will make the probe of which it may have said that it may."""
+        """Report to the store that a probe it may have granted will not be made."""
         self._untold.settle(id_, LOST)
 
     def wants_failure(self, now: float, /) -> bool:
-        """Tell whether it is time to note a failure: the store decides which one opens it."""
+        """Return whether to record a failure now: the store decides which one opens it."""
         return not 0 <= now - self._latest_at < DESCRIBED
 
     def note_failure(self, failure: str, now: float, /) -> None:
-        """Note in words how a call failed, for the other pods too."""
+        """Record a failure as text, for the other pods too."""
         self._latest, self._latest_at = failure, now
         super().note_failure(failure, now)
 
     def trip(self, now: float) -> None:
-        """Open, here at once and in all pods soon."""
+        """Open, here immediately and in all pods soon."""
         if self.away is not None:
             super().trip(now)
         elif (self.state, Cause.TRIP) in TRANSITIONS:
@@ -180,17 +181,17 @@ class Mirror(BreakerModel):
         self._order("trip")
 
     def isolate(self, now: float) -> None:
-        """Refuse every call, here at once and in all pods soon, until `close`."""
+        """Refuse every call, here immediately and in all pods soon, until `close`."""
         super().isolate(now)
         self._order("isolate")
 
     def close(self, now: float) -> None:
-        """Let calls through again, here at once and in all pods soon; forget what has happened."""
+        """Admit calls again, here immediately and in all pods soon; forget the history."""
         super().close(now)
         self._order("close")
 
     def snapshot(self, now: float) -> dict[str, str | float | None]:
-        """Return what there is to see: calls of this pod, and of all pods as last heard of."""
+        """Return the state: calls of this pod, and of all pods as last reported."""
         calls, failures, slow = self._totals
         return {
             **super().snapshot(now),
@@ -204,7 +205,7 @@ class Mirror(BreakerModel):
 
     @property
     def dirty(self) -> bool:
-        """Whether the store should hear of something, or be heard."""
+        """Whether there is something to report to the store, or to hear from it."""
         return bool(
             self._untold
             or self.away
@@ -213,13 +214,13 @@ class Mirror(BreakerModel):
         )
 
     def notice(self, now: float) -> None:
-        """See what time alone has brought: slow calls, and a window that is fine again."""
+        """Detect what time alone has changed: slow calls, and a window that has recovered."""
         self._notice_slow(now)
         if self._untold.vote:
             self._cast(now, renew=False)
 
     def question(self, now: float) -> dict[str, Any]:
-        """Return what the store has to know of this breaker to answer a question."""
+        """Return what the store must know of this breaker to answer a question."""
         left = self.retry_after(now)
         return {
             "tag": self.tag,
@@ -237,7 +238,7 @@ class Mirror(BreakerModel):
         }
 
     def outgoing(self, now: float) -> tuple[dict[str, Any], Sent]:
-        """Return all that there is to tell. Counts are told once: lost rather than doubled."""
+        """Return everything to report. Counts are sent once: better lost than doubled."""
         entries: list[Entry] = []
         if isinstance(self._window, Report):
             if self._counts:
@@ -252,7 +253,7 @@ class Mirror(BreakerModel):
         return message, sent
 
     def incoming(self, reply: Reply, sent: Sent, now: float) -> None:
-        """Take in the answer to `outgoing`."""
+        """Process the answer to `outgoing`."""
         for entry, place in zip(sent.entries, reply.places, strict=False):
             if place is not None:
                 entry.counted(place)
@@ -261,25 +262,25 @@ class Mirror(BreakerModel):
         self.adopt(reply.standing, now, obeyed=self._untold.heard(sent))
 
     def unheard(self, sent: Sent) -> None:
-        """Note that `outgoing` had no answer: what may be told twice is told again, soon."""
+        """Record that `outgoing` had no answer: idempotent parts are sent again soon."""
         self._untold.unheard(sent)
         if not self.suspect:
             self.polled_at = float("-inf")
 
     def adopt(self, standing: Standing, now: float, *, obeyed: bool = False) -> None:
-        """Take over how the breaker stands in the store, unless that is old."""
+        """Adopt the store's state of the breaker, unless that is outdated."""
         if self._untold.order is not None:
-            return  # what was ordered here comes later than this
+            return  # the pending manual command is newer than this
         same = standing.lineage == self._lineage
         if same and standing.epoch < self._epoch:
             return
         if same and standing.epoch == self._epoch and self._untold.trip:
-            return  # said before the store had heard that this pod has opened
+            return  # sent before the store had heard that this pod has opened
         self._untold.trip = self._ahead = False
         self._full_until = float("-inf")
         moved = standing.state is not self.state
         missed = same and standing.epoch > self._epoch and not obeyed
-        # Probes that this pod allowed itself meanwhile say nothing to the others.
+        # Probes that this pod allowed itself meanwhile mean nothing to the others.
         missed = missed or (self.away == "local" and self.state is State.HALF_OPEN)
         self._lineage, self._epoch = standing.lineage, standing.epoch
         came_back, self.away = self.away is not None or not self._known, None
@@ -292,14 +293,15 @@ class Mirror(BreakerModel):
         if standing.state is State.OPEN and (
             moved or missed or not same or not self._break.left(now)
         ):
-            self._break = Countdown(standing.left, now)  # counted here: no clock that jumps ends it
+            # Counted here: a clock that jumps does not end it.
+            self._break = Countdown(standing.left, now)
         if standing.state is State.CLOSED:
             self._opened_at, self.failure = None, ""
         else:
             self._opened_at, self.failure = now - standing.age, standing.failure
 
     def heard(self, standing: Standing, now: float) -> bool:
-        """Take over what was pushed; False if the store had better be asked."""
+        """Adopt a pushed state; return False if the store should be asked instead."""
         if not self._known or self.away is not None or standing.lineage != self._lineage:
             return False
         self.adopt(standing, now)
@@ -326,9 +328,9 @@ class Mirror(BreakerModel):
         return self.admit(now)
 
     def stay(self, now: float) -> Refusal | None:
-        """Keep to the store though one answer did not come, and refuse the call; None if not so.
+        """Refuse the call and keep following the store, though one answer did not come; or None.
 
-        Alone, a breaker that is not closed would let calls through which the others do not expect:
+        Alone, a breaker that is not closed would admit calls which the other pods do not expect:
         that has to wait until the store is known to be away.
         """
         broken = self.state in (State.OPEN, State.HALF_OPEN)
@@ -338,7 +340,7 @@ class Mirror(BreakerModel):
         return _PROBING
 
     def leave_store(self, now: float) -> None:
-        """Go on without the store, from the state in which it was."""
+        """Continue without the store, from the current state."""
         self.away = self._share.on_store_failure
         if isinstance(self._window, Report):
             self._window.drop()
@@ -346,10 +348,10 @@ class Mirror(BreakerModel):
         if self.away == "local" and self.state is State.HALF_OPEN:
             self._trial = self._new_trial(self.generation, now)
         self._count_in(self._window)
-        self._untold.trip = self._ahead = False  # open is what this pod is now, by itself
+        self._untold.trip = self._ahead = False  # this pod is now open on its own
 
     def forked(self) -> None:
-        """Be another pod: what is untold or still runs is the parent's to tell."""
+        """Become another pod: pending reports and running calls belong to the parent."""
         if isinstance(self._window, Report):
             self._window.drop()
         self._untold = Untold()
@@ -369,13 +371,13 @@ class Mirror(BreakerModel):
         self._enter(standing.state, standing.cause, now, standing.opens, self._break)
 
     def _order(self, command: str) -> None:
-        if self._untold.withdraw():  # on its way to be opened by what was counted before
+        if self._untold.withdraw():  # about to be opened by what was counted before
             self._count_afresh()
         self._untold.order = Order(command, self._share.new_id())
         self._share.soon()
 
     def _judge(self, now: float) -> None:
-        """Alone, trip; else tell the others, the sooner the worse it looks."""
+        """Alone, trip; otherwise report to the store, the sooner the worse it looks."""
         untold, consecutive = self._untold, self.settings.consecutive
         if self.away is not None:
             if self.away == "local":
@@ -383,7 +385,7 @@ class Mirror(BreakerModel):
         elif self._share.quorum is not None:
             self._cast(now, renew=True)
         elif consecutive is not None and self._streak >= consecutive:
-            # Here at once: many calls would get through until the store has answered.
+            # Open here immediately: many calls would get through before the store answers.
             self._open_here(Cause.TRIPPED, now)
             untold.trip = True
             self._share.soon()
@@ -391,12 +393,12 @@ class Mirror(BreakerModel):
             self._share.hurry(now)
 
     def _open_here(self, cause: Cause, now: float) -> None:
-        """Open in this pod; the store counts the opens, and will say how long the break is."""
+        """Open in this pod; the store counts the opens, and decides how long the break is."""
         self._open(cause, now)
         self._ahead = True
 
     def _cast(self, now: float, *, renew: bool) -> None:
-        """Vote by what this pod has seen; every third of its life a vote is renewed."""
+        """Vote by what this pod has seen; renew the vote every third of its lifetime."""
         renew_after = vote_for(self.settings) / 3 if renew else float("inf")
         if self._untold.cast(self._is_bad(now), now, renew_after):
             self._share.soon()
@@ -406,7 +408,7 @@ class Mirror(BreakerModel):
         self._untold.drop()
 
     def _bring_evidence(self, message: dict[str, Any], now: float) -> None:
-        """Let the others know why this pod opened while it was alone: once, as all counts."""
+        """Report once why this pod opened while it was alone, like all counts."""
         if isinstance(self._window, Report):
             seen = self._window.since_mark(now)
             message["report"] = [at_once(seen)] if any(seen) else []
@@ -419,7 +421,7 @@ class Mirror(BreakerModel):
     def _new_window(self) -> Any:
         window = new_window(self.settings.window, self.settings.window_calls)
         if self._share.quorum is not None:
-            return window  # judged here: nobody else needs the numbers
+            return window  # judged here: no other pod needs the numbers
         return reported(window) or window
 
     def _count_in(self, window: Window) -> None:

@@ -1,4 +1,4 @@
-"""What the store's background does for the breakers of one policy."""
+"""The store's background work for the breakers of one policy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from seawall.shared._breaker import Share
 
 FLUSH: Final = 0.1
-"""Seconds between two reports of what was counted, at the most."""
+"""Maximum seconds between two reports of counts."""
 
 
 class Presence:
-    """A share's job and its ears: registered once, and for as long as somebody holds on to it.
+    """A share's background job and listeners: registered once, and only while the share lives.
 
-    No lock is held meanwhile: the garbage collector may come at any moment, and want one of those
-    that somebody holds who waits here. Of several first calls one registers, the others go on.
+    No lock is held meanwhile: the garbage collector may run at any moment and need a lock that a
+    waiting thread holds. Of several concurrent first calls one registers, the others continue.
     """
 
     def __init__(self, share: Share) -> None:
-        """Begin with nothing; the store may not be there yet."""
+        """Start unregistered; the store may not be reachable yet."""
         self._share = ref(share)
         self._store = share.store
         self._idle = [True]
@@ -34,11 +34,11 @@ class Presence:
         self._announced: list[Handle] = []
 
     def begin(self) -> None:
-        """See to it that the background does its part; in a child process once more."""
+        """Start the background work, once; in a child process once more."""
         if not self._idle:
             return
         try:
-            self._idle.pop()  # atomic: of two threads, one gets it
+            self._idle.pop()  # atomic: only one of two threads gets it
         except IndexError:
             return
         begun = False
@@ -49,24 +49,24 @@ class Presence:
                 self._registered = True
             begun = True
         except StoreUnavailable:
-            pass  # closed: whoever asks it hears that
+            pass  # closed: callers that ask it will notice
         finally:
             if not begun:
                 self._idle.append(True)
 
     def soon(self) -> None:
-        """Ask for a run of the job at once."""
+        """Request a run of the job now."""
         if self._job is not None:
             self._job.soon()
 
     def announce_anew(self) -> None:
-        """Tell other pods of other settings, if they were told of any."""
+        """Announce other settings to the other pods, if any were announced."""
         if self._announced:
             self._announced.pop().stop()
             self._announce()
 
     def after_fork(self) -> None:
-        """Begin once more: the background has not come along, but knows its jobs."""
+        """Allow `begin` again: the background thread is gone, but its jobs are still registered."""
         self._idle = [True]
 
     def _register(self) -> None:
@@ -109,7 +109,7 @@ class Presence:
 
 
 def _weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Return what calls `method` for as long as its object lives."""
+    """Return a function that calls `method` for as long as its object lives."""
     weak = WeakMethod(method)
 
     def call(*args: object) -> None:

@@ -1,4 +1,4 @@
-"""What a pod has yet to tell the store of one breaker; it is told until the store has heard."""
+"""Pending reports of a pod about one breaker; they are repeated until the store confirms."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, Final, NamedTuple
 from seawall.models.breaker.report import Entry
 
 LOST: Final = "lost"
-"""How a probe ended that was asked for, and about which no answer came."""
+"""The result of a probe that was requested but got no answer."""
 
 MOST_SETTLED: Final = 1000
-"""So many results of probes are kept for a store that does not take them; it has moved on then."""
+"""Maximum pending probe results for a store that does not take them; it has moved on by then."""
 
 MOST_LOST: Final = 256
-"""Beside so many, no lost probe is kept: whatever was sent first was lost first."""
+"""With this many pending results, no lost probe is added: the earliest were lost first."""
 
 
 class Order(NamedTuple):
-    """What was done by hand; the id says whether it is the same that the store has heard of."""
+    """A manual command; the id identifies it in the store."""
 
     command: str
     id: str
 
 
 class Sent(NamedTuple):
-    """What was told with one message."""
+    """What was sent with one message."""
 
     entries: Sequence[Entry] = ()
     settled: Sequence[str] = ()
@@ -34,17 +34,17 @@ class Sent(NamedTuple):
 
 
 class Untold:
-    """Results of probes, an order, a wish to trip, a vote: whatever is told besides counts."""
+    """Probe results, a manual command, a wish to trip, a vote: every report other than counts."""
 
     __slots__ = ("_settled", "_voted_at", "news", "order", "trip", "vote")
 
     def __init__(self) -> None:
-        """Have nothing to tell."""
+        """Start empty."""
         self.order: Order | None = None
         self.trip = False
         self.vote = False
         self.news = False
-        """Whether the store should hear of the vote, or again."""
+        """Whether the vote must be sent, or sent again."""
         self._voted_at = float("-inf")
         self._settled: dict[str, str] = {}
 
@@ -52,12 +52,12 @@ class Untold:
         return bool(self._settled or self.order or self.trip or self.news)
 
     def settle(self, id_: str, verdict: str) -> None:
-        """Tell how a probe ended; the first word holds."""
+        """Record how a probe ended; the first result wins."""
         if len(self._settled) < (MOST_LOST if verdict == LOST else MOST_SETTLED):
             self._settled.setdefault(id_, verdict)
 
     def cast(self, bad: bool, now: float, renew_after: float) -> bool:  # noqa: FBT001 - a vote
-        """Vote, withdraw the vote, or renew it after a while; True if it is another now."""
+        """Vote, withdraw the vote, or renew it after a while; return whether it changed."""
         changed = bad is not self.vote
         self.vote = bad
         if changed or (bad and not 0 <= now - self._voted_at < renew_after):
@@ -65,18 +65,18 @@ class Untold:
         return changed
 
     def withdraw(self) -> bool:
-        """Want nothing to trip any more; False if nothing was wanted."""
+        """Withdraw wishes to trip; return whether there were any."""
         wanted = self.trip or self.vote
         self.news = self.news or self.vote  # the store may have heard of it
         self.trip = self.vote = False
         return wanted
 
     def drop(self) -> None:
-        """Forget what was about a state that is over; results and orders are still told."""
+        """Forget reports about a state that is over; probe results and commands are kept."""
         self.trip = self.vote = self.news = False
 
     def pack(self, message: dict[str, Any], entries: Sequence[Entry], now: float) -> Sent:
-        """Put all of it into a message; `heard` or `unheard` says what became of that."""
+        """Add all pending reports to a message; call `heard` or `unheard` with the result."""
         message["settled"] = list(self._settled.items())
         message["trip"] = self.trip
         if self.order is not None:
@@ -88,7 +88,7 @@ class Untold:
         return Sent(entries, tuple(self._settled), self.order, news)
 
     def heard(self, sent: Sent) -> bool:
-        """Note that the store has heard it; True if it now has heard the order that stands."""
+        """Record that the store confirmed; return whether that includes the pending command."""
         for id_ in sent.settled:
             self._settled.pop(id_, None)
         obeyed = sent.order is not None and sent.order == self.order
@@ -97,5 +97,5 @@ class Untold:
         return obeyed
 
     def unheard(self, sent: Sent) -> None:
-        """Note that there was no answer: what may be told twice is told again."""
+        """Record that there was no answer: idempotent parts are sent again."""
         self.news = self.news or sent.news

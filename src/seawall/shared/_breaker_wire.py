@@ -1,4 +1,4 @@
-"""What a breaker and the store say to each other: `lua/breaker.lua` has the list."""
+"""The messages between a breaker and the store: `lua/breaker.lua` lists them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from seawall.models.breaker.state import Cause, State, Told
 
 MICROSECONDS: Final = 1_000_000
 LONGEST: Final = 2**52
-"""Microseconds: more than a hundred years, and far from where floats are no whole numbers.
+"""Microseconds: more than a hundred years, and still exact as a float.
 
-Nothing that the store says is larger: epochs and counts neither.
+It also bounds all other numbers from the store: epochs and counts.
 """
 
 KEPT_FOR: Final = 3600
-"""Seconds for which the store remembers a breaker that nobody asks for, or longer if it breaks."""
+"""Seconds for which the store keeps a breaker that no pod asks for; longer if its breaks are."""
 
 ISOLATED_FOR: Final = 7 * 24 * 3600
 VOTE_FOR: Final = 30.0
-"""Seconds for which a vote counts where there is no time window that says it."""
+"""Lifetime of a vote in seconds, if there is no time window."""
 
 MOST_CALLS: Final = 10_000
 """The largest count window that pods may share."""
@@ -41,35 +41,35 @@ _STATES: Final = {state.value: state for state in State}
 
 
 class Standing(NamedTuple):
-    """How a breaker stands in the store. `epoch` grows with each change, within one `lineage`."""
+    """A breaker's state in the store. `epoch` grows with each change, within one `lineage`."""
 
     lineage: str
     epoch: int
     state: State
     left: float
-    """Seconds of the break."""
+    """Remaining seconds of the break."""
     opens: int
     cause: Cause | Told
     age: float = 0.0
-    """Seconds since it was closed for the last time."""
+    """Seconds since it was last closed."""
     failure: str = ""
-    """The last failure of the pod that opened it, in words."""
+    """The last failure of the pod that opened it, as text."""
 
 
 class Nonsense(NamedTuple):
-    """An answer that cannot be understood."""
+    """An answer that cannot be parsed."""
 
     why: str
 
 
 class Reply(NamedTuple):
-    """What the store answers for one breaker."""
+    """The store's answer for one breaker."""
 
     standing: Standing
     places: Sequence[int | None]
     """Where the last call of each entry of the report was counted; None if nothing was."""
     granted: Sequence[str]
-    """The ids of the probes that were asked for; empty where there is no room."""
+    """The ids of the requested probes; empty where there is no room."""
     totals: tuple[int, int, int]
     """Calls, failed and slow ones in the window of all pods."""
 
@@ -80,7 +80,7 @@ def microseconds(seconds: float) -> int:
 
 
 def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
-    """Return the settings as the script wants them."""
+    """Return the settings in the script's format."""
     s = settings
     kind, plan, step = _trial(s.probes)
     longest = max(s.window or 0.0, s.probe_timeout, s.break_after(1), s.break_after(2))
@@ -105,7 +105,7 @@ def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
 
 
 def _trial(probes: Probes) -> tuple[str, list[float], int]:
-    """Return what kind of trial it is, its numbers, and its step in microseconds."""
+    """Return the kind of trial, its numbers, and its step in microseconds."""
     if isinstance(probes, Ramp):
         return "ramp", list(probes.shares), microseconds(probes.step)
     if isinstance(probes, SlowStart):
@@ -114,7 +114,7 @@ def _trial(probes: Probes) -> tuple[str, list[float], int]:
 
 
 def fingerprint(settings: BreakerSettings, quorum: int | None) -> str:
-    """Return the settings as text that is the same in every process that has the same."""
+    """Return the settings as text that is equal in all processes with equal settings."""
     given = {name: value for name, value in settings._asdict().items() if value is not None}
     if callable(settings.break_for):
         given["break_for"] = [settings.break_after(opens) for opens in range(1, 5)]
@@ -124,14 +124,14 @@ def fingerprint(settings: BreakerSettings, quorum: int | None) -> str:
 
 
 def window_part(settings: BreakerSettings) -> str:
-    """Return the name of the window: pods that count otherwise have another, but the same state."""
+    """Return the window's name: pods with other windows count separately but share the state."""
     if settings.window is not None:
         return f"t{microseconds(settings.window)}"
     return "none" if settings.window_calls is None else f"c{settings.window_calls}"
 
 
 class Breaks:
-    """The lengths of the next two breaks; the user's function is asked once for each."""
+    """The lengths of the next two breaks; calls the user's function once for each."""
 
     __slots__ = ("_lengths", "_question")
 
@@ -140,7 +140,7 @@ class Breaks:
         self._lengths: list[int] = []
 
     def after(self, settings: BreakerSettings, opens: int) -> list[int]:
-        """Return them in microseconds, after so many opens in a row."""
+        """Return them in microseconds, after `opens` opens in a row."""
         if self._question != (settings, opens):
             lengths = [settings.break_after(opens + more) for more in (1, 2)]
             self._question = settings, opens
@@ -154,9 +154,9 @@ def vote_for(settings: BreakerSettings) -> float:
 
 
 def parse_replies(reply: object, count: int) -> list[Reply | Nonsense]:
-    """Return what is answered for each of `count` breakers; raise `StoreUnavailable` if nothing is.
+    """Return the answer for each of `count` breakers; raise `StoreUnavailable` if there is none.
 
-    One that makes no sense says nothing against the others.
+    An invalid answer for one breaker does not invalidate the others.
     """
     if not isinstance(reply, list) or len(reply) != count:
         said = f"{len(reply)} answers" if isinstance(reply, list) else type(reply).__name__
@@ -165,14 +165,14 @@ def parse_replies(reply: object, count: int) -> list[Reply | Nonsense]:
 
 
 def answered(error: StoreUnavailable) -> bool:
-    """Tell whether the store did answer, though with nothing of use: as it will the next time."""
+    """Return whether the store answered, but uselessly: the next answer will be the same."""
     from redis.exceptions import ResponseError
 
     return isinstance(error.__cause__, (ResponseError, ValueError))
 
 
 def parse_push(message: bytes) -> tuple[str, Standing] | None:
-    """Return whose state was pushed, and what it is; None if the message makes no sense."""
+    """Return whose state was pushed, and the state; None if the message is invalid."""
     try:
         parts = json.loads(message) if len(message) <= _LONGEST_PUSH else None
         if not isinstance(parts, list) or len(parts) != _PUSHED:
@@ -222,7 +222,7 @@ def _standing(fields: list[str]) -> Standing:
 
 
 def _number(said: str | bytes | int) -> int:
-    """Return a whole number that is neither below 0 nor too large to be counted on."""
+    """Return an integer that is neither negative nor too large to be exact."""
     number = said if isinstance(said, int) else int(said[:_DIGITS])
     if not 0 <= number <= LONGEST or (not isinstance(said, int) and len(said) > _DIGITS):
         raise ValueError(f"the number {said!r:.100}")

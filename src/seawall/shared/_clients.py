@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
 CONNECTIONS: Final = 128
-"""Of one client, for each server. redis-py raises above it: a link asks for fewer at a time."""
+"""Maximum connections of one client per server. redis-py raises above it; a link uses fewer."""
 
 _LOGIN: Final = ("username", "password", "credential_provider", "client_name")
 _SOCKET: Final = ("socket_keepalive", "socket_keepalive_options")
@@ -41,32 +41,32 @@ class Clients:
     """Makes clients for one place; they are ours alone."""
 
     def __init__(self, place: Place, remap: Any = None) -> None:
-        """Lead to `place`; `remap` changes addresses that a cluster names."""
+        """Connect to `place`; `remap` changes addresses that a cluster names."""
         self.place = place
         self._remap = remap
 
     def describe(self) -> str:
-        """Return where this leads, without user name and password."""
+        """Return the address, without user name and password."""
         return repr(self.place)
 
     def __repr__(self) -> str:
-        """Return the same."""
+        """Return a text with the address, without user name and password."""
         return f"Clients({self.describe()})"
 
     def make(self, timeout: float) -> Redis | RedisCluster:
-        """Return a new asyncio client, not yet connected; its `aclose` closes all that it opened.
+        """Return a new asyncio client, not yet connected; its `aclose` closes everything it opened.
 
-        To be used in one event loop. `timeout`: seconds for connecting, and for each reply.
+        Use it in one event loop. `timeout`: seconds for connecting, and for each reply.
         """
         if self.place.kind == "cluster":
             return self._cluster(timeout)
         return self._one_server(timeout)
 
     def make_listener(self, timeout: float, attempt: int = 0) -> Redis:
-        """Return a new asyncio client to subscribe with.
+        """Return a new asyncio client for subscriptions.
 
-        In a cluster any node passes on what is published at any other, so there it is a client of
-        one node; count `attempt` up after each failure, and the next node is taken.
+        In a cluster, any node forwards what is published at any other, so there it is a client of
+        one node. Increment `attempt` after each failure to use the next node.
         """
         if self.place.kind == "cluster":
             return self._node(self.place.nodes[attempt % len(self.place.nodes)], timeout)
@@ -111,13 +111,13 @@ class Clients:
         ]
 
         class AnySentinel(Sentinel):
-            """Asks all at the same time: a dead one would take the whole timeout, each time."""
+            """Asks all sentinels concurrently: a dead one would take the whole timeout."""
 
             async def discover_master(self, service_name: str) -> Any:
                 return await _first_answer(one.discover_master(service_name) for one in guards)
 
         class Owner(Redis):
-            """Closes the connections to the sentinels too: redis-py leaves them open."""
+            """Also closes the connections to the sentinels: redis-py leaves them open."""
 
             async def aclose(self, *args: Any, **kwargs: Any) -> None:
                 try:
@@ -135,23 +135,23 @@ class Clients:
 
 
 class _OnlyScripts:
-    """Stands for redis-py's list of the server's commands, which says where their keys are.
+    """Replaces redis-py's list of the server's commands, which says where their keys are.
 
     Loading it blocks the event loop for tens of milliseconds at every new view of the cluster; and
-    of scripts, all that is sent here, redis-py knows where the keys are.
+    only scripts are sent here, of which redis-py knows where the keys are.
     """
 
     async def initialize(self, node: Any) -> None:
         """Load nothing."""
 
     async def get_keys(self, *command: Any) -> None:
-        """Know no keys: redis-py then refuses to send the command."""
+        """Return no keys: redis-py then refuses to send the command."""
 
 
 def settings_of(target: object) -> Clients:
     """Read the settings of a URL or of a redis-py client (sync or asyncio), or raise.
 
-    A client may be a `Redis`, a `RedisCluster`, or what `Sentinel.master_for` returns.
+    A client may be a `Redis`, a `RedisCluster`, or the return value of `Sentinel.master_for`.
     """
     try:
         import redis
@@ -168,7 +168,7 @@ def settings_of(target: object) -> Clients:
 
 
 def _quick(timeout: float) -> dict[str, Any]:
-    """Arguments that bound every wait by `timeout`, and leave the choice of a retry to us."""
+    """Return arguments that bound every wait by `timeout`, and switch off redis-py's retries."""
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
@@ -184,7 +184,7 @@ def _quick(timeout: float) -> dict[str, Any]:
 
 
 async def _first_answer(questions: Iterable[Any]) -> Any:
-    """Return the first good answer, and drop the other questions; raise the last error if none."""
+    """Return the first good answer and cancel the others; raise the last error if there is none."""
     import asyncio
 
     tasks = [asyncio.ensure_future(question) for question in questions]
@@ -245,7 +245,7 @@ def _address(given: Mapping[str, Any], port: int) -> Node:
 
 
 def _taken(given: Mapping[str, Any], connection_class: type | None) -> dict[str, Any]:
-    """Return what we take over of a client's arguments: the login, TLS and the database."""
+    """Return the client's arguments that we adopt: the login, TLS and the database."""
     from redis.asyncio import SSLConnection as AsyncSSLConnection
     from redis.connection import SSLConnection
 
