@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import sys
+import threading
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -58,6 +60,8 @@ def check_account(pipeline: Pipeline) -> None:
     seen = pipeline.snapshot()
     ended = sum(seen[ending] for ending in Ending)
     assert seen["read"] == ended + seen["in_flight"], seen
+    run = pipeline._run or pipeline._last
+    assert run is None or len(run.live) == seen["in_flight"], seen
 
 
 async def pause(seconds: float) -> None:
@@ -1253,3 +1257,44 @@ def test_dead_letters_whose_function_was_cancelled_inside_are_stored_again() -> 
     pipeline.read([1]).sink(fail)
     assert run_virtual(pipeline.run())
     assert attempts == [1, 1]
+
+
+def test_order_that_is_lost_before_a_branch_is_a_danger() -> None:
+    """On both ways, once each, also where they meet again."""
+
+    async def same(number: int) -> int:
+        return number
+
+    pipeline = Pipeline("p")
+    small, large = pipeline.read([1]).stage(same, name="wide", workers=4).branch(bool)
+    small.stage(same, name="narrow").merge(large).sink(same, name="end", ordered_by=int)
+    (danger,) = pipeline.dangers()
+    assert "'end'" in danger
+    assert "'wide'" in danger
+
+
+def test_numbers_seen_from_another_thread_fit_together() -> None:
+    """The account is right at each instant, whoever looks."""
+    pipeline, wrong, is_over = Pipeline("p"), [], threading.Event()
+
+    async def same(number: int) -> int:
+        return number
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen = pipeline.snapshot()
+            if seen["read"] != seen["in_flight"] + sum(seen[ending] for ending in Ending):
+                wrong.append(seen)
+
+    pipeline.read(range(20_000)).stage(same, workers=4).sink(id, name="store")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        assert asyncio.run(pipeline.run())
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert not wrong

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from seawall.pipeline import Pipeline
+from seawall import Channel
+from seawall.durable import Database, Sqlite, migrate
+from seawall.pipeline import Collect, IterableSource, Page, Pipeline, lines, pages, table
 from seawall.pipeline.engine import MOST_UNREPORTED
 from seawall.testing import run_virtual
 
@@ -257,3 +262,105 @@ def test_what_is_given_back_at_a_stop_is_given_again_while_the_store_is_down() -
 
     run_virtual(main())
     assert sorted(source.returned) == list(range(50))
+
+
+# --- A second run of the same pipeline ---
+
+
+def file_of(path: Path, checkpoint: Path | None) -> Any:
+    path.write_text("0\n1\n2\n3\n")
+    return lines(path, checkpoint=checkpoint)
+
+
+def pages_of(_path: Path, checkpoint: Path | None) -> Any:
+    def page(cursor: int | None) -> Page[str] | None:
+        first = cursor or 0
+        return Page([f"{first}", f"{first + 1}"], first + 2, more=True) if first < 4 else None
+
+    return pages(page, checkpoint=checkpoint)
+
+
+def table_of(path: Path, checkpoint: Path | None) -> Any:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE numbers (id INTEGER PRIMARY KEY)")
+        connection.executemany("INSERT INTO numbers VALUES (?)", [(n,) for n in range(1, 5)])
+    database = Database(Sqlite(str(path)))
+    if checkpoint is not None:
+        migrate(database)
+    return table(database, "numbers", checkpoint=checkpoint and "export")
+
+
+def list_of(_path: Path, checkpoint: Path | None) -> Any:
+    return IterableSource(["0", "1", "2", "3"], checkpoint=checkpoint)
+
+
+def channel_of(_path: Path, _checkpoint: Path | None) -> Any:
+    channel: Channel[str] = Channel(10)
+    for number in range(4):
+        channel.put(f"{number}")
+    return channel
+
+
+@pytest.mark.parametrize(
+    ("make", "is_kept"),
+    [
+        *[(make, is_kept) for make in (file_of, pages_of, table_of) for is_kept in (False, True)],
+        (list_of, True),
+        (channel_of, False),
+    ],
+)
+def test_a_second_run_goes_on_behind_what_has_ended(
+    tmp_path: Path, make: Callable[[Path, Path | None], Any], *, is_kept: bool
+) -> None:
+    """What was given back comes again, and nothing else; a stop is for one run."""
+    source = make(tmp_path / "numbers", tmp_path / "place" if is_kept else None)
+    seen: list[int] = []
+    all_seen = asyncio.Event()
+
+    def number_of(value: Any) -> int:
+        return value["id"] - 1 if isinstance(value, dict) else int(value)
+
+    async def store(number: int) -> None:
+        if number == 2 and 2 not in seen:
+            seen.append(number)
+            pipeline.stop(0)
+            await asyncio.Event().wait()
+        seen.append(number)
+        if number == 3:
+            all_seen.set()
+
+    pipeline = Pipeline("p")
+    pipeline.read(source).stage(number_of, workers=1).sink(store)
+
+    async def main() -> None:
+        assert not await pipeline.run()
+        assert seen[:3] == [0, 1, 2]
+        running = asyncio.create_task(pipeline.run())
+        await all_seen.wait()
+        pipeline.stop(5)
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert seen == [0, 1, 2, 2, 3]
+
+
+def test_a_second_run_collects_again() -> None:
+    """The collections of the first run are over, not the source."""
+
+    async def read() -> int:
+        return 1
+
+    async def main() -> int:
+        pipeline = Pipeline("p")
+        collected = []
+        pipeline.read(Collect({"S1": read}, minimum=1, within=1.0).every(1.0)).sink(
+            collected.append, name="store"
+        )
+        for _ in range(2):
+            running = asyncio.create_task(pipeline.run())
+            await pause(2.5)
+            pipeline.stop(0)
+            assert not await running
+        return len(collected)
+
+    assert run_virtual(main()) == 6

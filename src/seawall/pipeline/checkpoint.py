@@ -79,7 +79,10 @@ def not_a_place(checkpoint: Any) -> ValueError:
 
 
 class SavedPlace:
-    """Saves the place of a source now and then; without a checkpoint it does nothing."""
+    """Saves the place of a source now and then; without a checkpoint only its last, in memory.
+
+    That is for another run of the same source.
+    """
 
     def __init__(self, checkpoint: KeptIn, every: float, clock: Clock | None) -> None:
         """Save to `checkpoint` once in `every` seconds at most."""
@@ -98,9 +101,8 @@ class SavedPlace:
 
     async def load(self) -> Any:
         """Return the place of the last run, None if there is none."""
-        if self.checkpoint is None:
-            return None
-        self._saved = await self.checkpoint.load()
+        if self.checkpoint is not None:
+            self._saved = await self.checkpoint.load()
         return self._saved
 
     async def save_if_due(self, place: Callable[[], Any]) -> None:
@@ -110,9 +112,10 @@ class SavedPlace:
 
     async def save(self, place: Any) -> None:
         """Save `place`, unless it is the one that was saved last."""
-        if self.checkpoint is None or place is None or place == self._saved:
+        if place is None or place == self._saved:
             return
-        await self.checkpoint.save(place)
+        if self.checkpoint is not None:
+            await self.checkpoint.save(place)
         self._saved, self._saved_at = place, self._clock.now()
 
 

@@ -299,6 +299,11 @@ class CollectSource(IterableSource[Collection[T]]):
         """Return the collections without a pipeline."""
         return self._collected()
 
+    async def close(self) -> None:
+        """Collect no more; another run begins anew."""
+        await super().close()
+        self._begin(self._collected())
+
     def snapshot(self) -> dict[str, Any]:
         """Return what `Collect.snapshot` does, with its kind."""
         return {"kind": "collect", **self._collect.snapshot()}

@@ -612,11 +612,14 @@ class Run:
         From any thread.
         """
         now = self.now()
-        oldest = next(iter(self.live), None)
+        oldest = next(iter(list(self.live)), None)
+        # In this order, and without `live`: another thread may look in the middle of a change.
+        ends = dict(self.ends)
+        read = self.read
         return {
-            "read": self.read,
-            "in_flight": len(self.live),
-            **{str(ending): number for ending, number in self.ends.items()},
+            "read": read,
+            "in_flight": read - sum(ends.values()),
+            **{str(ending): number for ending, number in ends.items()},
             "degraded": self.degraded,
             "replayed": 0 if self.replay is None else self.replay.read,
             "oldest": None

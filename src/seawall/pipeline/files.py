@@ -128,6 +128,8 @@ class FileSource(Generic[T]):
         finally:
             if self._reading is not None:
                 self._reading.close()
+                self._reading = None  # another run begins at the checkpoint
+                self._files.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """Return which file is read, and how far."""

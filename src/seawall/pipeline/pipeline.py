@@ -31,7 +31,7 @@ from seawall.pipeline.engine import Reader, Run, source_snapshot
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import IterableSource, Source, as_source
-from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, make_stage
+from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
 from seawall.runtime.functions import kind_of
 from seawall.runtime.stop_signals import run_until_signal
 from seawall.runtime.virtual import run as run_virtual
@@ -399,21 +399,27 @@ class Pipeline:
 
     def dangers(self) -> list[str]:
         """Return what may surprise: order that is lost on the way."""
-        found = []
-        for read in self._reads:
-            before = ""
-            step: Any = read.following
-            while isinstance(step, _Do):
+        found: dict[str, None] = {}
+        ways = [(read.following, "") for read in reversed(self._reads)]
+        gone: set[tuple[int, str]] = set()
+        while ways:
+            step, before = ways.pop()
+            if (id(step), before) in gone:
+                continue
+            gone.add((id(step), before))
+            if isinstance(step, _Fork):
+                ways += [(step.no, before), (step.yes, before)]
+            elif step is not None:
                 stage = step.stage
                 if stage.ordered_by is not None and before:
-                    found.append(
+                    found[
                         f"stage {stage.name!r} keeps the order in which items come to it, but"
                         f" {before!r} before it works at several at once: write ordered_by= there"
-                    )
+                    ] = None
                 if stage.workers > 1 and stage.ordered_by is None:
                     before = stage.name
-                step = step.following
-        return found
+                ways.append((step.following, before))
+        return list(found)
 
     # Running
 
@@ -421,7 +427,9 @@ class Pipeline:
         """Run until all sources are over and every item has ended, or until `stop`.
 
         Return whether it came to the end of its sources. A stage with on_failure="stop" ends it
-        with its error, and so does a source that fails.
+        with its error, and so does a source that fails. Run again, it goes on behind what has
+        ended: at its place in a file or table, with what is left of a stream or queue. Only an
+        iterator hands out nothing twice.
         """
         self._check_complete()
         if self._run is not None:
@@ -431,18 +439,19 @@ class Pipeline:
         bury = store if letters is None else letters.add
         run = Run(self.name, dead_letters=bury, rng=self._rng, letter_id=letter_ids(store))
         self._build(run, [read.source for read in self._reads], letters, in_memory=False)
+        if self._stop_grace is not None:
+            run.stop(run.now() + self._stop_grace)
         try:
             return await self._carry_out(run)
         finally:
+            self._stop_grace = None
             for step in self._steps:
-                if isinstance(step, _Do) and step.stage.owns_pool and step.stage.pool is not None:
-                    step.stage.pool.close(0.0)
+                if isinstance(step, _Do):
+                    step.stage = closed_stage(step.stage)
 
     async def _carry_out(self, run: Run) -> bool:
         self._run = run
         try:
-            if self._stop_grace is not None:
-                run.stop(run.now() + self._stop_grace)
             is_over = await run.run()
         except asyncio.CancelledError:
             run.tell_end("stopped")

@@ -165,11 +165,20 @@ class PageSource(Generic[T]):
         asking, self._asking = self._asking, None
         try:
             await self._place.save(self._saved())
+            self._go_back()
         finally:
             if asking is not None:
                 await end([asking])
                 if not asking.cancelled() and asking.done():
                     asking.exception()  # nobody else looks at it
+
+    def _go_back(self) -> None:
+        """Have another run begin at the checkpoint; functions without a cursor have none."""
+        if self._kind != "calls":
+            self._cursor = self._ended
+            self._ready.clear()
+            self._pages.clear()
+            self._positions = Positions(self._numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the seconds until the next call."""

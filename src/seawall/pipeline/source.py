@@ -206,6 +206,8 @@ class IterableSource(Generic[T]):
         try:
             if self._positions is not None:
                 await self._place.save(self._positions.checkpoint)
+                if not isinstance(self._items, Iterator | AsyncIterator):
+                    self._positions = None  # another run begins at the checkpoint
         finally:
             close = getattr(self._async, "aclose", None)
             if close is not None:

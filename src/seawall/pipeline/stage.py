@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -204,7 +204,19 @@ def _workers(
     count = check.count("workers", workers, maximum=MOST_WORKERS)
     if kind == "async":
         return None, count, False
-    return IoPool(f"{name} threads", workers=count), count, True
+    return _threads(name, count), count, True
+
+
+def _threads(name: str, count: int) -> IoPool:
+    return IoPool(f"{name} threads", workers=count)
+
+
+def closed_stage(stage: Stage) -> Stage:
+    """Close the threads of a stage that are its own; return it with others, for another run."""
+    if not stage.owns_pool or stage.pool is None:
+        return stage
+    stage.pool.close(0.0)
+    return replace(stage, pool=_threads(stage.name, stage.workers))
 
 
 def _batch(name: str, batch: Any) -> BatchSize:

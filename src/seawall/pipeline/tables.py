@@ -98,6 +98,7 @@ class TableSource:
         """Save the checkpoint."""
         if self._positions is not None:
             await self._place.save(self._positions.checkpoint)
+            self._positions = None  # another run begins there
 
     def snapshot(self) -> dict[str, Any]:
         """Return the last row that was handed out, and whether later ones wait for a gap."""
