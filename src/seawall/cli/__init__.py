@@ -144,7 +144,7 @@ def _demo(given: list[str]) -> int:
 
 
 class Command(NamedTuple):
-    """One command: what runs it, one line about it, and the module that declares its arguments."""
+    """One command: its function, a one-line description, and the module with its arguments."""
 
     run: Callable[[list[str]], int]
     about: str
@@ -218,11 +218,11 @@ def _version() -> str:
 
     try:
         return version("seawall")
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # running from a source tree
         return "(not installed)"
 
 
-# How it ends
+# Exit status and errors
 
 
 def _status(ended: SystemExit) -> int:
@@ -232,7 +232,7 @@ def _status(ended: SystemExit) -> int:
 
 
 def _told(what: str) -> int:
-    print(what, file=sys.stderr)  # noqa: T201 - that is what a command line does
+    print(what, file=sys.stderr)  # noqa: T201 - the output of a command line
     return MISTAKEN
 
 

@@ -376,7 +376,7 @@ class _Drawing:
         return joined(columns, cells, self._glyphs)
 
     def _happenings(self) -> list[Unit]:
-        """Return what happened last, the latest first; all of one tone: none comes before it."""
+        """Return the last events, the latest first; all with one tone, which keeps their order."""
         latest = self._message["happened"][:MOST_HAPPENINGS]
         return [Unit([self._happening(one)], "ok") for one in latest]
 

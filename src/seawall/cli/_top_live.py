@@ -92,7 +92,7 @@ class _Feed:
             self._ringer.close()
 
     def latest(self) -> tuple[Reading | None, dict[str, History], str, float]:
-        """Return the last message and the past, what is wrong if anything is, and its age."""
+        """Return the last message, the history, the current problem, and the message's age."""
         with self._lock:
             age = self._clock.now() - self._heard
             return self._latest, self._history, self._lost, age

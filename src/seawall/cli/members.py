@@ -2,7 +2,9 @@
 
 Promises:
 - It only reads.
-- The exit status is 0 if all members are alive, 1 if some are suspected or confirmed as failed, and
+- The exit status is 0 if all members are alive, 1 if some are suspected or confirmed as failed, or
+  2 if nothing could be read.
+- It needs only the standard library.
 """
 
 from __future__ import annotations

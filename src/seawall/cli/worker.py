@@ -286,7 +286,7 @@ class Crew:
         _say("stopped")
 
     def stop(self, grace: float) -> None:
-        """Have all workers stop within `grace` seconds; from a signal handler, too."""
+        """Stop all workers within `grace` seconds; also from a signal handler."""
         self._stopped = True
         for worker in self._workers:
             worker.stop(grace)
@@ -302,7 +302,7 @@ class Crew:
 
 
 def _is_finished(task: asyncio.Task[Any]) -> bool:
-    """Tell whether a pipeline has come to the end of its sources: only its `run` returns True."""
+    """Return whether a pipeline has reached the end of its sources: only its `run` returns True."""
     return not task.cancelled() and task.exception() is None and task.result() is True
 
 
@@ -313,7 +313,7 @@ _PASS: Final = (
 
 
 async def _answer_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer any request: that the event loop of the workers gets to it is what a probe asks."""
+    """Answer any request: a probe checks that the event loop of the workers responds at all."""
     with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         async with asyncio.timeout(REQUEST_WITHIN):
             while (await reader.readline()).strip():
@@ -327,7 +327,7 @@ async def _answer_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 class Reloader:
-    """Runs the workers in a process of their own, and restarts it when a source file changes."""
+    """Runs the workers in a separate process, and restarts it when a source file changes."""
 
     def __init__(self, args: Namespace) -> None:
         """Run the same command, without --reload."""
@@ -354,12 +354,12 @@ class Reloader:
         return status
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # In a process group of its own: else Ctrl-C in a terminal would reach it twice.
+        # In its own process group: otherwise Ctrl-C in a terminal would reach it twice.
         apart: Any = {"process_group": 0} if os.name == "posix" else {}
         return subprocess.Popen(self._command, **apart)  # noqa: S603 - this very program
 
     def _wait_for_change(self, files: dict[str, int]) -> dict[str, int]:
-        """Wait for a change, or a signal; return the files as they are then."""
+        """Wait for a change or a signal; return the files as they are then."""
         child, alive = self._child, True
         while not self._stopped.wait(LOOK_EVERY):
             now = source_files(Path.cwd())
@@ -373,7 +373,7 @@ class Reloader:
         return files
 
     def _end(self) -> int:
-        """Have the process stop, and kill it if it does not; return its status."""
+        """Stop the process, and kill it if it does not end; return its status."""
         child = self._child
         if child is None:
             return WELL
@@ -395,9 +395,9 @@ class Reloader:
 
 
 def source_files(folder: Path) -> dict[str, int]:
-    """Return the Python files below `folder`, and when each was changed last.
+    """Return the Python files below `folder` with their modification times.
 
-    Hidden folders and virtual environments are left out.
+    Hidden folders and virtual environments are omitted.
     """
     return dict(_sources(folder))
 
@@ -412,6 +412,6 @@ def _sources(folder: Path) -> Iterator[tuple[str, int]]:
         ]
         for name in names:
             if name.endswith(".py"):
-                with suppress(OSError):  # it is gone
+                with suppress(OSError):  # it was deleted
                     file = Path(root, name)
                     yield str(file.relative_to(folder)), file.stat().st_mtime_ns

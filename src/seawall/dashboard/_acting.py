@@ -1,8 +1,10 @@
-"""What an operator does to a guard of this process: isolate or close a breaker, change a setting.
+"""Operator actions on a guard of this process: isolate or close a breaker, change a setting.
 
-Promises: only what the page offers is done (an act or a setting that its layer has not is refused);
-values are checked by the policy itself, and bad ones change nothing; what was done is logged once,
-with who did it, in one line whatever the names are.
+Promises:
+- Only actions that the page offers are done; an action or setting that its layer does not have is
+  refused.
+- The policy itself checks values, and invalid ones change nothing.
+- Each action is logged once, with the operator, in one line whatever the names are.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ log: Final = logging.getLogger("seawall.dashboard")
 
 MOST_CHANGES: Final = 16
 LONGEST: Final = 500
-"""Characters of a name or a value."""
+"""Maximum length of a name or a value in characters."""
 
 ELSEWHERE_WITHIN: Final = 10.0
-"""Seconds in which another pod has to have done what it was asked for."""
+"""Timeout in seconds for another pod to do a requested action."""
 
 NOT_FROM_HERE: Final = (
     "Open that pod's own dashboard to act on it. A breaker that is shared follows on all pods when"
@@ -38,7 +40,7 @@ _MEMBERS: Final = frozenset({"pod", "guard", "layer", "act", "key", "changes"})
 
 
 class Act(NamedTuple):
-    """What is to be done, as it was asked for."""
+    """A requested action."""
 
     pod: str
     guard: str
@@ -49,7 +51,7 @@ class Act(NamedTuple):
 
 
 def read_act(body: Any) -> Act:
-    """Return what a request's JSON asks for; `Refusal` if it is nothing of the kind."""
+    """Parse the JSON of a request; raise `Refusal` if it is no valid action."""
     if not isinstance(body, dict) or not body.keys() <= _MEMBERS:
         raise _refused(f"Write an object with {', '.join(sorted(_MEMBERS))}.")
     for name in ("pod", "guard", "act"):
@@ -81,7 +83,7 @@ def _read_changes(changes: Any) -> dict[str, Any]:
 
 
 def do_here(asked: Act, view: View, operator: str, client: str) -> str:
-    """Do it to a guard of this process, as far as `view` offers it; return a sentence about it."""
+    """Act on a guard of this process, as far as `view` offers it; return a sentence about it."""
     layer = _offered(asked, view)
     policy = _policy(asked, layer)
     if asked.act == "change":
@@ -97,7 +99,7 @@ def do_here(asked: Act, view: View, operator: str, client: str) -> str:
 
 
 async def do_elsewhere(asked: Act, pods: Any, tell: Callable[..., None]) -> str:
-    """Let another pod do it; return the sentence that it says about it."""
+    """Let another pod do the action; return its sentence about it."""
     try:
         async with asyncio.timeout(ELSEWHERE_WITHIN):
             return str(await pods.act(asked.pod, asked._asdict()))
@@ -109,8 +111,8 @@ async def do_elsewhere(asked: Act, pods: Any, tell: Callable[..., None]) -> str:
 
 
 def told(asked: Act, operator: str, client: str) -> None:
-    """Log what was done, and who did it."""
-    # repr: a name with a line break in it must not look like a record of its own.
+    """Log what was done, and the operator."""
+    # repr: a name with a line break in it must not look like a separate record.
     log.warning(
         "dashboard: operator %r (%s) did %s to guard %r, layer %d, key %r, changes %r, pod %r",
         operator, client, asked.act, asked.guard, asked.layer, asked.key, asked.changes, asked.pod,
@@ -119,7 +121,7 @@ def told(asked: Act, operator: str, client: str) -> None:
 
 
 def _offered(asked: Act, view: View) -> Layer:
-    """Return the layer that this is about, if it offers that."""
+    """Return the layer of the action, if it offers that action."""
     stack = next((guard["stack"] for guard in view["guards"] if guard["name"] == asked.guard), None)
     if stack is None:
         raise _refused("There is no such guard.")
@@ -139,7 +141,7 @@ def _offered(asked: Act, view: View) -> Layer:
 
 
 def _policy(asked: Act, layer: Layer) -> Policy:
-    """Return the policy of that layer, which may have changed since it was looked at."""
+    """Return the policy of that layer, which may have changed since the view was made."""
     try:
         policy: Policy = registry.get_guard(asked.guard).bounds[asked.layer].policy
     except LookupError:
@@ -165,7 +167,7 @@ def _command(policy: Policy, asked: Act) -> None:
 
 
 def _known_key(policy: Breaker, key: str | None) -> Hashable:
-    """Return the key that is shown as `key`: the text itself, or whatever looks like it."""
+    """Return the key that is shown as `key`: the text itself, or the key with that text."""
     known = policy.models()
     if key is None:
         raise _refused("key: this breaker has one for each key; write which.")
@@ -187,7 +189,7 @@ def _change(policy: Policy, layer: Layer, changes: Mapping[str, Any]) -> None:
 
 
 def _fitting(change: Change, value: Any) -> Any:
-    """Return a value of the kind that the setting has; a page has only one kind of numbers."""
+    """Return a value of the type that the setting has; JavaScript has only one type of numbers."""
     if change["kind"] == "text":
         if not isinstance(value, str):
             raise _refused(f"{change['name']}: write text.")

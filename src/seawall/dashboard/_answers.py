@@ -1,8 +1,9 @@
-"""How the dashboard answers: the headers of every answer, and JSON that breaks out of nothing.
+"""Responses of the dashboard: the headers of every response, and JSON that is safe to embed.
 
-Promises: no answer may be framed, sniffed, kept, or read by a page of another origin; a page of
-ours runs only scripts and styles that this app serves; whatever text is in a JSON document, there
-is no `<`, `>`, `&`, and nothing but ASCII in it.
+Promises:
+- No response may be framed, sniffed, cached, or read by a page of another origin.
+- Our page runs only scripts and styles that this app serves.
+- A JSON document contains no `<`, `>`, `&`, and nothing but ASCII, whatever its texts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ POLICY: Final = (
     " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'"
 )
-"""The Content-Security-Policy of every answer."""
+"""The Content-Security-Policy of every response."""
 
 SAFE: Final[Headers] = [
     (b"content-security-policy", POLICY.encode()),
@@ -39,29 +40,29 @@ _WRITER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class Refusal(Exception):
-    """What is asked for is not done; the answer is a problem with this status and these words."""
+    """The request is refused; the response is a problem with this status and text."""
 
     def __init__(
         self, status: int, title: str, detail: str, *, retry_after: float | None = None
     ) -> None:
-        """Answer so; the words are shown to whoever asked."""
+        """Set the status and the text, which is shown to the client."""
         super().__init__(f"{status} {title}: {detail}")
         self.problem = Problem(status, title, detail, retry_after=retry_after)
         self.headers: Headers = []
 
 
 def forbidden(detail: str) -> Refusal:
-    """Return the refusal of somebody who may not do this."""
+    """Return the refusal of a client without permission."""
     return Refusal(403, "Forbidden", detail)
 
 
 def unavailable(detail: str) -> Refusal:
-    """Return the refusal of somebody who may come again soon."""
+    """Return the refusal of a client that may retry soon."""
     return Refusal(503, "Service unavailable", detail, retry_after=5.0)
 
 
 def expect(method: str, *methods: str) -> None:
-    """Return if `method` is one of `methods`; else `Refusal`."""
+    """Return if `method` is one of `methods`; otherwise raise `Refusal`."""
     if method not in methods:
         refusal = Refusal(405, "Method not allowed", f"Write {' or '.join(methods)}.")
         refusal.headers = [(b"allow", ", ".join(methods).encode())]
@@ -69,9 +70,9 @@ def expect(method: str, *methods: str) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """Return `value` as JSON; raises ValueError or TypeError for what JSON has no word for."""
+    """Return `value` as JSON; raise ValueError or TypeError for what JSON cannot represent."""
     text = _WRITER.encode(value)
-    # Outside of its texts, JSON has none of the characters that are escaped.
+    # Outside strings, JSON has none of the characters that are escaped.
     for character, escaped in _ESCAPED.items():
         if character in text:
             text = text.replace(character, escaped)
@@ -87,7 +88,7 @@ async def send_answer(
     more: Headers | None = None,
     head: bool = False,
 ) -> None:
-    """Send a whole answer; with `head`, all of it but its body."""
+    """Send a whole response; with `head`, all of it but its body."""
     headers = [
         (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
@@ -99,7 +100,7 @@ async def send_answer(
 
 
 async def send_refusal(send: Send, refusal: Refusal, *, head: bool = False) -> None:
-    """Send what a refusal says, as problem+json."""
+    """Send a refusal as problem+json."""
     problem = refusal.problem
     (_, kind), *more = problem.raw_headers()
     body = to_json(json.loads(problem.body()))

@@ -1,6 +1,6 @@
 """The files of the page: read once, by names that are known beforehand.
 
-What somebody asks for is looked up in a table; no path is ever made of it.
+Requested names are looked up in a table; no path is ever made from them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 INDEX: Final = "index.html"
 SCRIPTS: Final = re.compile(rb"<!-- (?:extra )?scripts -->")
-"""Where in the index the scripts and styles of another page are put."""
+"""The place in the index for the scripts and styles of a derived page."""
 
 KINDS: Final = {
     "html": b"text/html; charset=utf-8",
@@ -21,11 +21,11 @@ KINDS: Final = {
     "js": b"text/javascript; charset=utf-8",
     "svg": b"image/svg+xml",
 }
-"""The files there are, by how their names end, and what they are sent as."""
+"""Content types of the files, by the extension of their names."""
 
 
 class Asset(NamedTuple):
-    """One file: what it is, and what is in it."""
+    """One file: its content type and its content."""
 
     kind: bytes
     body: bytes
@@ -33,7 +33,7 @@ class Asset(NamedTuple):
 
 @cache
 def assets(package: str = "seawall.dashboard", folder: str = "page") -> dict[str, Asset]:
-    """Return the files of a page by name, as they are in `folder` of `package`."""
+    """Return the files in `folder` of `package` by name."""
     found: dict[str, Asset] = {}
     place = files(package).joinpath(folder)
     if place.is_dir():
@@ -45,7 +45,7 @@ def assets(package: str = "seawall.dashboard", folder: str = "page") -> dict[str
 
 
 def index(page: bytes, more: tuple[str, ...]) -> bytes:
-    """Return the index with tags for `more` scripts and styles, which are served as its own are."""
+    """Return the index with tags for `more` scripts and styles, which are served like its own."""
     tags = "\n".join(_tag(name) for name in more).encode()
     return SCRIPTS.sub(lambda _: tags, page, count=1)
 

@@ -1,15 +1,18 @@
-"""Who may look, and who may act.
+"""Authorization: which requests may look, and which may act.
 
-Promises: each request is asked about anew; what cannot be decided (a callback that fails, hangs or
-returns something else) is refused; nothing of the reason but fixed words is told to who is refused.
+Promises:
+- Each request is checked anew.
+- Anything undecidable (a callback that fails, hangs or returns something else) is refused.
+- A refused client sees only fixed texts, not the reason.
 
-With `local`, only this machine may look. That takes more than the address of the peer, for a
-browser here can be sent by any page in the world, and a proxy here speaks for all of it:
+With `local`, only this machine may look. Checking the peer's address is not enough, because any web
+page can make a browser on this machine send requests, and a proxy on this machine forwards those of
+others. So all of this must hold:
 
 - the connection comes from a loopback address to a loopback address;
-- the Host is a loopback's name, so no name that somebody else pointed here (DNS rebinding);
-- no header tells of a proxy, and no HTTP/1.0, which only those still speak;
-- this process listens on no address that another machine reaches.
+- the Host is a loopback name, not a foreign name that points here (DNS rebinding);
+- no header comes from a proxy, and the request is not HTTP/1.0, which only proxies still use;
+- this process listens on no address that another machine can reach.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ Ask = Callable[[Visit], Any]
 """`allow` or `operate`: plain or async."""
 
 PATIENCE: Final = 10.0
-"""Seconds that a callback has for its answer."""
+"""Timeout in seconds for a callback."""
 
 LOOKED_AGAIN: Final = 10.0
-"""Seconds after which the addresses that this process listens on are looked up again."""
+"""Interval in seconds at which this process's listening addresses are looked up again."""
 
 NEVER_YET: Final = float("-inf")
 
 QUIET: Final = 60.0
-"""Seconds between two records of the same trouble: whoever asks must not fill the log."""
+"""Minimum number of seconds between two records of one problem: clients must not fill the log."""
 
 LONGEST_NAME: Final = 80
 LONGEST_HOST: Final = 300
@@ -74,18 +77,18 @@ _PROXIED_AS: Final = (
     "x-proxy",
     "x-varnish",
 )
-"""Headers that proxies add: these, and all that begin so."""
+"""Headers that proxies add: these names, and all that start with these prefixes."""
 
 log: Final = logging.getLogger("seawall.dashboard")
 
 
 class Door:
-    """Decides about each request; made of what the dashboard was given."""
+    """Decides about each request, by the settings of the dashboard."""
 
     def __init__(
         self, allow: Ask | None, operate: Ask | None, *, local: bool, clock: Clock
     ) -> None:
-        """Raise ValueError if everybody could look, RuntimeError if `local` is not."""
+        """Raise ValueError if anyone could look, RuntimeError if `local` does not hold."""
         self.allow = None if allow is None else check.function("allow", allow)
         self.operate = None if operate is None else check.function("operate", operate)
         self.local = check.flag("local", local)
@@ -102,7 +105,7 @@ class Door:
         self.check_exposure()
 
     def check_exposure(self) -> None:
-        """Raise RuntimeError if only this machine may look, but others reach this process."""
+        """Raise RuntimeError if only this machine may look, but others can reach this process."""
         if self.local:
             self._look_at = NEVER_YET
             reached = self._look()
@@ -111,7 +114,7 @@ class Door:
                 raise RuntimeError(f"Dashboard(local=True): {_exposure(reached)}")
 
     def _look(self) -> str | None:
-        """Return where others reach this process; once they do, that is not forgotten."""
+        """Return an address at which others reach this process; once found, it is remembered."""
         now = self._clock.now()
         if self._exposed is None and now >= self._look_at:
             self._look_at = now + LOOKED_AGAIN
@@ -119,7 +122,7 @@ class Door:
         return self._exposed
 
     async def admit(self, visit: Visit) -> None:
-        """Return if this request may look; else raise `Refusal`."""
+        """Return if this request may look; otherwise raise `Refusal`."""
         if self.local:
             reached = self._look()
             if reached is not None:
@@ -132,7 +135,7 @@ class Door:
             raise forbidden("You may not look at this.")
 
     async def operator(self, visit: Visit) -> str | None:
-        """Return the name of who may act by this request, which may look; None if nobody."""
+        """Return the name of the operator of an admitted request; None if it may not act."""
         if self.operate is None:
             return None
         name = await self._answer("operate", self.operate, visit)
@@ -143,7 +146,7 @@ class Door:
         return name.strip()[:LONGEST_NAME] or None
 
     async def _answer(self, name: str, ask: Ask, visit: Visit) -> Any:
-        """Return what a callback says; None if it fails."""
+        """Return the result of a callback; None if it fails."""
         import asyncio
 
         try:
@@ -153,7 +156,7 @@ class Door:
                     answer = await answer
         except Refusal:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no permission
+        except Exception as error:  # noqa: BLE001 - any failure means no permission
             self.tell(name, logging.ERROR, "%s() failed, so it is refused: %r", name, error)
             return None
         wanted = "True or False" if name == "allow" else "the operator's name, or None"
@@ -165,11 +168,11 @@ class Door:
         return answer
 
     def tell(self, about: str, level: int, message: str, *told: object) -> None:
-        """Log a trouble, unless it was a moment ago."""
+        """Log a problem, unless it was logged a moment ago."""
         now = self._clock.now()
         if now >= self._quiet.get(about, now):
             self._quiet[about] = now + QUIET
-            # What an error says may hold what a stranger wrote: one line, and not a long one.
+            # An error may quote what a client sent, so write one line of limited length.
             log.log(level, "dashboard: %s", shown(redacted(message % told), LONGEST_RECORD))
 
 
@@ -181,7 +184,7 @@ def _exposure(address: str) -> str:
 
 
 def _not_local(visit: Visit) -> str:
-    """Return why a request is not this machine's own; "" if it is."""
+    """Return why a request does not come from this machine; "" if it does."""
     if not is_loopback(visit.peer or ""):
         return "the request comes from another"
     server = visit.scope.get("server")
@@ -196,18 +199,19 @@ def _not_local(visit: Visit) -> str:
 
 
 def _is_old(visit: Visit) -> bool:
-    # A plain proxy_pass of nginx adds no header and writes our own address as the Host, but it
-    # speaks HTTP/1.0, which no browser does.
+    # A plain proxy_pass of nginx adds no header and sends our own address as the Host, but it uses
+    # HTTP/1.0, which no browser does.
     return visit.scope.get("http_version") in ("0.9", "1.0")
 
 
 def _is_of_proxy(header: str) -> bool:
-    name = header.replace("_", "-").lower()  # some write it so, and some take it for the same
+    # some write underscores, and some treat them as the same
+    name = header.replace("_", "-").lower()
     return name in _PROXIED or name.startswith(_PROXIED_AS)
 
 
 def _is_loopback_name(host: str | None) -> bool:
-    if host is None or len(host) > LONGEST_HOST or "%" in host:  # that begins no part of a name
+    if host is None or len(host) > LONGEST_HOST or "%" in host:  # % never occurs in a valid name
         return False
     name, _, port = (
         host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "")

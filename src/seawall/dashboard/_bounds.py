@@ -1,7 +1,7 @@
-"""How much is shown at most, and how text of users is made fit to be shown.
+"""Limits on what is shown, and sanitizing of users' texts.
 
 Names, keys and causes come from users, and views from other pods: all of it is bounded here, so
-that no page grows without end and no name plays tricks on a terminal or a log.
+that no page grows without limit and no name can manipulate a terminal or a log.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ MOST_SECTIONS: Final = 20
 MOST_TROUBLES: Final = 100
 MOST_HAPPENINGS: Final = 100
 MOST_VERBS: Final = 8
-"""Different things that a happening counts of its subject."""
+"""Maximum number of different verbs that an event group counts."""
 MOST_FACTS: Final = 16
 MOST_CHANGES: Final = 16
 MOST_ACTS: Final = 8
 MOST_KEYS: Final = 5
-"""Keys of a keyed policy that are shown by name: they are users' data."""
+"""Maximum number of keys of a keyed policy that are shown by name: they are users' data."""
 
 MOST_NODES: Final = 40
-"""Sources and stages of a pipeline that are drawn."""
+"""Maximum number of sources and stages drawn for one pipeline."""
 MOST_DRAWN: Final = 80
-"""The same of all pipelines of a process: the others are told in a line."""
+"""The same for all pipelines of a process; the others are summarized in a line."""
 MOST_TRACKS: Final = MOST_ROWS + MOST_DRAWN
-"""Rows, sources and stages whose past is kept."""
+"""Maximum number of rows, sources and stages whose history is kept."""
 MOST_AT_WORK: Final = 4
-"""Workers of a stage that are shown with what they do."""
+"""Maximum number of workers of a stage that are shown with their current item."""
 MOST_CAUSES: Final = 5
-"""Causes of a stage's failures, the most frequent first."""
+"""Maximum number of causes of a stage's failures, the most frequent first."""
 MOST_READINGS: Final = 16
-"""Readings of a source that collects many, the missing ones first."""
+"""Maximum number of readings of a collecting source, the missing ones first."""
 
 LONGEST_KEY: Final = 40
 LONGEST_WORD: Final = 80
-"""Of a state, a label, a setting's name."""
+"""Maximum length of a state, a label or a setting's name."""
 LONGEST_NAME: Final = 120
 LONGEST_TEXT: Final = 200
-"""Of a sentence, a value, a description of settings."""
+"""Maximum length of a sentence, a value or a description of settings."""
 
 MOST_BYTES: Final = 240 * 1024
-"""Of a view as JSON: what is sent of it each second has to stay small."""
+"""Maximum size of a view as JSON: it is sent each second, so it has to stay small."""
 
 TONES: Final = ("ok", "warn", "bad", "off")
 
 WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
-"""The tones in the order in which they ask for attention."""
+"""The tones in order of urgency."""
 
 HUGE: Final = 1e15
-"""Numbers are shown up to here: all readers can tell them, as a float or not."""
+"""Largest number that is shown: all clients can represent it, as a float or not."""
 
 
 def shown(value: object, longest: int = LONGEST_TEXT) -> str:
     """Return `value` as text of at most `longest` characters, control characters escaped.
 
-    What steers a terminal or turns text around is escaped too, and so is half a character.
+    Terminal control sequences, direction overrides and lone surrogates are escaped too.
     """
     text = value if isinstance(value, str) else str(value)
     if len(text) <= longest and text.isprintable():
@@ -70,7 +70,7 @@ def shown(value: object, longest: int = LONGEST_TEXT) -> str:
     return _escaped(text[: longest + 1], longest)
 
 
-# The names that need escaping are the same at each look.
+# The names that need escaping are the same each time.
 _escaped = lru_cache(maxsize=1024)(printable)
 
 
@@ -80,7 +80,7 @@ def number(value: Any, default: float = 0.0) -> float:
     What is beyond all measure is shown as the largest number there is.
     """
     kind = type(value)
-    if (kind is float or kind is int) and -HUGE <= value <= HUGE:  # the usual, and not a NaN
+    if (kind is float or kind is int) and -HUGE <= value <= HUGE:  # the usual case, and not a NaN
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return default

@@ -1,12 +1,12 @@
-"""No page but ours makes an operator's browser act.
+"""CSRF protection: only our own page can make an operator's browser act.
 
-Promises: a request that changes something is let through only if all of this holds, and each part
-alone would stop a page of another origin: it is sent by a page of this origin (`Origin`, and
-`Sec-Fetch-Site` where the browser has it), it is JSON, it has the cookie of a session, and the
-token that belongs to that session and that operator, which only our own page can read.
-
-And no other site makes a browser ask for anything but the page itself, in a tab of its own: what
-is not asked for cannot be timed, counted, or shown where it should not be (`Sec-Fetch-*`).
+Promises:
+- A request that changes something is accepted only if all of this holds, and each part alone would
+  stop a page of another origin: it is sent by a page of this origin (`Origin`, and `Sec-Fetch-Site`
+  where the browser has it), it is JSON, it has the cookie of a session, and the token of that
+  session and operator, which only our own page can read.
+- Another site can make a browser load only the page itself, in its own tab. Nothing else can be
+  timed, counted, or embedded (`Sec-Fetch-*`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seawall.web.edge.sending import Headers
 
 COOKIE: Final = "seawall_session"
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
-"""Of a page over TLS: browsers let nobody else set it, such as a neighbour of the same domain."""
+"""Cookie of a page over TLS: no other site, such as a sibling domain, can set it."""
 
 TOKEN: Final = "x-seawall-token"  # noqa: S105 - the name of a header
 SHORTEST_SECRET: Final = 16
@@ -35,10 +35,10 @@ _HOST: Final = re.compile(r"(?:[A-Za-z0-9.\-_]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?
 
 
 class Sessions:
-    """Makes sessions and their tokens, and checks requests by them. Nothing is kept."""
+    """Creates sessions and their tokens, and checks requests by them. Stateless."""
 
     def __init__(self, secret: str | bytes | None, origins: Sequence[str] | None) -> None:
-        """Sign with `secret` (random unless given); be asked by pages of `origins`, or our own."""
+        """Sign with `secret` (random by default); accept pages of `origins`, or only our own."""
         if secret is None:
             secret = token_bytes(32)
         elif isinstance(secret, str):
@@ -57,19 +57,19 @@ class Sessions:
             self._origins = frozenset(_checked_origin(origin) for origin in listed)
 
     def open(self, visit: Visit, operator: str) -> tuple[str, Headers]:
-        """Return the token of the visit's session, and the headers that begin it if it is new."""
+        """Return the token of the visit's session, and the headers that set a new session."""
         session = self._session(visit)
         if session is not None:
             return self._token(session, operator), []
         session = token_urlsafe(32)
-        # For the whole host: under which path a browser sees this, only a proxy in front knows.
-        # Dashboards of one host may share it: a session is worth nothing without its token.
+        # Path=/ because only a proxy in front knows the path that a browser sees. Dashboards of one
+        # host may share the cookie: a session is worth nothing without its token.
         end = "; Secure" if self._is_secure(visit) else ""
         cookie = f"{self._cookie(visit)}={session}; Path=/; HttpOnly; SameSite=Strict{end}"
         return self._token(session, operator), [(b"set-cookie", cookie.encode())]
 
     def check(self, visit: Visit, operator: str) -> None:
-        """Return if the request was made by our own page, for this operator; else `Refusal`."""
+        """Return if our own page sent the request for this operator; otherwise raise `Refusal`."""
         self._check_origin(visit)
         session = self._session(visit)
         if session is None:
@@ -116,13 +116,13 @@ class Sessions:
         return session if session is not None and _SESSION.fullmatch(session) else None
 
     def _token(self, session: str, operator: str) -> str:
-        # With the operator: a session that somebody else planted here has a token of theirs.
+        # Includes the operator, so that a session planted by an attacker has the attacker's token.
         signed = f"{session}\n{operator}".encode(errors="backslashreplace")
         return hmac.new(self._secret, signed, sha256).hexdigest()
 
 
 def check_site(visit: Visit, *, page: bool) -> None:
-    """Return unless a page of another site makes the browser ask; it may lead to our `page`."""
+    """Refuse requests caused by pages of other sites; these may only navigate to our `page`."""
     if all(site in (b"same-origin", b"none") for site in _sites(visit)):
         return
     leads = visit.method in ("GET", "HEAD") and visit.header("sec-fetch-mode") == "navigate"
@@ -131,7 +131,7 @@ def check_site(visit: Visit, *, page: bool) -> None:
 
 
 def _sites(visit: Visit) -> list[bytes]:
-    # Of a header that is there twice, nobody knows which one the browser wrote.
+    # If a header occurs twice, it is unknown which one the browser sent.
     return [value for name, value in visit.headers if name == b"sec-fetch-site"]
 
 

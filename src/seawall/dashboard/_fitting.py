@@ -1,4 +1,4 @@
-"""A view that is not too large to be sent each second: what is well is shown with less."""
+"""Size limit of views, which are sent each second: healthy parts are shown in less detail."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from seawall.dashboard.views import GuardView, Layer, View
 
 
 class ViewWriter:
-    """Writes views as JSON; what is the same object as the last time is not written again.
+    """Writes views as JSON; reuses the JSON of objects that are the same as last time.
 
-    Of an update most is as it was: guards that were not looked at, pods that were not read. What
-    is written must not be changed in place. For one thread at a time.
+    Most of an update is unchanged: guards that were not sampled, pods that were not read. Written
+    objects must not be changed in place. Not safe for concurrent use.
     """
 
     def __init__(self, before: Callable[[], ViewWriter] | None = None) -> None:
-        """Begin with nothing written.
+        """Start empty.
 
-        What the writer that `before` returns has written is not written again. That one may be
-        used by another thread.
+        JSON of the writer that `before` returns is reused too. That one may be used by another
+        thread.
         """
         self._before = before
         self._last: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -31,13 +31,13 @@ class ViewWriter:
         return f"<ViewWriter: {len(self._next)} known>"
 
     def begin(self) -> None:
-        """Begin an update: forget what was not used in the one before."""
+        """Start an update: forget what the last one did not use."""
         self._last, self._next = self._next, {}
 
     def write(self, view: Mapping[str, Any], *, whole: bool = False) -> bytes:
-        """Return a view as JSON; raises what `to_json` raises.
+        """Return a view as JSON; raise what `to_json` raises.
 
-        Guards and rows are remembered one by one, unless the view is always a `whole` new one.
+        Guards and rows are cached one by one, unless the view is always a `whole` new one.
         """
         rest = {name: value for name, value in view.items() if name not in _LARGE}
         guards = self._made("list", view["guards"], to_json if whole else self._list)
@@ -47,14 +47,14 @@ class ViewWriter:
         return b"".join(parts)
 
     def brief(self, guard: GuardView) -> GuardView:
-        """Return a guard without its facts and what may be changed, if it is well."""
+        """Return a guard without its facts and changeable settings, if it is healthy."""
         if guard["tone"] != "ok":
             return guard
         made: GuardView = self._made("brief", guard, _brief)
         return made
 
     def bare(self, guard: GuardView) -> GuardView:
-        """Return a guard without its stack, if it is well."""
+        """Return a guard without its stack, if it is healthy."""
         if guard["tone"] != "ok":
             return guard
         made: GuardView = self._made("bare", guard, _bare)
@@ -84,22 +84,22 @@ class ViewWriter:
 _LARGE: Final = frozenset({"guards", "sections"})
 
 FEW: Final = 10
-"""Troubles that are always shown: the worst come first."""
+"""Number of problems that are always shown: the worst come first."""
 
 
 def size_of(view: Any, writer: ViewWriter | None = None) -> int:
-    """Return how many bytes it is as JSON."""
+    """Return the size of the view as JSON in bytes."""
     return len((writer or ViewWriter()).write(view))
 
 
 def fitted(
     view: View, most: int = MOST_BYTES, writer: ViewWriter | None = None
 ) -> tuple[View, int]:
-    """Return the view with as much as fits, and how many guards and rows were cut for it.
+    """Return the view with as much as fits, and the number of guards and rows cut.
 
-    First what is well loses its facts and settings to change, then its stack. If that is not
-    enough, what is well is left out from the end, and at last whatever comes last. A `writer`
-    remembers from one time to the next.
+    First, healthy guards lose their facts and changeable settings, then their stacks. If that is
+    not enough, healthy parts are removed from the end, and finally others from the end. A `writer`
+    caches from one call to the next.
     """
     writer = writer or ViewWriter()
     if size_of(view, writer) <= most:
@@ -126,7 +126,7 @@ def _bare(guard: GuardView) -> GuardView:
 
 
 def _halved(view: View, most: int) -> tuple[View, int]:
-    """Leave out half of what there is, what is well first, until it fits."""
+    """Remove half of the parts, healthy ones first, until the view fits."""
     before, guards = _things(view), len(view["guards"])
     while size_of(view) > most and (_things(view) or len(view["troubles"]) > FEW):
         view["guards"] = _half(view["guards"])
@@ -146,7 +146,7 @@ def _half(things: list[Any]) -> list[Any]:
 
 
 def most_wanted(things: list[Any], most: int) -> list[Any]:
-    """Return at most so many of them: the worst, of the same tone the first; in their order."""
+    """Return at most `most` of the things: the worst, then the first ones; in their order."""
     if len(things) <= most:
         return things
     ranked = sorted(range(len(things)), key=lambda place: WORST.index(things[place]["tone"]))

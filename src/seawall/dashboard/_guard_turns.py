@@ -1,10 +1,12 @@
-"""Which guards a sample looks at: all of a few, of many some in turn.
+"""Selection of the guards in a sample: all if they are few, otherwise some in turn.
 
-To look at a guard costs a fraction of a millisecond, which is much for hundreds of them each
-second. Promises: of more than `AT_ONCE` guards, `AT_ONCE` are looked at in a sample. Those to which
-something has just happened come first, then those that are not well, up to half of the places; the
-other places go to the guards that have waited longest, so each is looked at after a while. The
-rates of a guard are those since its own last look.
+Reading a guard costs a fraction of a millisecond, which is much for hundreds of them each second.
+
+Promises:
+- Of more than `AT_ONCE` guards, `AT_ONCE` are read in a sample.
+- Guards with a recent event come first, then unhealthy ones, up to half of the places. The other
+  places go to the guards that have waited longest, so each is read after a while.
+- The rates of a guard are those since its own last reading.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Seen = Mapping[str, Any]
 
 
 class Look(NamedTuple):
-    """What was seen of a guard, and what was made of it."""
+    """The snapshot of a guard, and what was derived from it."""
 
     seen: Seen
     view: GuardView
@@ -32,21 +34,21 @@ class Look(NamedTuple):
 
 
 class GuardTurns:
-    """The last look at each guard. For one thread at a time."""
+    """The last reading of each guard. Not safe for concurrent use."""
 
     def __init__(self, apart: float) -> None:
-        """Know of no guard; `apart` as for `Moves`."""
+        """Start without guards; `apart` as for `Moves`."""
         self._apart = apart
         self._looks: dict[str, Look] = {}
-        """By name, the one that was looked at longest ago first."""
+        """By name, the one that was read longest ago first."""
 
     def __repr__(self) -> str:
         return f"<GuardTurns of {len(self._looks)} guards>"
 
     def kept(self, touched: Collection[str]) -> dict[str, Seen]:
-        """Return what was seen of the guards that are not looked at in this sample.
+        """Return the snapshots of the guards that are not read in this sample.
 
-        Something happened to those in `touched`.
+        The guards in `touched` had a recent event.
         """
         if len(self._looks) <= AT_ONCE:
             return {}
@@ -66,7 +68,7 @@ class GuardTurns:
         kept: Mapping[str, Seen],
         make: Callable[[Moves], tuple[GuardView, list[Found], list[Row]]],
     ) -> Look:
-        """Return what `make` makes of a guard, or what it made before if it is among the `kept`."""
+        """Return the result of `make` for a guard, or its last result if it is among the `kept`."""
         name = str(seen.get("name", ""))
         last = self._looks.get(name)
         if last is not None and name in kept and last.seen is seen:

@@ -1,12 +1,15 @@
-"""What happened in this process: rare events as sentences, grouped by their subject.
+"""Events of this process for the page: rare events as sentences, grouped by their subject.
 
-Only events that are rare by nature are heard (a breaker that opens, a store that is lost): one that
-comes with each call would make calls pay for being watched. Users' data that an event quotes
-(payloads, ids, the text of errors) is not shown.
+Only events that are rare by nature are subscribed to (a breaker that opens, a store that is lost):
+an event of each call would slow calls down. Users' data in an event (payloads, ids, the text of
+errors) is not shown.
 
-Promises: bounded. The thread in which something happens only writes it down. A listener that is
-never closed leaves no subscription behind. A breaker that flaps is one happening with its counts,
-for up to `LONGEST` seconds. `_summary` brings the happenings of all pods together.
+Promises:
+- Memory is bounded.
+- The thread of an event only records it.
+- A listener that is never closed leaves no subscription behind.
+- A flapping breaker is one entry with counts, for up to `LONGEST` seconds. `_summary` merges the
+  entries of all pods.
 """
 
 from __future__ import annotations
@@ -36,22 +39,22 @@ from seawall.runtime import pipeline_events as pipelines
 from seawall.runtime.events import Event, subscribe
 
 MOST_BEGINNINGS: Final = 1000
-"""Troubles whose beginning was heard, and is remembered."""
+"""Maximum number of problems whose start is remembered."""
 
 DIFFER_FOR: Final = 600.0
-"""Seconds for which pods that disagree are a trouble: they announce it when they notice."""
+"""Seconds for which disagreeing pods are a problem: they report it when they notice it."""
 
 TOGETHER: Final = 120.0
-"""Seconds between two events of one subject that are still one happening."""
+"""Maximum number of seconds between two events of one subject in one entry."""
 
 LONGEST: Final = 600.0
-"""Seconds after which a happening that goes on is followed by another one."""
+"""Seconds after which a continuing entry is followed by a new one."""
 
 _SHARED: Final = "shared"
 
 
 class Heard(NamedTuple):
-    """An event, when it happened, and the trace in which it happened ("" if there is none)."""
+    """An event, its time, and the trace in which it happened ("" if there is none)."""
 
     at: float
     event: Event
@@ -59,25 +62,25 @@ class Heard(NamedTuple):
 
 
 class Happenings:
-    """The latest happenings. `take_in` and `latest` are for one thread at a time."""
+    """The latest entries. `take_in` and `latest` are not safe for concurrent use."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
-        """Listen from now on; `wall` returns unix seconds."""
+        """Start listening; `wall` returns unix seconds."""
         self._wall = wall
         self._heard: deque[Heard] = deque(maxlen=MOST_HAPPENINGS)
         self._known: dict[tuple[str, str], Happening] = {}
-        """The latest happening of each subject, the one that began first at the front."""
+        """The latest entry of each subject, in order of their start."""
         self._past: deque[Happening] = deque(maxlen=MOST_HAPPENINGS)
         self.began: dict[str, float] = {}
-        """When what lasts began, by what it is: "breaker:vendor"."""
+        """Start times of lasting states, by name: "breaker:vendor"."""
         self.traces: dict[str, str] = {}
-        """The trace in which it began, by the same key, if there was one."""
+        """The traces in which they started, by the same key, if there was one."""
         self.differing: dict[tuple[str, str], float] = {}
-        """By guard and policy, when it was heard that pods disagree on its settings."""
+        """By guard and policy, when pods were reported to disagree on its settings."""
         self.touched: set[str] = set()
-        """The guards to which something happened between the last two calls of `take_in`."""
+        """The guards with events between the last two calls of `take_in`."""
         self.changes = 0
-        """How often settings were changed, as far as was heard."""
+        """Number of observed changes of settings."""
         self._end = listen(self, *_SENTENCES)
 
     def __repr__(self) -> str:
@@ -85,25 +88,25 @@ class Happenings:
         return f"<Happenings: {len(self._past)} kept, {state}>"
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._end()
 
     def forget(self) -> None:
-        """Forget what happened so far: in a child process it happened to another."""
+        """Forget everything so far: in a child process, it happened to the parent."""
         self._heard = deque(maxlen=MOST_HAPPENINGS)
         self._past = deque(maxlen=MOST_HAPPENINGS)
         self._known, self.began, self.traces, self.differing = {}, {}, {}, {}
 
     def hear(self, event: Event) -> None:
-        """Write an event down, from any thread: it may hold any lock, so nothing is waited for."""
+        """Record an event, from any thread: it may hold any lock, so this must not block."""
         self._heard.append(Heard(self._wall(), event, _current_trace()))
 
     def note(self, where: str, tone: Tone, what: str) -> None:
-        """Add something for which there is no event."""
+        """Add an entry for which there is no event."""
         self._add(self._wall(), where, tone, what, (what, ""), "")
 
     def take_in(self) -> None:
-        """Make happenings of the events that were heard since the last time."""
+        """Turn the events recorded since the last call into entries."""
         self.touched = set()
         while self._heard:
             at, event, trace = self._heard.popleft()
@@ -117,7 +120,7 @@ class Happenings:
                 subject = _SUBJECTS.get(type(event))
                 did = (what, "") if subject is None else subject(event)
                 if isinstance(event, events.StoreModeChanged):
-                    where = event.store  # a lost store is one happening, whatever shares it
+                    where = event.store  # a lost store is one entry, whatever shares it
             except Exception:  # noqa: BLE001 - an event may hold a key whose repr raises
                 tone, what = "warn", f"{say.plainly(event.name)}, which cannot be shown"
                 did = what, ""
@@ -164,16 +167,16 @@ class Happenings:
                     self.traces[what] = trace
 
     def latest(self) -> list[Happening]:
-        """Return what happened, the latest last."""
+        """Return the entries, the latest last."""
         copies = [Happening(**{**one, "counts": dict(one["counts"])}) for one in self._past]
         return sorted(copies, key=lambda one: one["at"])
 
 
 def _count(counts: dict[str, int], verb: str) -> None:
-    """Count what a subject did; what it did last stands last.
+    """Count what a subject did; its last verb comes last.
 
-    A subject that has states does not do twice in a row what it has done: several policies lose one
-    store, several keys have one limit.
+    A subject with states cannot do the same twice in a row, so repeats are one event: several
+    policies lose one store, several keys have one limit.
     """
     if verb and next(reversed(counts), None) == verb:
         return
@@ -182,14 +185,14 @@ def _count(counts: dict[str, int], verb: str) -> None:
 
 
 def _current_trace() -> str:
-    """Return the id of the OpenTelemetry trace that this thread is in; "" if there is none."""
+    """Return the id of this thread's current OpenTelemetry trace; "" if there is none."""
     tracing: Any = sys.modules.get("opentelemetry.trace")
     if tracing is None:
         return ""
     try:
         span = tracing.get_current_span().get_span_context()
         known = f"{span.trace_id:032x}" if span.is_valid else ""
-    except Exception:  # noqa: BLE001 - a tracer of the user's own may do anything
+    except Exception:  # noqa: BLE001 - a user's own tracer may raise anything
         return ""
     return known
 
@@ -198,11 +201,11 @@ class Hears(Protocol):
     """A listener: it is called in any thread, which may hold any lock."""
 
     def hear(self, event: Event, /) -> None:
-        """Take in one event."""
+        """Handle one event."""
 
 
 def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
-    """Pass these events to `hears` without keeping it alive; call what is returned to end it."""
+    """Pass these events to `hears` without keeping it alive; return a function that ends it."""
     me = ref(hears)
 
     def heard(event: Event) -> None:
@@ -215,7 +218,7 @@ def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
     return end
 
 
-# What lasts, and from when to when
+# Lasting states, with their start and end
 
 
 def _no_time(_event: Any) -> tuple[tuple[str, bool], ...]:
@@ -476,4 +479,4 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
         f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody",
     ),
 }
-"""The events that are heard, and how each becomes a sentence."""
+"""The subscribed events, and how each becomes a sentence."""

@@ -1,7 +1,9 @@
-"""What an operator finds out about an idempotency key, and does to it.
+"""Operator actions on idempotency keys: look one up, or forget it.
 
-Promises: nothing that was answered and no payload is told; a key that is in flight is never
-forgotten; what was forgotten is logged with who did it, and with a digest in place of the key.
+Promises:
+- No stored answer and no payload is shown.
+- A key that is in flight is never forgotten.
+- A forgotten key is logged with the operator, and with a digest in place of the key.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from seawall.errors import KeyInFlight
 log: Final = logging.getLogger("seawall.dashboard")
 
 WITHIN: Final = 10.0
-"""Seconds in which the database has to answer."""
+"""Timeout in seconds for the database."""
 
 LONGEST: Final = 600
 _ACTS: Final = ("list", "show", "forget")
@@ -27,7 +29,7 @@ _ACTS: Final = ("list", "show", "forget")
 async def answer_about_keys(
     body: Any, operator: str, client: str, tell: Callable[..., None]
 ) -> dict[str, Any]:
-    """Return what a request's JSON asks for; `Refusal` if that is nothing of the kind."""
+    """Answer a request's JSON; raise `Refusal` if it is invalid."""
     act = body.get("act") if isinstance(body, dict) else None
     if act not in _ACTS:
         raise _refused(f"act: write one of {', '.join(_ACTS)}.")
@@ -52,7 +54,7 @@ async def answer_about_keys(
 
 
 def _asked(body: dict[str, Any]) -> tuple[Any, tuple[str | None, str, str]]:
-    """Return the records that are meant, and what names one of them."""
+    """Return the requested records object, and the parts that identify one key."""
     from seawall.durable.asgi import read_scope
 
     for name in ("records", "operation", "key", "scope"):
@@ -83,7 +85,7 @@ def _told(record: Any) -> dict[str, Any] | None:
 def _log(operator: str, client: str, scope: str | None, operation: str, key: str) -> None:
     from seawall.models.idempotency import key_digest
 
-    # repr: a name with a line break in it must not look like a record of its own.
+    # repr: a name with a line break in it must not look like a separate record.
     log.warning(
         "dashboard: operator %r (%s) forgot a key of %r, scope %r, digest %s",
         operator, client, operation, scope, key_digest(scope or "", operation, key).hex()[:16],

@@ -1,6 +1,6 @@
-"""What a guard's snapshot and counters say of the last seconds: for what is shown, and for rules.
+"""Recent values from a guard's snapshot and counters, for the view and for rules.
 
-Nothing raises, whatever a snapshot holds.
+No function raises, whatever a snapshot holds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from seawall.telemetry._readings import spent_share
 Seen = Mapping[str, Any]
 
 BudgetState = Literal["", "low", "unfilled", "refusing"]
-"""How a retry budget is; see `budget_state`."""
+"""State of a retry budget; see `budget_state`."""
 
 ENDS: Final = ("succeeded", "failed", "rejected", "cancelled")
 
 ENOUGH_CALLS: Final = 5.0
-"""Calls of the last `LONG` seconds from which on a share of them says something."""
+"""Minimum number of calls in the last `LONG` seconds for a share of them to be meaningful."""
 
 
 LONGEST_AGO: Final = 40
-"""Characters for how often an error occurred, and when."""
+"""Maximum length of the text about how often and when an error occurred."""
 
 
 def policies_of(guard: Seen) -> list[Seen]:
-    """Return what a guard's snapshot tells of its policies."""
+    """Return the policies in a guard's snapshot."""
     policies = guard.get("policies")
     if not isinstance(policies, (list, tuple)):
         return []
@@ -39,18 +39,18 @@ def policies_of(guard: Seen) -> list[Seen]:
 
 
 def time_of(seen: Seen, key: str) -> float | None:
-    """Return seconds, if there are any."""
+    """Return a duration in seconds, if there is one."""
     value = number(seen.get(key), -1.0)
     return round(value, 6) if value >= 0 else None
 
 
 def calls_lately(name: str, moves: Moves) -> float:
-    """Return how many calls a guard has ended lately."""
+    """Return the number of calls that ended recently in a guard."""
     return sum(moves.lately(("guard", name, end)) for end in ENDS)
 
 
 def failing(seen: Seen, moves: Moves) -> Tone | None:
-    """Return how bad it is that a guard's attempts fail, or None if it is not."""
+    """Return how bad the error rate of a guard is, or None if it is not."""
     ratio = number(seen.get("error_rate"))
     if ratio <= limits.ERROR_RATIO_WARN:
         return None
@@ -61,16 +61,16 @@ def failing(seen: Seen, moves: Moves) -> Tone | None:
 
 
 def degraded_share(name: str, moves: Moves) -> float:
-    """Return the share of lesser ones among the recent answers of a guard, from 0 to 1.
+    """Return the share of degraded ones among the recent answers of a guard, from 0 to 1.
 
-    Failures do not count: what a fallback answers is a failed or refused attempt as well.
+    Failures do not count: a fallback's answer is counted as a failed or refused attempt as well.
     """
     degraded = moves.lately(("guard", name, "degraded"))
     return degraded / (degraded + moves.lately(("guard", name, "succeeded"))) if degraded else 0.0
 
 
 def share_lately(name: str, place: int, counter: str, moves: Moves) -> float:
-    """Return what share of a guard's calls a policy's counter has counted lately."""
+    """Return the recent share of a guard's calls that a policy's counter has counted."""
     counted = moves.lately(("layer", name, place, counter))
     return counted / max(counted, calls_lately(name, moves)) if counted else 0.0
 
@@ -84,29 +84,31 @@ def budget_spent(seen: Seen) -> float | None:
 
 
 def note_retries(name: str, place: int, seen: Seen, moves: Moves) -> None:
-    """Note the counters of a retry that `budget_state` asks for."""
+    """Record the counters of a retry that `budget_state` needs."""
     moves.rate(("layer", name, place, "retries"), seen.get("retries"))
     refused = mapping(seen.get("stopped")).get("budget")
     moves.rate(("layer", name, place, "refused_by_budget"), refused)
 
 
 def refused_by_budget(name: str, place: int, moves: Moves) -> float:
-    """Return how many calls were not retried lately because the budget was spent."""
+    """Return the number of recent calls that were not retried because the budget was spent."""
     return moves.lately(("layer", name, place, "refused_by_budget"))
 
 
 def budget_state(name: str, place: int, seen: Seen, moves: Moves) -> BudgetState:
-    """Return how a retry budget is, as far as it matters now; "" if it does not.
+    """Return the state of a retry budget, if it matters now; otherwise "".
 
-    "refusing": calls were not retried for want of it lately. "unfilled": none was, but the next one
-    would be, since successes have not refilled it. "low": it is nearly spent, by retries of now.
+    "refusing": recent calls were not retried because it was spent. "unfilled": none was refused,
+    but the next retry would be, since successes have not refilled it. "low": it is nearly spent by
+    current retries.
     """
     if refused_by_budget(name, place, moves):
         return "refusing"
     spent = budget_spent(seen)
     if spent is None:
         return ""
-    # Only one that successes refill stays spent in a calm; the others tell how they last were.
+    # Only a budget refilled by successes stays spent without traffic; the others show their last
+    # state.
     if spent >= limits.BUDGET_SPENT and "maximum" in mapping(seen.get("budget")):
         return "unfilled"
     retried = moves.lately(("layer", name, place, "retries"))
@@ -114,13 +116,13 @@ def budget_state(name: str, place: int, seen: Seen, moves: Moves) -> BudgetState
 
 
 def full(seen: Seen) -> bool:
-    """Tell whether all slots are taken and somebody waits."""
+    """Return whether all slots are taken and callers wait."""
     slots = number(seen.get("limit", seen.get("workers")))
     return 0 < slots <= number(seen.get("in_flight")) and number(seen.get("waiting")) > 0
 
 
 def mapping(value: Any) -> Seen:
-    """Return `value` if it is a mapping, else an empty one."""
+    """Return `value` if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,8 +1,8 @@
-"""What is to be said of each kind of policy: its state, how bad that is, and some facts.
+"""Description of each kind of policy: its state, how bad that is, and some facts.
 
-Pure but for the counters in `Moves`. A snapshot may be of a user's own policy: what is missing or
-has another shape is left out, and nothing raises. A policy that nobody knows is told by its plain
-numbers.
+Pure except for the counters in `Moves`. A snapshot may be that of a user's own policy: values that
+are missing or have another shape are omitted, and nothing raises. An unknown policy is described by
+its plain numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Facts = list[tuple[str, str]]
 
 
 class Told(NamedTuple):
-    """What is to be said of a policy; `word` is what its guard is called for it."""
+    """Description of a policy; `word` is the state that it gives to its guard."""
 
     state: str = ""
     tone: Tone = "ok"
@@ -49,12 +49,12 @@ class Told(NamedTuple):
 
 
 def told_of(kind: str, name: str, place: int, seen: Seen, moves: Moves) -> Told:
-    """Return what is to be said of a policy of that kind; see above."""
+    """Describe a policy of that kind; see the module."""
     read = _READERS.get(kind, _unknown)
     try:
         return read(name, place, seen, moves)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        return _unknown(name, place, seen, moves)  # of the same kind, yet another shape
+        return _unknown(name, place, seen, moves)  # the known kind, but another shape
 
 
 def refused_facts(name: str, place: int, seen: Seen, moves: Moves) -> Facts:
@@ -68,7 +68,7 @@ def refused_facts(name: str, place: int, seen: Seen, moves: Moves) -> Facts:
 
 
 def fact(label: str, value: str) -> tuple[str, str]:
-    """Return a label and its value, short and clean."""
+    """Return a label and its value, shortened and sanitized."""
     return shown(label, LONGEST_WORD), shown(value, LONGEST_TEXT)
 
 
@@ -123,7 +123,7 @@ def broken_keys(keys: Seen) -> list[str]:
 
 
 def listed(keys: Sequence[str]) -> str:
-    """Return some names, and how many there are beside."""
+    """Return the first names, and the number of others."""
     named = ", ".join(shown(key, LONGEST_KEY) for key in keys[:MOST_KEYS])
     more = len(keys) - MOST_KEYS
     return f"{named} and {more} more" if more > 0 else named
@@ -262,7 +262,7 @@ def _unknown(_name: str, _place: int, seen: Seen, _moves: Moves) -> Told:
 
 
 def plain_facts(seen: Seen, leave_out: Iterable[str] = ()) -> Facts:
-    """Return what is plainly a number, or true or false: texts may be anybody's."""
+    """Return values that are plain numbers or bools; texts may come from anyone."""
     left = frozenset(leave_out)
     told = [
         (say.plainly(str(key)), say.truth(value) if isinstance(value, bool) else say.amount(value))

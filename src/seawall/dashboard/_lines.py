@@ -1,7 +1,7 @@
-"""What is to be said of each kind of thing that is no guard: its state, some facts, a gauge.
+"""Description of each kind of object other than guards: its state, some facts, a gauge.
 
-Pure but for the counters in `Moves`. What is missing or has another shape is left out, and nothing
-raises. A kind that nobody knows is shown by its plain numbers.
+Pure except for the counters in `Moves`. Values that are missing or have another shape are omitted,
+and nothing raises. An unknown kind is described by its plain numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seawall.telemetry import _thresholds as limits
 
 
 class Line(NamedTuple):
-    """What is to be said of something."""
+    """Description of an object."""
 
     state: str = ""
     tone: Tone = "ok"
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 def line_of(kind: str, name: str, seen: Seen, moves: Moves) -> Line:
-    """Return what is to be said of something of that kind."""
+    """Describe an object of that kind."""
     if "snapshot_error" in seen:
         return Line("unreadable", "warn")
     try:
@@ -51,7 +51,7 @@ def line_of(kind: str, name: str, seen: Seen, moves: Moves) -> Line:
 
 
 def share_of(used: Any, of: Any) -> float | None:
-    """Return how much of something is used, from 0 on; None if that means nothing."""
+    """Return the used share of something, from 0 on; None if it has no size."""
     most = number(of)
     return number(used) / most if most > 0 else None
 
@@ -62,7 +62,7 @@ _GUARD_LIMITS: Final = ("rate_limit", "bulkhead", "adaptive_limit", "thread_bulk
 
 
 def guard_limits(guard: Seen, moves: Moves) -> Iterator[tuple[str, str, Line]]:
-    """Tell the limits in a guard's stack: what is counted of them is noted already."""
+    """Yield the limits in a guard's stack, whose counters are recorded already."""
     name = str(guard.get("name", ""))
     for place, seen in enumerate(policies_of(guard)):
         kind = seen.get("policy")
@@ -73,7 +73,7 @@ def guard_limits(guard: Seen, moves: Moves) -> Iterator[tuple[str, str, Line]]:
         if kind == "rate_limit":
             try:
                 yield "rate_limit", name, _rate_limit(seen, refused, facts)
-            except (TypeError, ValueError):  # of the same kind, yet another shape
+            except (TypeError, ValueError):  # the known kind, but another shape
                 yield "rate_limit", name, Line(facts=facts, track=refused)
         else:
             slots = seen.get("limit", seen.get("workers"))
@@ -121,7 +121,7 @@ def request_limits(name: str, seen: Seen, moves: Moves) -> Iterator[tuple[str, L
             yield f"{name}: {limit}", Line(state, "warn" if over else "ok", facts, None, over)
 
 
-# What waits
+# Queues
 
 
 def _queue(kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
@@ -144,12 +144,12 @@ def _queue(kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
 
 
 def letters_of(seen: Seen) -> Seen:
-    """Return how many dead letters there are, by state."""
+    """Return the numbers of dead letters by state."""
     return {**seen, **mapping(seen.get("stored"))}
 
 
 def has_no_letters(seen: Seen) -> bool:
-    """Tell whether a pipeline has no dead letters, as far as is known: that is not worth a row."""
+    """Return whether a pipeline has no known dead letters, and so needs no row."""
     counts = (letters_of(seen).get(state) for state in ("dead", "waiting", "claimed"))
     return "stored_error" not in seen and not any(map(number, counts))
 
@@ -181,7 +181,7 @@ _QUEUE_FACTS: Final = (
 
 
 def waiting_of(kind: str, seen: Seen) -> dict[str, Any]:
-    """Return what is known of something in which things wait, by the same words for all kinds."""
+    """Return the state of something in which items wait, with the same names for all kinds."""
     stored = mapping(seen.get("stored"))
     if kind == "jobs":
         known: dict[str, Any] = {}
@@ -228,7 +228,7 @@ def _serializer(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
     return Line(f"{say.amount(waiting)} waiting", "ok", facts, None, waiting)
 
 
-# What is lent
+# Pools
 
 
 def _pool(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
@@ -260,7 +260,7 @@ def _executor(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
     return Line(say.use(used, size), tone, facts, share_of(used, size), waiting)
 
 
-# What is around
+# Surroundings of the service
 
 
 def _store(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
@@ -300,7 +300,7 @@ def worst_health(seen: Seen) -> str:
 
 
 def ill_checks(seen: Seen) -> list[str]:
-    """Return the names of the checks that do not pass."""
+    """Return the names of the failing checks."""
     checks = mapping(seen.get("checks")).items()
     return [
         str(name)
@@ -375,7 +375,7 @@ def _models(_kind: str, name: str, seen: Seen, moves: Moves) -> Line:
 
 
 def _llm(_kind: str, name: str, seen: Seen, moves: Moves) -> Line:
-    """Tell requests, tokens and cost by the model that was asked for."""
+    """Describe requests, tokens and cost by the requested model."""
     models: dict[str, dict[str, float]] = {}
     for one in seen["operations"]:
         found = models.setdefault(str(one["request_model"]) or "unnamed", {})
@@ -409,7 +409,7 @@ def _llm(_kind: str, name: str, seen: Seen, moves: Moves) -> Line:
 
 
 def _counts(kind: str, name: str, seen: Seen, moves: Moves) -> Line:
-    """Tell counts of what happens once, those that are not 0; its past is how often it happens."""
+    """Describe counters other than 0; the history is the rate of all together."""
     total = sum(number(value) for value in seen.values() if type(value) is int)
     speed = moves.rate((kind, name, "all"), total)
     facts = [one for one in plain_facts(seen, ("window", "in_flight")) if one[1] != "0"]

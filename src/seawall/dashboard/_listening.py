@@ -1,7 +1,7 @@
-"""Which addresses this very process listens on, as its own open files tell.
+"""Listening addresses of this process, found through its open files.
 
-A server binds its port after the app was made, and no framework tells the app where. So it is
-looked up: each open file that is a listening TCP socket says its address.
+A server binds its port after the app was created, and no framework passes the address to the app.
+So it is looked up: each open file that is a listening TCP socket has its address.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 FOLDERS: Final = ("/proc/self/fd", "/dev/fd")
-"""Where systems list the open files of a process; where there is neither, nothing is known."""
+"""Where systems list the open files of a process; on others, nothing is known."""
 
-_ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - looked for, not bound
+_ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CLOSED: Final = 7
 """The state, in Linux's TCP_INFO, of a socket that neither listens nor is connected."""
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether `address` can be reached from this machine alone."""
+    """Return whether `address` can be reached from this machine only."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -31,9 +31,9 @@ def is_loopback(address: str) -> bool:
 
 
 def listens_beyond_loopback() -> str | None:
-    """Return an address and port at which other machines reach this process; None if there is none.
+    """Return an address and port at which other machines can reach this process, if any.
 
-    None too where a system does not tell (Windows).
+    Return None too if the system does not provide it (Windows).
     """
     for descriptor in _open_files():
         address = _listening_at(descriptor)
@@ -53,11 +53,12 @@ def _open_files() -> list[int]:
 
 
 def _listening_at(descriptor: int) -> tuple[str, int] | None:
-    """Return where this open file listens; None if it is no listening TCP socket."""
+    """Return the address at which this file listens; None if it is no listening TCP socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
-        # A copy: whoever owns the file may close it meanwhile, and this must not close theirs.
+        # A copy: the owner of the file may close it in the meantime, and this must not close
+        # another one.
         copy = os.dup(descriptor)
     except OSError:
         return None
@@ -82,9 +83,9 @@ def _where(looked_at: socket.socket) -> tuple[str, int] | None:
 
 
 def _is_about_to(bound: socket.socket, host: str, port: int) -> bool:
-    """Tell whether a server has bound this socket for all addresses, and will listen on it.
+    """Return whether a server has bound this socket for all addresses, and will listen on it.
 
-    Some bind before the app is started, to share the port with other processes.
+    Some servers bind before the app is started, to share the port with other processes.
     """
     if not port or host not in _ANYWHERE or bound.type != socket.SOCK_STREAM:
         return False
