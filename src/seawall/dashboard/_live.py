@@ -1,10 +1,13 @@
-"""What goes on while a dashboard is on, in one event loop: sampling, and asking for other pods.
+"""Live operation of a dashboard in one event loop: sampling, and fetching the views of other pods.
 
-Promises: a sample comes each `every` seconds, whatever others do, and takes a tenth of the time at
-most; it is written as JSON only if somebody looks. While somebody does, what is rare and matters is
-sampled at once (`_rush`), and stores are asked for what only they know (`_stored`). While the
-source of other pods does not answer, that is a trouble of this pod, and what was known of them is
-shown as old as it is, for a minute. A view that JSON cannot tell hides no other.
+Promises:
+- A sample is taken each `every` seconds, whatever others do, and takes at most a tenth of the time.
+  It is written as JSON only if there are viewers.
+- With viewers, rare and important events cause an immediate sample (`_rush`), and stores are
+  queried for what only they know (`_stored`).
+- While the source of other pods does not answer, that is a problem of this pod, and their last
+  known views are shown with their age, for a minute.
+- A view that cannot be written as JSON hides no other.
 """
 
 from __future__ import annotations
@@ -40,29 +43,31 @@ if TYPE_CHECKING:
     from seawall.dashboard._watcher import Watcher
 
 MOST_PODS: Final = 100
-"""Pods that are shown beside this one."""
+"""Maximum number of pods that are shown beside this one."""
 
 LARGEST_PAST: Final = 1_000_000
-"""Bytes of all pasts that a stream begins with; this pod's own is always there."""
+"""Maximum size in bytes of all histories at the start of a stream; this pod's own is always sent.
+"""
 
 LARGEST_TOGETHER: Final = 3_000_000
-"""Bytes of the views of all other pods: of those with more than their part, less is shown."""
+"""Maximum size in bytes of the views of all other pods; views above their share lose detail."""
 
 LOOKED_AT: Final = 15.0
-"""Seconds for which somebody looks who has just looked: only meanwhile other pods are asked for."""
+"""Seconds for which a viewer counts after its last request; only then are other pods fetched."""
 
 KEPT: Final = 60.0
-"""Seconds for which the last that was known of other pods is shown, if nothing new is."""
+"""Seconds for which the last known views of other pods are shown if there are no new ones."""
 
 SHARE: Final = 0.1
-"""The part of the event loop's time that sampling may take: with much to show, it comes less often
-than each `every` seconds."""
+"""Maximum share of the event loop's time for sampling: with much to show, samples are less frequent
+than `every`.
+"""
 
 PODS_WITHIN: Final = 0.25
-"""Seconds that a frame waits for news of other pods; what comes later is in the next one."""
+"""Seconds that a frame waits for views of other pods; later ones are in the next frame."""
 
 PODS_FAIL_AFTER: Final = 5.0
-"""Seconds after which a source of pods that does not answer is a trouble."""
+"""Seconds after which a source of pods that does not answer is a problem."""
 
 EXTRA_WITHIN: Final = 1.0
 
@@ -70,19 +75,19 @@ Tell = Callable[..., None]
 
 
 class Pods(Protocol):
-    """Where the views of other pods come from; one with `act` can act on them, too."""
+    """Source of the views of other pods; one with `act` can also act on them."""
 
     async def views(self) -> list[View]:
         """Return the last view of each other pod."""
         ...
 
     async def act(self, pod: str, act: dict[str, Any]) -> str:
-        """Do it on that pod and return a sentence about it; raise if that is not possible."""
+        """Act on that pod and return a sentence about it; raise if that is not possible."""
         ...
 
 
 class Live:
-    """Samples for as long as it is on, and publishes each sample as a frame."""
+    """Samples while it is running, and publishes each sample as a frame."""
 
     def __init__(
         self,
@@ -101,12 +106,14 @@ class Live:
         owner: Callable[[], object] = object,
         links: Links = NO_LINKS,
     ) -> None:
-        """`operable`: whether an operator can act on this pod, and on the others.
+        """Start sampling.
 
-        Of one that does not show itself, the other pods alone are shown.
-        What is in `closing` is closed at the end. A source of pods that is not there is somebody
-        else's, and what it says is checked, unless it is `checked`. Once `owner()` is None, nobody
-        needs this any more.
+        `operable`: whether an operator can act on this pod, and on the others. Without
+        `shows_itself`, only the other pods are shown.
+
+        The objects in `closing` are closed at the end. A source of pods that is not among them
+        belongs to the user, and its views are validated, unless `checked`. Once `owner()` is None,
+        sampling ends.
         """
         self.watcher = watcher
         self.pods = pods
@@ -145,7 +152,7 @@ class Live:
 
     @property
     def on(self) -> bool:
-        """Whether it samples."""
+        """Whether it is sampling."""
         return not self._task.done()
 
     def hurry(self) -> None:
@@ -153,27 +160,27 @@ class Live:
         self._hurry.set()
 
     def _soonest(self) -> float | None:
-        """Return in how many seconds there may be another sample; None if nobody looks."""
+        """Return the seconds until the next sample is allowed; None if there are no viewers."""
         now = asyncio.get_running_loop().time()
         if not self._watched(now):
             return None
         return self._began_at + max(APART, self._cost / SHARE) - now
 
     def end_with_server(self) -> None:
-        """End the streams when the server begins to stop: it waits for them before it stops."""
+        """End the streams when the server starts to stop: it waits for them before it stops."""
         if self.on:
             self._server_stop.listen(self.cancel)
 
     def end_streams(self) -> None:
-        """Let those who look now be cut off; the sampling goes on for who comes next."""
+        """Disconnect the current viewers; sampling goes on for later ones."""
         before, self.broadcast = self.broadcast, Broadcast()
         self.broadcast.frame = before.frame
         before.end()
 
     def look(self) -> int:
-        """Note that somebody looks; return the number of the last frame that is too old for that.
+        """Record a viewer; return the number of the last frame that is too old for it.
 
-        While nobody looks, other pods are not asked for: whoever comes then waits for a new frame.
+        Without viewers, other pods are not fetched, so a new viewer waits for a new frame.
         """
         now = asyncio.get_running_loop().time()
         fresh = self.pods is None or self._watched(now)
@@ -184,9 +191,9 @@ class Live:
         return self._number + self._blind
 
     async def look_once(self) -> int:
-        """Do as `look` for a reader of one frame: wait until stores were asked, but not for long.
+        """Record a viewer of one frame; wait briefly until the stores have answered.
 
-        A stream shows their answers in a later frame. This reader has no later one.
+        A stream shows their answers in a later frame. This viewer gets no later one.
         """
         after = self.look()
         await self._stored.answered()
@@ -202,7 +209,7 @@ class Live:
         return now - self._looked_at < LOOKED_AT
 
     async def first(self, after: int = -1) -> Frame | None:
-        """Return the newest frame `after` that number, once there is one; None if there is none."""
+        """Wait for a frame `after` that number, and return it; None if there will be none."""
         while not self.broadcast.over:
             frame = self.broadcast.frame
             if frame is not None and frame.number > after:
@@ -211,13 +218,13 @@ class Live:
         return None
 
     def history(self) -> bytes:
-        """Return the past of the pods, as JSON: written once for all who come before the next."""
+        """Return the histories of the pods as JSON, written once for all viewers of a frame."""
         if self._past[0] != self._number:
             self._past = self._number, self._write_past()
         return self._past[1]
 
     def hours(self, span: float, guard: str) -> dict[str, Any]:
-        """Return the past of a guard over `span` seconds, by pod: its times and its numbers."""
+        """Return the history of a guard over `span` seconds, by pod: its times and its values."""
         view = self.watcher.view
         pods = dict(self._pasts.hours(span, guard))
         own = self.watcher.hours(span, guard) if view is not None and self._shows_itself else None
@@ -245,14 +252,14 @@ class Live:
         return b"{%b}" % b",".join(told)
 
     def cancel(self) -> None:
-        """Begin to stop."""
+        """Start to stop."""
         self._task.cancel()
 
     async def stop(self) -> None:
-        """Sample no more, and end all streams."""
+        """Stop sampling, and end all streams."""
         self.cancel()
         await asyncio.wait([self._task])
-        await self._end()  # a task that is cancelled before it begins ends nothing
+        await self._end()  # a task that is cancelled before it starts does not run its `finally`
 
     async def _end(self) -> None:
         self._server_stop.ignore(self.cancel)
@@ -274,7 +281,7 @@ class Live:
                 self._sampling = True
                 try:
                     await self._sample()
-                except Exception as error:  # noqa: BLE001 - the next one may be well
+                except Exception as error:  # noqa: BLE001 - the next sample may succeed
                     self._tell("sample", logging.ERROR, "no sample: %r", error)
                 self._sampling = False
                 try:
@@ -317,9 +324,9 @@ class Live:
         self.broadcast.publish(Frame(self._number, self._title, at, views, more))
 
     async def _write(self, own: View, others: list[View]) -> bytes:
-        """Return what shows the pods, as JSON: a summary, and the views.
+        """Return the pods as JSON: a summary, and the views.
 
-        This pod's view is whole, the others' are within their part.
+        This pod's view is complete; the others are limited to their share.
         """
         loop = asyncio.get_running_loop()
         part = LARGEST_TOGETHER // max(1, len(others))
@@ -338,7 +345,7 @@ class Live:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
             self._writing += loop.time() - began
             if view is not own:
-                await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
+                await asyncio.sleep(0)  # noqa: TID251 - lets other tasks run, as a large view takes a while
         began = loop.time()
         summary = self._summary(shown, own["at"])
         self._writing += loop.time() - began
@@ -364,7 +371,7 @@ class Live:
     # Other pods
 
     async def _ask_pods(self, at: float) -> None:
-        """Learn what is known of other pods, without waiting long."""
+        """Fetch the views of other pods, without waiting long."""
         if self.pods is None:
             return
         now = asyncio.get_running_loop().time()
@@ -384,7 +391,7 @@ class Live:
         except asyncio.CancelledError:
             self._keep(now)
             self._pods_failed(at, TimeoutError("no answer"))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told and shown
+        except Exception as error:  # noqa: BLE001 - any error is logged and shown
             self._keep(now)
             self._pods_failed(at, error)
         else:
@@ -396,7 +403,7 @@ class Live:
         return told
 
     def _keep(self, now: float) -> None:
-        """Show what was known of the others, as old as it is; nothing if it is too old."""
+        """Show the last known views of the others with their age; none if they are too old."""
         at, views = self._known
         passed = now - at
         self._others = [{**view, "age": view.get("age", 0.0) + passed} for view in views]
@@ -420,7 +427,7 @@ class Live:
             self._pods_trouble["cause"] = f"store:{store}"
 
     def _usable(self, views: Any) -> list[View]:
-        """Return those that are views, of pods other than this one, each pod once."""
+        """Return the valid views, of pods other than this one, each pod once."""
         if not isinstance(views, list):
             raise TypeError(f"views() returned {type(views).__name__}, not a list")
         own = self.watcher.view

@@ -1,9 +1,9 @@
 """Members of groups: a row for each group, and one for each of its members.
 
-A row shows what one pod sees. The page and `seawall members` bring the rows of all pods together.
-The level of a row's past is a share of the threshold: from 1 on the member is suspected.
+A row shows what one pod sees. The page and `seawall members` merge the rows of all pods. The level
+in a row's history is a share of the threshold: from 1 on the member is suspected.
 
-Pure but for the counters in `Moves`. What is missing or has another shape is left out.
+Pure except for the counters in `Moves`. Values that are missing or have another shape are omitted.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ TITLE: Final = "Members"
 """The section of these rows."""
 
 MOST_MEMBERS: Final = 200
-"""Members of a group that are shown, the worst first; of more, it is said how many there are."""
+"""Maximum number of members of a group, the worst first; beyond that, only their number is shown.
+"""
 
 MOST_LEVEL: Final = 100.0
 """The highest level that is shown as a number."""
 
 TONES: Final[dict[str, Tone]] = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}
-"""By state; of the others "off"."""
+"""Tones by state; others are "off"."""
 
 WORDS: Final = {"suspected": "suspected", "confirmed": "confirmed as failed"}
-"""The states that are troubles, as sentences have them."""
+"""The states that are problems, as worded in sentences."""
 
 
 def group_lines(name: str, seen: Seen, moves: Moves) -> Iterator[tuple[str, str, Line]]:
-    """Give kind, name and line of a group, then of each of its members."""
+    """Yield kind, name and line of a group, then of each of its members."""
     members = members_of(seen)
     yield GROUP, name, _group(name, seen, members, moves)
     for member in members[:MOST_MEMBERS]:
@@ -50,13 +51,13 @@ def group_lines(name: str, seen: Seen, moves: Moves) -> Iterator[tuple[str, str,
 
 
 def members_of(seen: Seen) -> list[Seen]:
-    """Return the members that a snapshot of a group shows, the worst first."""
+    """Return the members in a group's snapshot, the worst first."""
     members = seen.get("members")
     return list(map(mapping, members)) if isinstance(members, (list, tuple)) else []
 
 
 def tone_of(member: Seen, group: Seen) -> Tone:
-    """Return how bad the state of a member is; one that is gone for good is not."""
+    """Return how bad the state of a member is; one that is gone for good is not bad."""
     state = str(member.get("state", "unknown"))
     lasted = number(member.get("seconds"))
     if state == "confirmed" and group.get("kind") == "cluster" and lasted > limits.GONE_SECONDS:
@@ -65,7 +66,7 @@ def tone_of(member: Seen, group: Seen) -> Tone:
 
 
 def member_of(row: Row, group: str) -> str | None:
-    """Return the name of the member that a row is about; None if it is in another group."""
+    """Return the name of the member in a row; None if it is in another group."""
     name = row["name"].removeprefix(f"{group}: ")
     return name if row["kind"] == MEMBER and name != row["name"] else None
 
@@ -106,7 +107,7 @@ def _round_trips(times: Seen) -> str:
 
 
 def score_of(score: Any) -> str:
-    """Return a health score in words; "" if there is none."""
+    """Return a health score as text; "" if there is none."""
     return "" if score is None else f"{say.amount(score)} of 8"
 
 
@@ -141,7 +142,7 @@ def _member(member: Seen, tone: Tone) -> Line:
 
 
 def _level(level: float, threshold: float) -> str:
-    """Return a level as a person reads it; that of a silent member grows without end."""
+    """Return a level for reading; that of a silent member grows without limit."""
     most = max(MOST_LEVEL, threshold)
     told = say.amount(round(level, 1)) if level <= most else f"over {say.amount(most)}"
     return f"{told} of {say.amount(threshold)}"

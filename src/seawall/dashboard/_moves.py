@@ -16,39 +16,39 @@ from typing import Any, Final
 from seawall.dashboard._bounds import number
 
 RECENT: Final = 5.0
-"""Seconds that count as now: a rule that looked at one second would flicker."""
+"""Seconds that count as recent: a rule over one second would flicker."""
 
 LONG: Final = 20.0
-"""Seconds for which counters are remembered: shares of calls that come seldom need as much."""
+"""Seconds for which counters are remembered: shares of infrequent calls need that long."""
 
 MOST_LOOKS: Final = 64
-"""Looks that are remembered, however often somebody looks."""
+"""Maximum number of remembered readings, however frequent they are."""
 
 
 class Moves:
-    """The counters of the last looks. For one thread at a time."""
+    """The counters of the last readings. Not safe for concurrent use."""
 
     def __init__(self, apart: float = 0.0) -> None:
-        """Know nothing yet."""
+        """Start empty."""
         self._apart = apart
         self._now = 0.0
         self._current: dict[Hashable, float] | None = None
         self._past: deque[tuple[float, dict[Hashable, float]]] = deque(maxlen=MOST_LOOKS)
         self._recent = 0
-        """Where in the past "lately" begins."""
+        """Index of the first recent reading."""
         self._before: tuple[float, dict[Hashable, float]] | None = None
-        """The look that this one is compared with."""
+        """The reading that this one is compared with."""
 
     def __repr__(self) -> str:
         return f"<Moves of {len(self._current or ())} counters, {len(self._past)} looks back>"
 
     def begin(self, now: float) -> None:
-        """Look again, at `now` of a monotonic clock; one that goes back stands still."""
+        """Start a reading at `now` of a monotonic clock; a clock that goes back stands still."""
         now = max(now, self._now)
         if self._current is not None and now > self._now:
             self._past.append((self._now, self._current))
         self._now, self._current = now, {}
-        # One from before stays: to compare with.
+        # One older reading is kept, to compare with.
         while len(self._past) > 1 and self._past[1][0] <= now - LONG:
             self._past.popleft()
         self._recent = sum(at <= now - RECENT for at, _ in self._past) - 1
@@ -56,7 +56,7 @@ class Moves:
         self._before = next(enough, self._past[0] if self._past else None)
 
     def rate(self, key: Hashable, value: Any) -> float:
-        """Note what a counter says now; return how many a second since the look before."""
+        """Record the value of a counter; return its rate per second since the reading before."""
         told = max(number(value), 0.0)
         if self._current is None:
             self._current = {}
@@ -72,15 +72,15 @@ class Moves:
         return self._now - self._past[max(0, self._recent)][0] if self._past else RECENT
 
     def lately_rate(self, key: Hashable) -> float:
-        """Return how many a second a counter has grown by lately."""
+        """Return the recent growth of a counter per second."""
         return self.lately(key) / self.span
 
     def lately(self, key: Hashable) -> float:
-        """Return by how much a counter that was noted in this look has grown lately."""
+        """Return the recent growth of a counter that was recorded in this reading."""
         return self._grown(key, max(0, self._recent))
 
     def for_long(self, key: Hashable) -> float:
-        """Return by how much it has grown within the last `LONG` seconds."""
+        """Return the growth of a counter within the last `LONG` seconds."""
         return self._grown(key, 0)
 
     def _grown(self, key: Hashable, since: int) -> float:

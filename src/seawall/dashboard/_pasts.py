@@ -1,7 +1,8 @@
-"""The past of the other pods: kept here, since each tells only how it is now.
+"""History of the other pods: kept here, since each of them reports only its present state.
 
-Promises: of `MOST_PASTS` pods at most, and `MOST_CURVES` curves of all together; of a pod that is
-not there any more nothing is kept.
+Promises:
+- At most `MOST_PASTS` pods are kept, and `MOST_CURVES` curves of all together.
+- Nothing is kept of a pod that is gone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from seawall.dashboard._tracks import Tracks
 from seawall.dashboard.views import GuardTrack, History, View
 
 MOST_PASTS: Final = 16
-"""Pods beside this one whose past is kept here."""
+"""Maximum number of other pods whose history is kept here."""
 
 MOST_CURVES: Final = 4000
-"""Curves of all these pods together: a pod may tell of much more than is ever looked at."""
+"""Maximum number of curves of all these pods: a pod may report much more than is ever viewed."""
 
 
 class Pasts:
-    """Of one event loop."""
+    """The histories of other pods, for one event loop."""
 
     def __init__(self) -> None:
-        """Know of nobody yet."""
+        """Start empty."""
         self._pasts: dict[str, Tracks] = {}
         self._last_at: dict[str, float] = {}
 
@@ -31,14 +32,14 @@ class Pasts:
         return f"<Pasts of {len(self._pasts)} pods>"
 
     def histories(self) -> Iterator[tuple[str, History]]:
-        """Return the past of each pod, by its name."""
+        """Yield the name and history of each pod."""
         for name, tracks in self._pasts.items():
             yield name, tracks.history
 
     def hours(self, span: float, guard: str) -> Iterator[tuple[str, Any]]:
-        """Return the past of a guard over `span` seconds on each pod that has it, by its name.
+        """Yield the history of a guard over `span` seconds for each pod that has it, by its name.
 
-        It begins when somebody looked here: other pods are asked for only while somebody does.
+        It starts with the first viewer here: other pods are fetched only while there are viewers.
         """
         for name, tracks in self._pasts.items():
             known = tracks.hours(span, guard)
@@ -46,7 +47,7 @@ class Pasts:
                 yield name, known
 
     def remember(self, views: Sequence[View]) -> None:
-        """Add what is new of these pods, and forget who is not there any more."""
+        """Add the new samples of these pods, and forget pods that are gone."""
         kept: dict[str, View] = {}
         room = MOST_CURVES
         for view in views[:MOST_PASTS]:

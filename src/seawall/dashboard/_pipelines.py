@@ -1,10 +1,10 @@
-"""Pipelines: a row for each, and in it what its pipes are drawn from.
+"""Pipelines: a row for each, with the data for drawing its stages.
 
 A row shows what one pod runs. The page adds up the pods that run the same pipeline, so nodes have
-numbers, and words only where they cannot be added. Names, causes and items come from users: all of
-them are cut here.
+numbers, and text only where they cannot be added. Names, causes and items come from users: all of
+them are truncated here.
 
-Pure but for the counters in `Moves`. What is missing or has another shape is left out.
+Pure except for the counters in `Moves`. Values that are missing or have another shape are omitted.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PIPELINE: Final = "pipeline"
 """The kind of the rows."""
 
 COLLECT: Final = "collect"
-"""The kind of what reads many sources at once, in a pipeline or not."""
+"""The kind of an object that reads many sources at once, in a pipeline or not."""
 
 NO_ROOM: Final = "no room in "
-"""How a stage says that it waits for the next one: that one is slow, and not this one."""
+"""Prefix by which a stage reports that it waits for the next one, which is the slow one."""
 
 BACKED_UP: Final = 0.4
-"""Share of a queue in use from which on it is backed up: a full one takes items again at 0.5."""
+"""Share of a queue in use from which it is backed up: a full one accepts items again at 0.5."""
 
 LONG_WAIT: Final = 0.25
-"""Seconds from which on the wait in a queue that is backed up is worth a word."""
+"""Seconds from which the wait in a backed-up queue is reported."""
 
 TITLE: Final = "Pipelines"
 """The section of these rows."""
@@ -61,23 +61,23 @@ COUNTS: Final = (
     "refused",
     "deaths",
 )
-"""What a stage counts, as its snapshot calls it."""
+"""The counters in a stage's snapshot."""
 
 _OWN: Final = frozenset({"name", "kind", "read", "rate", "waits", "last_at", "error"})
-"""What of a source is shown in another way than as a fact."""
+"""Values of a source that are not shown as facts, but in another way."""
 
 
 class Drawing:
-    """The pipelines of one process at one moment, as many as there is room for."""
+    """The pipelines of one process at one moment, up to a limit."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._room = MOST_DRAWN
         self._collects: set[str] = set()
-        """The sources that collect many: the pipeline shows them."""
+        """Names of collecting sources that a pipeline shows."""
 
     def pipeline(self, name: str, seen: Seen, moves: Moves) -> Line:
-        """Return what is to be said of a pipeline."""
+        """Describe a pipeline."""
         sources, stages = seen_list(seen, "sources"), seen_list(seen, "stages")
         self._collects.update(_name(one) for one in sources if one.get("kind") == COLLECT)
         for stage in stages:
@@ -110,14 +110,14 @@ class Drawing:
 
     @staticmethod
     def _in_words(seen: Seen) -> Line:
-        """Return what is to be said of a pipeline that is not drawn; its troubles are found."""
+        """Describe a pipeline that is not drawn; its problems are found nevertheless."""
         facts = [*_facts(seen), ("not drawn", "there are too many stages in this process")]
         if seen.get("running") is not True:
             return Line("not running", "off", facts)
         return Line(_in_flight(seen), "ok", facts)
 
     def collect(self, name: str, seen: Seen) -> list[Line]:
-        """Return what is to be said of a `Collect`; nothing if a pipeline shows it."""
+        """Describe a `Collect`; return nothing if a pipeline shows it."""
         if shown(name, LONGEST_WORD) in self._collects:
             return []
         missing = [one["name"] for one in readings_of(seen) if one["state"] != "ok"]
@@ -132,7 +132,7 @@ class Drawing:
 
 
 def seen_list(seen: Seen, name: str, most: int | None = None) -> list[Seen]:
-    """Return what a snapshot has in a list of mappings, the first `most` of them."""
+    """Return a list of mappings from a snapshot, at most `most` of them."""
     known = seen.get(name)
     if not isinstance(known, (list, tuple)):
         return []
@@ -152,7 +152,7 @@ def _amount(seen: Seen, key: str) -> float:
 
 
 def readings_of(source: Seen) -> list[Reading]:
-    """Return what a source that collects many has of each, the missing ones first."""
+    """Return the readings of a collecting source, the missing ones first."""
     readings = [
         Reading(
             name=_name(one, "source"),
@@ -172,7 +172,7 @@ def readings_of(source: Seen) -> list[Reading]:
 
 
 def too_few(source: Seen) -> tuple[float, float] | None:
-    """Return how many of a source's readings have a value and how many are needed, if too few."""
+    """Return how many readings have a value and how many are needed, if too few; otherwise None."""
     unavailable = sum(one.get("state") != "stale" for one in seen_list(source, "missing"))
     have, needed = _amount(source, "sources") - unavailable, _amount(source, "minimum")
     return (max(0.0, have), needed) if unavailable and have < needed else None
@@ -222,14 +222,14 @@ def _source_facts(seen: Seen) -> Facts:
 
 
 def _note(name: str, seen: Seen, moves: Moves) -> None:
-    """Note the counters of a stage that the rules ask for."""
+    """Record the counters of a stage that the rules need."""
     stage = str(seen.get("name", ""))
     for counter in ("done", "failed", "dead_letters"):
         moves.rate((PIPELINE, name, stage, counter), seen.get(counter))
 
 
 def failing_share(name: str, stage: str, moves: Moves) -> float:
-    """Return the share of the items that failed in a stage lately, from 0 to 1."""
+    """Return the share of items that failed in a stage recently, from 0 to 1."""
     failed = moves.for_long((PIPELINE, name, stage, "failed"))
     return failed / (failed + moves.for_long((PIPELINE, name, stage, "done"))) if failed else 0.0
 
@@ -249,13 +249,13 @@ def causes_of(seen: Seen) -> list[tuple[str, int]]:
 
 
 def blocked_by(seen: Seen) -> str:
-    """Return why a stage waits, unless it waits for the next one; "" if it does not."""
+    """Return why a stage waits, unless it waits for the next one; "" if it does not wait."""
     why = shown(seen.get("waits_for") or "", LONGEST_TEXT)
     return "" if why.startswith(NO_ROOM) else why
 
 
 def blocked_tone(name: str, seen: Seen, moves: Moves) -> Tone:
-    """Return how bad it is that a stage waits: "bad" if nothing leaves it, "ok" if it does not."""
+    """Return how bad it is that a stage waits: "bad" if nothing leaves it, "ok" if not waiting."""
     if not blocked_by(seen):
         return "ok"
     done = moves.lately((PIPELINE, name, str(seen.get("name", "")), "done"))
@@ -284,10 +284,10 @@ def _stage(name: str, seen: Seen, moves: Moves) -> PipeNode:
 
 
 def _slowest(nodes: list[PipeNode]) -> int | None:
-    """Return the place of the stage for which those before it wait, if there is one.
+    """Return the index of the stage that slows down those before it, if there is one.
 
-    Its queue is backed up, and those that follow it are not. Of several, it is the one with the
-    longest wait.
+    Its queue is backed up, and those of the following stages are not. Of several, it is the one
+    with the longest wait.
     """
     backed_up = {place for place, node in enumerate(nodes) if _fullness(node) >= BACKED_UP}
     found = [
@@ -332,7 +332,7 @@ def _node(kind: Any, seen: Seen) -> PipeNode:
 
 
 def _link(nodes: list[PipeNode], links: Any) -> None:
-    """Set where the items of each node go."""
+    """Set the targets of each node."""
     places = {node["name"]: place for place, node in enumerate(nodes)}
     for link in links if isinstance(links, (list, tuple)) else ():
         if not isinstance(link, (list, tuple)) or len(link) != 2:  # noqa: PLR2004 - from and to
@@ -347,7 +347,7 @@ def _rounded(value: float) -> float:
     return round(value, 3)
 
 
-# The whole
+# Whole pipelines
 
 
 def _fullness(node: PipeNode) -> float:
@@ -363,7 +363,7 @@ def _oldest(seen: Seen) -> OldestItem | None:
 
 
 def _state(seen: Seen, nodes: list[PipeNode]) -> str:
-    """Return how a running pipeline is in a few words: the worst of its nodes."""
+    """Summarize a running pipeline by its worst node."""
     worst = [node for tone in ("bad", "warn") for node in nodes if node["tone"] == tone]
     if not worst:
         return _in_flight(seen)

@@ -1,8 +1,12 @@
-"""How a pod's view is told to the others, and what they make of it: pure.
+"""Wire format of a pod's view for other pods, and how they read it. Pure.
 
-What comes out of the store is hostile. Promises: whatever a pod told, it costs the reader a bounded
-number of bytes and at most its own place on the page; names of pods are distinct; a pod that is not
-heard of is told to be gone, and nothing of it is shown as if it were so now.
+Data from the store is untrusted.
+
+Promises:
+- Whatever a pod writes, it costs the reader a bounded number of bytes and at most its own place on
+  the page.
+- Names of pods are distinct.
+- A silent pod is reported as gone, and none of its data is shown as current.
 """
 
 from __future__ import annotations
@@ -23,41 +27,42 @@ from seawall.errors import StoreUnavailable
 from seawall.registry import plain
 
 LARGEST: Final = 256 * 1024
-"""Bytes of a view, packed or not."""
+"""Maximum size of a view in bytes, compressed or not."""
 
 WORTH: Final = 1024
-"""From so many bytes on a view is compressed."""
+"""Size in bytes from which a view is compressed."""
 
 MISSED: Final = 2.5
-"""So many times that a pod should have told its view by now, and it counts as gone."""
+"""Number of missed updates after which a pod counts as gone."""
 
 GRACE: Final = 0.5
-"""Seconds that it may be late beside."""
+"""Additional seconds that an update may be late."""
 
 SLOWEST: Final = 30.0
-"""Seconds between two views of a pod; who says more is not believed."""
+"""Maximum number of seconds between two views of a pod; larger claims are reduced to it."""
 
 EXACT: Final = 2**53
 
 PLAIN: Final = b"j"
 PACKED: Final = b"z"
-"""How a view is written; in capitals if something rare has happened, which is read at once."""
+"""Formats of a view; uppercase after a rare event, so that it is read immediately."""
 
 TOLD: Final = 64 * 1024
-"""Bytes of a view, before it is packed, up to which other pods are sent all of it: each of them
-reads it each second. Of more, what is well is sent with less."""
+"""Maximum size of a view in bytes, before compression, that other pods get in full: each of them
+reads it each second. Of larger ones, healthy parts are sent in less detail.
+"""
 
 OTHERS: Final = "other pods"
-"""Where it is told what is not shown of them."""
+"""Name under which pods that are not shown are reported."""
 
 
 # One view
 
 
 def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
-    """Return the bytes of `view`, the next of which follows after `every` seconds.
+    """Serialize `view`; the next one follows after `every` seconds.
 
-    One that is `rushed` is read before others.
+    A view that is `rushed` is read before others.
     """
     data = _json({**view, "every": every})
     if len(data) > TOLD:
@@ -68,19 +73,19 @@ def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
 
 
 def is_rushed(data: bytes) -> bool:
-    """Tell whether the pod that wrote this has something rare to tell."""
+    """Return whether the pod that wrote this reports a rare event."""
     return data[:1].isupper()
 
 
 def _json(value: Any) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError):  # a number that JSON has no word for, or no plain data at all
+    except (TypeError, ValueError):  # a number that JSON cannot represent, or no plain data at all
         return json.dumps(plain(value), separators=(",", ":"), allow_nan=False).encode()
 
 
 def unpack(data: bytes) -> View:
-    """Return the view that `data` tells; raise ValueError, and nothing else, if it tells none."""
+    """Parse and validate a view; raise ValueError, and nothing else, if it is invalid."""
     if not data or len(data) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // 1024} KiB")
     kind, told = data[:1].lower(), data[1:]
@@ -93,13 +98,13 @@ def unpack(data: bytes) -> View:
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON that can be read") from None
     view = valid_view(value)
-    view.pop("age", None)  # how old it is, and whether it is gone, is not for it to say
+    view.pop("age", None)  # its age, and whether it is gone, are not for the pod to decide
     view.pop("gone", None)
     return view
 
 
 def _inflated(data: bytes) -> bytes:
-    """Return what `data` is packed from, and never more than `LARGEST` bytes of it."""
+    """Decompress `data`, to at most `LARGEST` bytes."""
     inflating = zlib.decompressobj()
     try:
         whole = inflating.decompress(data, LARGEST)
@@ -114,11 +119,11 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
 
 
-# What the store says of all
+# Replies of the store
 
 
 class Told(NamedTuple):
-    """What one pod told, and when: microseconds of the store's clock."""
+    """The data of one pod, and its time in microseconds of the store's clock."""
 
     pod: str
     at: int
@@ -126,7 +131,7 @@ class Told(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What the store says: when, how many other pods there are, and what those shown told."""
+    """A reply of the store: its time, the number of other pods, and the data of those shown."""
 
     now: int
     others: int
@@ -134,7 +139,7 @@ class Reply(NamedTuple):
 
 
 def read_reply(reply: Any) -> Reply:
-    """Return what the script said, or raise `StoreUnavailable`: a store may say anything."""
+    """Parse the reply of the script, or raise `StoreUnavailable`: a store may return anything."""
     if not isinstance(reply, list) or len(reply) < 2 or (len(reply) - 2) % 3:  # noqa: PLR2004
         raise StoreUnavailable("the store's answer makes no sense")
     now, others = _whole(reply[0]), _whole(reply[1])
@@ -157,7 +162,7 @@ def _whole(value: Any) -> int:
     return number
 
 
-# All views, side by side
+# All views together
 
 
 class Seen(NamedTuple):
@@ -168,7 +173,7 @@ class Seen(NamedTuple):
     view: View
 
     def late(self, now: int) -> bool:
-        """Tell whether it should have been heard of again by now."""
+        """Return whether its next update is overdue."""
         every = min(SLOWEST, self.view["every"])
         return now - self.at > (MISSED * every + GRACE) * 1e6
 
@@ -176,9 +181,9 @@ class Seen(NamedTuple):
 def arranged(
     seen: Iterable[Seen], now: int, own: str | None, *, believing: bool = False
 ) -> list[View]:
-    """Return the views of other pods, by name, as they are to be shown in a pod called `own`.
+    """Return the views of other pods, by name, for display in a pod called `own`.
 
-    `believing`: nobody is taken for gone, since the store was away itself.
+    With `believing`, no pod counts as gone, since the store itself was away.
     """
     live: list[Seen] = []
     late: dict[str, Seen] = {}
@@ -189,7 +194,7 @@ def arranged(
             late[one.view["pod"]["name"]] = one
     names = Counter(one.view["pod"]["name"] for one in live)
     names.update([OTHERS] if own is None else [OTHERS, own])
-    # A pod that was started again under the same name stands for the one that is gone.
+    # A pod that was restarted under the same name replaces the one that is gone.
     gone = [_gone(one, now) for name, one in late.items() if name not in names]
     taken = {*names, *late}
     in_order = sorted(live, key=lambda one: one.pod)  # the same names each time
@@ -198,7 +203,7 @@ def arranged(
 
 
 def _distinct(one: Seen, names: Counter[str], taken: set[str], now: int) -> View:
-    """Return a view whose name no other has: by its process, or where that does not do its pod."""
+    """Return a view with a unique name, made so by its process id or its pod id."""
     pod = one.view["pod"]
     name = pod["name"]
     if names[name] > 1:
@@ -212,7 +217,7 @@ def _distinct(one: Seen, names: Counter[str], taken: set[str], now: int) -> View
 
 
 def _gone(one: Seen, now: int) -> View:
-    """Return the last view of a pod that is gone: which guards it had, and nothing as it was."""
+    """Return the last view of a pod that is gone: its guards, without their old state."""
     view, age, since = one.view, (now - one.at) / 1e6, one.at / 1e6
     name = view["pod"]["name"]
     trouble = _trouble(
@@ -252,7 +257,7 @@ def _gone(one: Seen, now: int) -> View:
 
 
 def left_out(now: float, unread: Sequence[str], more: int, since: tuple[float, float]) -> View:
-    """Return a view that tells why pods are not shown: `unread` says what is wrong with each.
+    """Return a view that reports pods that are not shown: `unread` has the reason for each.
 
     `since`: when the first could not be read, and when the first had no place.
     """

@@ -1,7 +1,7 @@
 """Everything beside the guards, by section: limits, queues, outboxes, pools, stores, health...
 
-Pure but for the counters in `Moves`. Rows are bounded, and each has a name that no other row of
-its kind has. Nothing raises, whatever a snapshot holds.
+Pure except for the counters in `Moves`. The number of rows is bounded, and each row has a unique
+name within its kind. Nothing raises, whatever a snapshot holds.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "fifo_sender",
         "fifo_receiver",
     ),
-    MEMBERS: ("members",),  # they may be many: others have their rows first
+    MEMBERS: ("members",),  # they may be many, so other rows come first
 }
-"""What is shown where, in this order; kinds that are not here come last."""
+"""The sections and their kinds, in order; other kinds come last."""
 
 OTHERS: Final = "Others"
 NOT_ROWS: Final = frozenset({"guard", "edge"})
-"""They are shown as guards."""
+"""Kinds that are shown as guards."""
 
 
 def guard_rows(guard: Seen, moves: Moves) -> list[Row]:
@@ -71,7 +71,7 @@ def guard_rows(guard: Seen, moves: Moves) -> list[Row]:
 def sections_of(
     snapshot: Snapshot, moves: Moves, limits: Iterable[Row] = ()
 ) -> tuple[dict[str, list[Row]], int]:
-    """Return what is shown by section, and how many rows were left out since there are too many.
+    """Return the rows by section, and the number of rows omitted because there are too many.
 
     `limits` are the rows of the guards.
     """
@@ -91,7 +91,7 @@ def sections_of(
 
 
 def _rows(snapshot: Snapshot, moves: Moves) -> Iterator[tuple[str, Row]]:
-    """Return the rows of all but the guards, each with its section."""
+    """Yield the rows of everything but the guards, each with its section."""
     place = {kind: title for title, kinds in SECTIONS.items() for kind in kinds}
     order = {kind: number for number, kind in enumerate(place)}
     drawing = Drawing()
@@ -107,7 +107,7 @@ def _rows(snapshot: Snapshot, moves: Moves) -> Iterator[tuple[str, Row]]:
 def _lines(
     kind: str, thing: Seen, moves: Moves, drawing: Drawing
 ) -> Iterable[tuple[str, str, Line]]:
-    """Return kind, name and line of each row of a thing."""
+    """Return kind, name and line of each row of an object."""
     name = str(thing.get("name", ""))
     if kind == "request_limits":
         return ((kind, limit, line) for limit, line in request_limits(name, thing, moves))
@@ -124,7 +124,7 @@ def _lines(
 
 
 def things(snapshot: Snapshot, kind: str) -> list[Seen]:
-    """Return what there is of a kind, and can be read."""
+    """Return the readable objects of a kind."""
     known = snapshot.get(kind, ())
     if not isinstance(known, (list, tuple)):
         return []
@@ -134,7 +134,7 @@ def things(snapshot: Snapshot, kind: str) -> list[Seen]:
 def _row(kind: str, name: str, line: Line) -> Row:
     row = Row(
         kind=shown(kind, LONGEST_WORD),
-        name=shown(name, LONGEST_NAME - 8),  # with room for a number
+        name=shown(name, LONGEST_NAME - 8),  # leaves room for a number
         tone=line.tone,
         state=shown(line.state, LONGEST_WORD),
         facts=[fact(*one) for one in line.facts[:MOST_FACTS]],

@@ -1,6 +1,6 @@
-"""What is wrong: rules over the snapshot of a guard or anything else, and what they find.
+"""Rules that find problems in the snapshot of a guard or another object.
 
-Pure but for the counters in `Moves`: what a guard's counters did lately counts, too.
+Pure except for the counters in `Moves`, which add the recent growth of counters.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ from seawall.dashboard.views import Tone
 from seawall.telemetry import _thresholds as limits
 
 OUT_FOR: Final = 60.0
-"""Seconds after which a resource that is still out counts as one that does not come back."""
+"""Seconds after which a borrowed resource counts as one that is not returned."""
 
 
 class Found(NamedTuple):
-    """A trouble, without its time.
+    """A problem, without its time.
 
-    `began` is the key of the event that begins it, `cause` the id of the trouble that it follows
-    from.
+    `began` is the key of the event that starts it, `cause` the id of the problem that causes it.
     """
 
     id: str
@@ -64,17 +63,17 @@ class Found(NamedTuple):
     cause: str = ""
     degrades: bool = False
     lasted: float = 0.0
-    """Seconds for which it has lasted at least, where the snapshot says so."""
+    """Minimum number of seconds that it has lasted, if the snapshot has it."""
 
 
 def kept_of(rule: Iterator[Found]) -> list[Found]:
-    """Return what a rule finds before it stumbles over something of another shape."""
+    """Return what a rule finds before it fails on data of another shape."""
     found: list[Found] = []
     try:
         for one in rule:
-            found.append(one)  # noqa: PERF402 - what came before a fault is kept
+            found.append(one)  # noqa: PERF402 - keeps what was found before an exception
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        pass  # a policy of the user's own may show anything
+        pass  # a user's own policy may show anything
     return found
 
 
@@ -89,11 +88,11 @@ def guard_rule(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Foun
 
 
 def _with_causes(found: list[Found]) -> Iterator[Found]:
-    """Let the troubles of one guard follow from the one that explains them.
+    """Set the causes among the problems of one guard.
 
-    What a dependency does when it fails: the breaker opens, attempts fail, the retry budget is
-    spent, slots stay taken, threads are abandoned, fallbacks answer. The first of these that is
-    there is the cause of the later ones. A limit that refuses explains only the fallbacks.
+    When a dependency fails, the breaker opens, attempts fail, the retry budget is spent, slots stay
+    taken, threads are abandoned, and fallbacks answer. The first of these that is present is the
+    cause of the later ones. A limit that refuses explains only the fallbacks.
     """
     ranked = [one for one in found if not one.cause and _kind(one) in _EXPLAINS]
     ranked.sort(key=lambda one: _EXPLAINS.index(_kind(one)))
@@ -127,7 +126,7 @@ _EXPLAINS: Final = (
     "abandoned",
     "degraded",
 )
-"""Kinds of a guard's troubles: each may follow from those before it."""
+"""Kinds of a guard's problems: each may be caused by those before it."""
 
 
 def _guard(name: str, seen: Seen, moves: Moves) -> Iterator[Found]:
@@ -183,7 +182,7 @@ def _without_store(name: str, place: int, seen: Seen) -> Iterator[Found]:
 
 
 def _lost_store(shared: Any) -> str:
-    """Return the id of the trouble that a policy goes without its store because of."""
+    """Return the id of the problem that makes a policy work without its store."""
     store = mapping(shared).get("store")
     return f"store:{store}" if store else ""
 
@@ -271,7 +270,7 @@ _POLICIES: Final[dict[str, Callable[[str, int, Seen, Moves], Iterator[Found]]]] 
 }
 
 
-# Anything else
+# Other objects
 
 
 def _waiting(kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
@@ -436,7 +435,7 @@ def _many_members(name: str, state: str, found: list[Seen], seen: Seen) -> Found
 def _member_trouble(
     state: str, key: str, group: str, what: str, advice: str, lasted: float
 ) -> Found:
-    """Return a trouble; where another pod has confirmed what this one suspects, it explains it."""
+    """Return a problem; another pod's confirmation explains a suspicion of this pod."""
     cause = f"confirmed:{key}" if state == "suspected" else ""
     return Found(
         f"{state}:{key}", MEMBER_TONES[state], group, what, advice, cause=cause, lasted=lasted
@@ -458,7 +457,7 @@ def _pipeline(_kind: str, name: str, seen: Seen, moves: Moves) -> Iterator[Found
 
 
 def _missing(name: str, where: str, seen: Seen) -> Iterator[Found]:
-    """Find what is missing of a source that collects many, in a pipeline or not."""
+    """Yield what is missing in a collecting source, in a pipeline or not."""
     missing = [one for one in readings_of(seen) if one["state"] != "ok"]
     if not missing:
         return
@@ -545,11 +544,11 @@ _REPLAY: Final = "Look at why they failed; replay them, or drop them"
 
 
 GUARD_OF_STAGE: Final = "guard:"
-"""Of a cause: whatever is wrong with the guard of this name."""
+"""Prefix of a cause that means any problem of the guard of that name."""
 
 
 def with_guards(found: list[Found]) -> list[Found]:
-    """Let stages that wait or fail follow from what is wrong with their guard, if it is."""
+    """Set the problems of their guards as causes of stages that wait or fail."""
     roots = {one.where: one.id for one in reversed(found) if not one.cause}
     return [
         one._replace(cause=roots.get(one.cause.removeprefix(GUARD_OF_STAGE), ""))
@@ -581,4 +580,4 @@ RULES: Final[dict[str, Rule]] = {
     "request_limits": _request_limits,
     "fifo_receiver": _fifo,
 }
-"""By kind, what may be wrong with it."""
+"""The rules by kind."""

@@ -1,8 +1,10 @@
-"""What is rare and matters is seen at once: a breaker that opened does not wait for the next look.
+"""Immediate samples after rare, important events, such as a breaker that opens (debounced).
 
-Promises: what happens together is told together, `TOGETHER` seconds after the first of it. Nothing
-is done in the thread where it happens but to wake the event loop. One that is forgotten leaves no
-subscription behind, and a child process leaves the loop of its parent alone.
+Promises:
+- Events that happen together cause one sample, `TOGETHER` seconds after the first of them.
+- The thread of an event only wakes the event loop.
+- An object that is dropped without `close` leaves no subscription behind, and a child process does
+  not touch the loop of its parent.
 """
 
 from __future__ import annotations
@@ -42,29 +44,29 @@ RARE: Final = (
     StageChanged,
     StoreModeChanged,
 )
-"""What is told at once."""
+"""The events that cause an immediate sample."""
 
 TOGETHER: Final = 0.05
-"""Seconds between what happens and telling of it: what happens meanwhile is told with it."""
+"""Seconds between an event and its sample: further events are included in it."""
 
 APART: Final = 0.25
-"""Seconds between two looks at least, however much happens."""
+"""Minimum number of seconds between two samples, however many events there are."""
 
 EXACT: Final = 0.001
 """Seconds by which a timer may be early."""
 
 
 class Rush:
-    """Calls back, in the event loop where it was made, when something rare has happened."""
+    """Calls back, in the event loop where it was created, after a rare event."""
 
     def __init__(self, soonest: Callable[[], float | None], then: Callable[[], object]) -> None:
-        """Call `then()`; `soonest()` seconds from now at the earliest, or not at all if None."""
+        """Call `then()`, at the earliest in `soonest()` seconds; not at all if that is None."""
         self._soonest = soonest
         self._then = then
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
-        """Whether it is to call back already: more that happens changes nothing."""
+        """Whether a callback is already due: further events change nothing."""
         self._over = False
         self._end = listen(self, *RARE)
         survives_fork(self)
@@ -74,14 +76,14 @@ class Rush:
         return f"<Rush: {state}>"
 
     def close(self) -> None:
-        """Call back no more; in the event loop."""
+        """Stop calling back. Call this in the event loop."""
         self._over = True
         self._end()
         if self._timer is not None:
             self._timer.cancel()
 
     def hear(self, _event: Event | None = None, /) -> None:
-        """Note that something happened, in any thread: it may hold any lock."""
+        """Record an event, from any thread: it may hold any lock."""
         if self._heard or self._over:
             return
         self._heard = True
@@ -91,12 +93,12 @@ class Rush:
             self._over = True  # the loop is closed
 
     def _later(self, least: float) -> None:
-        """Call back, or wait for as long as it is too soon for that."""
+        """Call back, or wait while it is too soon."""
         wait = None if self._over else self._soonest()
         if wait is not None and max(wait, least) > EXACT:
             self._timer = self._loop.call_later(max(wait, least), self._later, 0.0)
             return
-        self._heard = False  # what happens from now on is for the next time
+        self._heard = False  # later events cause the next call
         if wait is not None:
             self._then()
 

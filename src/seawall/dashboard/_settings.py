@@ -1,7 +1,7 @@
-"""What a policy was told, in a few words, and what of it an operator may change.
+"""Short descriptions of a policy's settings, and the settings that an operator may change.
 
-Only fields that are known are read, and of functions and values of users no more than that they
-are there: a `repr` may hold a password. What cannot be read is left out, and never raises.
+Only known fields are read, and users' functions and values are only checked for presence: a `repr`
+may contain a password. Unreadable settings are omitted, and nothing raises.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from seawall.dashboard._words import amount, seconds, several, share
 from seawall.dashboard.views import Change
 
 LOOKS: Final = 60
-"""After how many looks settings are read anew although no change of them was heard of."""
+"""Number of samples after which settings are read again even without a change event."""
 
 
 class Settings(NamedTuple):
-    """What is shown of them."""
+    """The shown settings of a policy."""
 
     title: str
     words: str
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(kind: str, policy: Any) -> Settings:
-    """Return what is known of `policy`, of which the guard's snapshot says that it is a `kind`."""
+    """Return the settings of `policy`, whose kind is given by the guard's snapshot."""
     title = kind.replace("_", " ").title().replace(" ", "") if policy is None else _title(policy)
     words, changes = "", list[Change]()
     if policy is not None:
@@ -41,20 +41,20 @@ def settings_of(kind: str, policy: Any) -> Settings:
 
 
 class KnownSettings:
-    """What was last told of each policy: settings change rarely, and to read them takes time.
+    """Cache of the settings of each policy: they change rarely, and reading them takes time.
 
-    They are read anew when `changes` (how many changes were heard of) is another number, and those
-    of each policy after `LOOKS`: not every change is heard of. For one thread at a time.
+    They are read again when `changes` (the number of change events) differs, and those of each
+    policy after `LOOKS` samples, as not every change has an event. Not safe for concurrent use.
     """
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start empty."""
         self._known: WeakKeyDictionary[Any, tuple[int, Settings]] = WeakKeyDictionary()
         self._changes = 0
         self._looks = 0
 
     def begin(self, changes: int) -> None:
-        """Look again."""
+        """Start a sample."""
         self._looks += 1
         if changes != self._changes:
             self._known.clear()
@@ -67,9 +67,10 @@ class KnownSettings:
             if known is None or self._looks - read_at >= LOOKS:
                 known = settings_of(kind, policy)
                 self._known[policy] = self._looks, known
-        except TypeError:  # None, or one that cannot be hashed or referred to
+        except TypeError:  # None, or an object that cannot be hashed or weakly referenced
             return settings_of(kind, policy)
-        return Settings(known.title, known.words, [*known.changes])  # a view is nobody else's
+        # copied, as each view owns its data
+        return Settings(known.title, known.words, [*known.changes])
 
 
 def _title(policy: Any) -> str:
@@ -79,11 +80,11 @@ def _title(policy: Any) -> str:
 def _read(read: Callable[[Any], Any], policy: Any, default: Any) -> Any:
     try:
         return read(policy)
-    except Exception:  # noqa: BLE001 - of a subclass anything may be missing, and raise anything
+    except Exception:  # noqa: BLE001 - a subclass may lack anything, and raise anything
         return default
 
 
-# In a few words
+# Descriptions
 
 
 def _breaker(policy: Any) -> str:
@@ -118,7 +119,7 @@ def _retry(policy: Any) -> str:
 
 
 def _first_pause(backoff: Any) -> float | None:
-    # Not by asking it: the function may be a user's.
+    # Not by calling it: the function may be a user's.
     arguments = getattr(backoff, "_arguments", ())
     first = arguments[0] if arguments else None
     known = isinstance(first, (int, float)) and not isinstance(first, bool)
@@ -173,7 +174,7 @@ def _fallback(policy: Any) -> str:
 
 
 def level_name(name: Any) -> str:
-    """Return what to call a level of a fallback: not the value that it answers with."""
+    """Return the name of a fallback's level, without the value that it returns."""
     bare = str(name).partition("(")[0].rpartition("<locals>.")[2].strip()
     return shown(bare or "a level", LONGEST_WORD)
 
@@ -239,10 +240,10 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = 
     "chaos": (_chaos, ()),
     "ladder": (_ladder, ("mode",)),
 }
-"""How the settings of each kind are said, and which of them `update` takes."""
+"""The description of each kind's settings, and which of them `update` takes."""
 
 
-# What may be changed
+# Changeable settings
 
 
 def _changes(policy: Any, kind: str, names: tuple[str, ...]) -> Iterator[Change]:
@@ -260,10 +261,10 @@ def _changes(policy: Any, kind: str, names: tuple[str, ...]) -> Iterator[Change]
 def _rates(policy: Any) -> Iterator[Change]:
     given: Any = getattr(policy, "_given", ())
     if _title(policy) == "TokenLimits":
-        for limit in policy.limits:  # by name: each is an argument of its own
+        for limit in policy.limits:  # by name: each is a separate argument
             yield from _change(limit.name, limit.text)
     elif len(given) == 1 and isinstance(given[0], str):
-        # Several, or limits with functions of their own, are no text that could be typed.
+        # Several limits, or limits with functions, cannot be typed as text.
         yield from _change("limits", given[0])
 
 

@@ -1,8 +1,10 @@
-"""Live: one sampler for all who look, and a stream for each of them.
+"""Server-sent events: one sampler for all viewers, and a stream for each of them.
 
-Promises: a sample is taken once, and written as JSON once if anybody looks; who is slow gets the
-newest and skips the rest, nothing is queued for anybody; a stream ends when its client goes away,
-does not take what it is sent, may look no more, or the service goes away.
+Promises:
+- A sample is taken once, and written as JSON at most once, if there is a viewer.
+- A slow viewer gets the newest frame and skips the rest; nothing is queued.
+- A stream ends when its client disconnects, does not read, loses its permission, or the service
+  stops.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from seawall.dashboard._answers import SAFE, Refusal, to_json
 from seawall.web.asgi_types import Send
 
 ASKED_AGAIN: Final = 30.0
-"""Seconds after which who looks on is asked about again."""
+"""Seconds after which the permission of a viewer is checked again."""
 
 HEARTBEAT: Final = 15.0
-"""Seconds without news after which a comment is sent, so that nobody takes the stream for dead."""
+"""Seconds without data after which a comment is sent, so that the stream is not taken for dead."""
 
 TAKEN_WITHIN: Final = 30.0
-"""Seconds in which a client has to take what it is sent."""
+"""Timeout in seconds for a client to read what it is sent."""
 
 ENDED_WITHIN: Final = 0.4
-"""Seconds for the same once streams are over: whoever does not take it holds up the service."""
+"""The same timeout once streams are over: a client that does not read delays the service's stop."""
 
 BEGIN: Final = b"retry: 2000\n\n"
 _HEADERS: Final = [
@@ -36,7 +38,7 @@ _HEADERS: Final = [
 
 
 class Frame:
-    """One moment, to be sent: all that is the same for everybody, as JSON."""
+    """One sample, ready to send: everything that is the same for all viewers, as JSON."""
 
     __slots__ = ("_body", "_once", "at", "extra", "number", "title")
 
@@ -48,9 +50,9 @@ class Frame:
         body: bytes | Callable[[], Awaitable[bytes]],
         extra: bytes,
     ) -> None:
-        """Keep what is to be sent; `body` may be a function that writes it, when somebody looks.
+        """Store what is to be sent; `body` may be a function that writes it on demand.
 
-        It is the members of a message that show the pods, as JSON.
+        It is the part of a message that shows the pods, as JSON.
         """
         self.number = number
         self.title = title
@@ -63,7 +65,7 @@ class Frame:
         return f"<Frame {self.number}{'' if isinstance(self._body, bytes) else ', unwritten'}>"
 
     async def message(self, operator: str | None, history: bytes = b"null") -> bytes:
-        """Return the message for one who looks."""
+        """Return the message for one viewer."""
         parts = [b'{"title":', self.title, b',"at":', self.at, b',"operator":', to_json(operator)]
         parts += [b",", await self._written(), b',"history":', history]
         return b"".join([*parts, b',"extra":', self.extra, b"}"])
@@ -71,45 +73,45 @@ class Frame:
     async def _written(self) -> bytes:
         if isinstance(self._body, bytes):
             return self._body
-        async with self._once:  # other viewers wait for it; one that goes away breaks nothing
+        async with self._once:  # other viewers wait for it; one that disconnects does no harm
             if not isinstance(self._body, bytes):
                 self._body = await self._body()
             return self._body
 
 
 class Broadcast:
-    """The newest frame, and a way to wait for the next one; of one event loop."""
+    """The newest frame, and a way to wait for the next one; for one event loop."""
 
     def __init__(self) -> None:
-        """Have no frame yet."""
+        """Start without a frame."""
         self.frame: Frame | None = None
         self.over = False
-        """Whether there will be no more: streams end."""
+        """Whether there will be no more frames: streams end."""
         self._next: asyncio.Future[None] | None = None
         self._limits: set[asyncio.Timeout] = set()
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for the next frame."""
+        """Whether a viewer waits for the next frame."""
         return self._next is not None
 
     def publish(self, frame: Frame) -> None:
-        """Have a new frame, and wake all who wait for one."""
+        """Set a new frame, and wake all waiters."""
         self.frame = frame
         self._wake()
 
     def end(self) -> None:
-        """Let there be no more frames; what is being sent is waited for `ENDED_WITHIN` at most."""
+        """Publish no more frames; sends in progress get at most `ENDED_WITHIN` seconds."""
         self.over = True
         self._wake()
         for limit in self._limits:
-            if not limit.expired():  # one that is cannot be set anew
+            if not limit.expired():  # an expired one cannot be rescheduled
                 soon = asyncio.get_running_loop().time() + ENDED_WITHIN
                 limit.reschedule(min(soon, limit.when() or soon))
 
     @contextmanager
     def shortening(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Let `limit` be a short one if streams end meanwhile."""
+        """Shorten `limit` if the streams end during the block."""
         self._limits.add(limit)
         try:
             yield
@@ -122,9 +124,9 @@ class Broadcast:
             waited.set_result(None)
 
     def beyond(self, number: int) -> asyncio.Future[None]:
-        """Return what is done when there is a frame after that `number`, or no more of them.
+        """Return a future that is done when there is a frame after `number`, or no more frames.
 
-        It is shared by all who wait: whoever gives up leaves it alone.
+        All waiters share it, so a waiter that gives up must not cancel it.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
@@ -136,7 +138,7 @@ class Broadcast:
 
 
 class Stream:
-    """What one who looks is sent."""
+    """The stream of one viewer."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class Stream:
     ) -> None:
         """Send by `send`; `ask()` returns the operator's name, or raises `Refusal`.
 
-        Begin with a frame that comes `after` that number.
+        Start with a frame `after` that number.
         """
         self._after = after
         self._broadcast = broadcast
@@ -157,24 +159,25 @@ class Stream:
         self._history = history
 
     async def run(self, receive: Callable[[], Awaitable[Any]], operator: str | None) -> None:
-        """Send until it ends, for whatever reason."""
+        """Send until the stream ends, for whatever reason."""
         gone = asyncio.create_task(_until_gone(receive))
         try:
-            # Whoever did not take the last part would not take the closing one, either.
+            # A client that did not read the last part would not read the closing one, either.
             if await self._begin() and await self._follow(gone, operator) and not gone.done():
                 await self._take(b"", more=False)
         finally:
             gone.cancel()
             await asyncio.wait([gone])
             if not gone.cancelled():
-                gone.exception()  # seen: a server that fails to tell has lost its client
+                # marks it as retrieved: a server whose `receive` fails has lost its client
+                gone.exception()
 
     async def _begin(self) -> bool:
         start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
         return await self._taken(start) and await self._take(BEGIN)
 
     async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> bool:
-        """Send what is new until it ends; False if the client does not take it."""
+        """Send new frames until the stream ends; return False if the client does not read."""
         loop = asyncio.get_running_loop()
         broadcast = self._broadcast
         number, first = self._after, True
@@ -203,7 +206,7 @@ class Stream:
         return True
 
     async def _take(self, body: bytes, *, more: bool = True) -> bool:
-        """Send a part; False if the client is gone, or does not take it."""
+        """Send a part; return False if the client is gone, or does not read it."""
         return await self._taken({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _taken(self, message: dict[str, Any]) -> bool:

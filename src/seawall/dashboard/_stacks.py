@@ -1,6 +1,6 @@
-"""Guards and their stacks: from what a guard's snapshot tells to what is shown of it.
+"""Guards and their stacks: turns a guard's snapshot into its view.
 
-Pure but for the counters in `Moves`, and nothing raises, whatever a snapshot holds.
+Pure except for the counters in `Moves`; nothing raises, whatever a snapshot holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seawall.telemetry import _thresholds as limits
 
 Seen = Mapping[str, Any]
 Asked = Callable[[str, Any], Settings]
-"""Whoever tells the settings of a policy of some kind."""
+"""Returns the settings of a policy of some kind."""
 
 COUNTS: Final = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
 
@@ -36,7 +36,7 @@ BREAKERS: Final = ("isolated", "open", "half_open", "closed")
 def guard_view(
     seen: Seen, policies: Sequence[Any], moves: Moves, *, edge: bool, settings: Asked = settings_of
 ) -> GuardView:
-    """Return what is shown of a guard; `policies` are the objects of its stack, if there are."""
+    """Return the view of a guard; `policies` are the objects of its stack, if known."""
     name = str(seen.get("name", ""))
     rates = {one: round(moves.rate(("guard", name, one), seen.get(one)), 3) for one in COUNTS}
     told = policies_of(seen)[:MOST_LAYERS]
@@ -57,7 +57,8 @@ def guard_view(
         worst = "warn", "unreadable"
     broken = {one["state"] for one in stack if (one["policy"], one["tone"]) == ("breaker", "bad")}
     if broken:
-        # Of all that is wrong it is what lets no call through; the rest is in the stack.
+        # Of all problems, an open breaker is the one that blocks all calls; the rest is in the
+        # stack.
         worst = "bad", next((state for state in BREAKERS if state in broken), worst[1])
     states = [str(one.get("state")) for one in told if one.get("policy") == "breaker"]
     view = GuardView(
