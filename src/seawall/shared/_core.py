@@ -1,7 +1,7 @@
-"""What everything shared is built on: scripts, questions, jobs, messages, pushes; fork and close.
+"""The base of everything shared: scripts, questions, jobs, messages, pushes; fork and close.
 
-Coroutines talk to the store in their own event loop, so that a loop which is busy does not wait for
-a thread to get its turn. Callers without a loop, jobs and pushed messages have the background
+Coroutines talk to the store in their own event loop, so that a busy loop does not have to wait for
+a thread to get its turn. Callers without a loop, jobs and pushed messages use the background
 thread.
 """
 
@@ -33,42 +33,42 @@ from seawall.shared._pushes import Listener, Pushes
 from seawall.shared._scripts import Script, compose, lua
 
 SLACK: Final = 0.02
-"""Seconds that a caller waits beyond the timeout: the link gives up first, and says why."""
+"""Seconds that a caller waits beyond the timeout: the link times out first, with a reason."""
 
 CHECK: Final = 1.0
-"""Seconds between two looks at whether the store is down and must be healed.
+"""Seconds between two checks whether the store is down and must be healed.
 
-A failure also starts a look at once, so this matters only if healing itself went wrong.
+A failure also starts a check immediately, so this matters only if healing itself went wrong.
 """
 
 PAUSE: Final = 0.02
-"""Shortest time in seconds between two attempts to reach a store that is down."""
+"""Minimum seconds between two attempts to reach a store that is down."""
 
 TRIES: Final = 3
-"""So many answers of a store that was down are waited for, until one comes in time."""
+"""Number of answers from a recovering store that are awaited until one comes in time."""
 
 REMEMBERED: Final = 3600.0
-"""Seconds for which announced settings are kept without being heard of again."""
+"""Seconds for which announced settings are kept without being renewed."""
 
 TOLD: Final = 16
-"""So many different settings of other pods are told of; more are no news."""
+"""Maximum number of different settings of other pods that are reported."""
 
 _of_parent: list[object] = []
 """Connections of a parent process: closing them would disturb it, so they are kept, untouched."""
 
 
 class StoreCore:
-    """The part of a store that its users need not know."""
+    """The internal part of a store."""
 
     def __init__(self, target: Any, name: str, prefix: str, timeout: float) -> None:
-        """Connect when first asked."""
+        """Connect on first use."""
         self._clients = settings_of(target)
         self.name = _text("name", name)
         self.prefix = name_part(_text("prefix", prefix))
         self.timeout = check.seconds("timeout", timeout)
         self.health = Health()
         self.pod = token_hex(8)
-        """What this process is called; another name in a child process."""
+        """Id of this process; a child process gets another."""
         self._clock = lua("clock")
         self._closed = False
         self._closers: list[Callable[[], Callable[[], Awaitable[None]] | None]] = []
@@ -82,7 +82,7 @@ class StoreCore:
 
     @property
     def up(self) -> bool:
-        """Whether the store answers; while it does not, shared policies do as they were told."""
+        """Whether the store answers; while not, shared policies follow `on_store_failure`."""
         return self.health.up and not self._closed
 
     @property
@@ -91,20 +91,20 @@ class StoreCore:
         return self._closed
 
     def answers(self, script: str) -> bool:
-        """Whether calls of that script are sent: a queue goes on while the server is full."""
+        """Return whether calls of that script are sent: a queue works on a full server."""
         health = self.health
         return (health.up or (health.full and script in WHEN_FULL)) and not self._closed
 
     def key(self, kind: str, name: str, *parts: str) -> str:
-        """Return the key of a part of what is called `name`; the parts are plain, or hashed."""
+        """Return the key of a part of `name`; the parts are plain, or hashed."""
         return make_key(self.prefix, kind, name, *parts)
 
     def channel(self, kind: str, name: str) -> str:
-        """Return the channel on which changes of what is called `name` are pushed."""
+        """Return the channel on which changes of `name` are pushed."""
         return make_key(self.prefix, kind, name, "pushed")
 
     def script(self, name: str) -> Script:
-        """Return the script called `name`, as the server is to run it."""
+        """Return the script called `name`, as the server runs it."""
         return compose(self._clock, lua(name))
 
     async def acall(
@@ -127,7 +127,7 @@ class StoreCore:
         args: Sequence[Argument],
         timeout: float | None = None,
     ) -> Any:
-        """Do the same, and block this thread meanwhile."""
+        """Blocking twin of `acall`."""
         self._refuse_if_down(script)
         wait = self.timeout if timeout is None else timeout
         return run_in(self._background, lambda: self.acall(script, keys, args, wait), wait + SLACK)
@@ -142,10 +142,10 @@ class StoreCore:
     def ask(
         self, kind: Literal["sync", "async"], about: Coalesced, item: Any, clock: Clock
     ) -> Asking:
-        """Return a waiter for the answer to `item`; what is asked at once goes together.
+        """Return a waiter for the answer to `item`; concurrent questions go together.
 
-        In a loop the link gives up in time; a thread also looks at its clock, since the loop that
-        serves it is another thread's.
+        In a loop the link ends the wait in time; a thread also watches its clock, since the loop
+        that serves it runs in another thread.
         """
         if kind == "async":
             return Asking(about, item, None, self._add)
@@ -185,9 +185,9 @@ class StoreCore:
         return self.health.watch(watcher)
 
     def at_close(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Wait for `closer()` in the background loop before the store is closed.
+        """Await `closer()` in the background loop before the store is closed.
 
-        A method is held weakly: what is not in use any more has nothing to flush.
+        A method is held weakly: an unused object has nothing to flush.
         """
         weak = hasattr(closer, "__self__")
         kept = [known for known in self._closers if known() is not None]
@@ -196,7 +196,7 @@ class StoreCore:
     def announce(
         self, kind: str, name: str, settings: str, on_differ: Callable[[str], object]
     ) -> Handle:
-        """Compare `settings` with those of other pods, again and again; tell what differs, once."""
+        """Compare `settings` with those of other pods periodically; report each difference once."""
         key = self.key(kind, name, "settings")
         told: set[str] = set()
 
@@ -218,14 +218,14 @@ class StoreCore:
             raise StoreUnavailable(f"the store {self.name!r} is down; it is tried again meanwhile")
 
     def _link(self, script: str = "") -> Link:
-        """Return the running loop's way to the store."""
+        """Return the running loop's link to the store."""
         loop = asyncio.get_running_loop()
         if not self.up and loop is not self._background.loop:
-            # What is to be flushed at the end still goes, in the background.
+            # What must be flushed at the end is still sent, in the background.
             self._refuse_if_down(script)
         return self._links.here()
 
-    def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's
+    def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
         log = logging.getLogger("seawall")
         if up:
             log.info("store %r is back: %s", self.name, cause)
@@ -234,7 +234,7 @@ class StoreCore:
             try:
                 self._background.start()
             except StoreUnavailable as error:
-                if not self._closed:  # nobody would heal it, so callers go on trying themselves
+                if not self._closed:  # nothing would heal it, so callers keep trying themselves
                     self.health.assume_up(str(error))
             else:
                 self._healing.soon()
@@ -242,10 +242,10 @@ class StoreCore:
     async def _heal(self) -> None:
         """Try until the store is up.
 
-        A job of the background: a store that fails again while this ends is noted by `soon()` and
-        makes it run once more, and whatever it raises, it runs again after `CHECK`. Each attempt
-        has connections of its own, and nothing here waits until they are closed: a connection that
-        hangs must not delay the next attempt.
+        A job of the background: a store that fails again while this ends is recorded by `soon()`
+        and makes it run once more, and whatever it raises, it runs again after `CHECK`. Each
+        attempt has its own connections, and nothing here waits until they are closed: a hanging
+        connection must not delay the next attempt.
         """
         while not self.health.up:
             await asyncio.sleep(max(self.health.left(), PAUSE))
@@ -263,9 +263,10 @@ class StoreCore:
             self.health.tried(cause, full=full)
 
     async def _try(self, link: Link) -> str | None:
-        """Return what is wrong with the store's answer, if anything is; raise if there is none.
+        """Return what is wrong with the store's answer, or None; raise if there is no answer.
 
-        The quickest of a few answers counts: this thread may itself be late, the store may not.
+        The quickest of a few answers counts: this thread may be late itself, even if the store is
+        not.
         """
         loop = asyncio.get_running_loop()
         key = self.key("store", self.pod)
@@ -280,7 +281,7 @@ class StoreCore:
 
     async def _end(self) -> None:
         """Close what the background loop holds."""
-        self._pushes.wake_all()  # who waits for a message hears that none will come
+        self._pushes.wake_all()  # waiters for a message learn that none will come
         for closer in [closer for known in self._closers if (closer := known()) is not None]:
             try:
                 await closer()
@@ -293,7 +294,7 @@ class StoreCore:
         await self._links.close()
 
     def _after_fork(self) -> None:
-        """Be another pod, with connections of its own; those of the parent are left alone."""
+        """Become another pod, with its own connections; those of the parent are left alone."""
         kept = (self._links.after_fork(), self._pushes.after_fork(), self._posts.after_fork())
         _of_parent.append(kept)
         self.pod = token_hex(8)

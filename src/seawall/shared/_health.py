@@ -1,4 +1,4 @@
-"""The store's own small breaker: one that is gone costs its timeout a few times, then nothing."""
+"""The store's own small breaker: a dead store costs its timeout a few times, then nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from seawall.models.breaker.state import BreakerModel, Refusal, State
 from seawall.runtime.mutex import Mutex
 
 FAILURES: Final = 3
-"""So many failures in a row, and the store is taken to be down."""
+"""Number of consecutive failures after which the store counts as down."""
 
 STEADY: Final = 10.0
-"""Seconds for which the store must stay up, or the next break goes on growing where it was."""
+"""Seconds the store must stay up; otherwise the next break continues to grow."""
 
 NOTED: Final = 16
-"""So many different mistakes are logged, each once: one that comes with every call is enough."""
+"""Maximum number of different mistakes that are logged, each once."""
 
 _PAUSES: Final = growing(0.1, cap=1.0)
 
@@ -28,15 +28,15 @@ Watcher = Callable[[bool, str], object]
 
 
 class Health:
-    """Whether the store answers. `up` may be read by anybody; watchers hear of every change."""
+    """Whether the store answers. Any thread may read `up`; watchers hear of every change."""
 
     def __init__(self) -> None:
-        """Take the store to be there."""
+        """Start by assuming that the store is up."""
         self.up = True
         self.full = False
-        """Whether it is down only because it has no memory left: what needs none still goes on."""
+        """Whether it is down only because it is out of memory: what needs none still works."""
         self.outages = 0
-        """How often the store was found to be down."""
+        """Number of times the store was found to be down."""
         self._mutex = Mutex()
         self._returns = 0
         self._missed = 0
@@ -57,7 +57,7 @@ class Health:
         )
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher(up, cause)` at every change; returns what ends that."""
+        """Call `watcher(up, cause)` at every change; return a function that ends that."""
         with self._mutex:
             self._watchers = (*self._watchers, watcher)
 
@@ -68,17 +68,17 @@ class Health:
         return stop
 
     def ok(self) -> None:
-        """Note that the store has answered in time."""
+        """Record that the store has answered in time."""
         if self.up:
             self._model.success(0.0)  # ends the row of failures; nothing else is counted
         else:
             self._missed = 0
 
     def late(self, seconds: float, began: float) -> None:
-        """Note that a call which began then had no answer in so many seconds.
+        """Record that a call which began at `began` had no answer in `seconds`.
 
-        Calls that ran at the same time met the same moment of slowness and are no row of failures:
-        of those that overlap by more than half, one counts.
+        Concurrent calls met the same moment of slowness and are no row of failures: of those that
+        overlap by more than half, one counts.
         """
         with self._mutex:
             if began < self._late_until:
@@ -87,9 +87,9 @@ class Health:
         self.failed(f"no answer in {seconds:g} s")
 
     def failed(self, cause: str, *, certain: bool = False, full: bool = False) -> None:
-        """Note that the store has failed; `certain`: it says itself that it is down.
+        """Record that the store has failed; `certain`: it reports itself that it is down.
 
-        `full`: it says that it has no memory left, which is as certain.
+        `full`: it reports that it is out of memory, which is as certain.
         """
         if not self.up:
             self._miss(full=full)
@@ -106,14 +106,14 @@ class Health:
         self._tell(cause)
 
     def _miss(self, *, full: bool) -> None:
-        """Stop asking a full store, too, that does not even answer."""
+        """Stop asking a full store, too, once it does not even answer."""
         with self._mutex:
             self._missed = 0 if full else self._missed + 1
             if self._missed >= FAILURES:
                 self.full = False
 
     def note(self, mistake: str) -> None:
-        """Log a failure that is one call's own: the store answers, so it is up."""
+        """Log a failure of one call only: the store answers, so it is up."""
         self.ok()
         if mistake not in self._noted and len(self._noted) < NOTED:
             self._noted.add(mistake)
@@ -125,7 +125,7 @@ class Health:
             return self._model.retry_after(SYSTEM.now()) or 0.0
 
     def tried(self, cause: str | None, *, full: bool = False) -> None:
-        """Note how an attempt to reach the store ended, made while it is down; None: well."""
+        """Record the result of an attempt to reach a store that is down; None: success."""
         now = SYSTEM.now()
         with self._mutex:
             self.full, self._missed = full, 0
@@ -136,14 +136,14 @@ class Health:
         self._tell(cause or "it answers again")
 
     def assume_up(self, cause: str) -> None:
-        """Let callers try the store themselves again: nothing else would."""
+        """Let callers try the store themselves again, since nothing else would."""
         with self._mutex:
             self.full = False
             self._model.close(SYSTEM.now())
         self._tell(cause)
 
     def _tell(self, cause: str) -> None:
-        """Tell the watchers of a change.
+        """Notify the watchers of a change.
 
         One thread at a time does so, for all: so watchers hear of changes in the order in which
         they happened.
@@ -174,7 +174,7 @@ class Health:
                     logging.getLogger("seawall").exception("a watcher of the store failed")
 
     def after_fork(self) -> None:
-        """Begin anew in a child process; who watches goes on."""
+        """Start over in a child process; watchers stay."""
         self._mutex = Mutex()
         self._model = self._new_model()
         self._news.clear()

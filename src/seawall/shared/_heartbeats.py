@@ -1,7 +1,8 @@
 """The heartbeats of a group of pods, on Redis or Valkey: `BeatShare`.
 
-Promises: the server's clock dates them all, so pods may disagree about time; what is kept is
-bounded, and ends by itself.
+Promises:
+- The server's clock dates them all, so pods may disagree about time.
+- What is kept is bounded, and expires.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ class SharedHeartbeats:
     """The heartbeats of one group."""
 
     def __init__(self, store: RedisStore, group: str) -> None:
-        """Write when told to."""
+        """Prepare the keys; nothing is written yet."""
         self._store = store
         self._keys = [store.key("members", group), store.key("members", group, "left")]
 
     async def beat(self, member: str, most: int, patience: float) -> Sighting:
-        """Write a heartbeat of `member`, and return those of `most` members at most."""
+        """Write a heartbeat of `member`, and return those of at most `most` members."""
         return _read(await self._call("beat", member, most, patience))
 
     async def leave(self, member: str, patience: float) -> None:
-        """Say that `member` ends."""
+        """Record that `member` leaves."""
         await self._call("leave", member, 1, patience)
 
     async def _call(self, what: str, member: str, most: int, patience: float) -> Any:
@@ -38,7 +39,7 @@ class SharedHeartbeats:
 
 
 def _read(reply: Any) -> Sighting:
-    """Return what the script says, or raise: a store may say anything."""
+    """Return the script's reply, or raise: a store may answer anything."""
     try:
         now, flat, left = int(reply[0]), reply[1], reply[2]
         names, stamps = flat[::2], [float(stamp) for stamp in flat[1::2]]

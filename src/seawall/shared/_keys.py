@@ -1,7 +1,7 @@
-"""Names in the store: no two things share one, and no user's text chooses where it is kept.
+"""Keys in the store: all are distinct, and no user's text chooses where it is kept.
 
-A key is `prefix:1:{kind:name}:part:part`. The braces are ours, so all that belongs to one policy is
-in one slot of a cluster. Plain text stays readable; what is long or odd is hashed.
+A key is `prefix:1:{kind:name}:part:part`. The braces are ours, so everything that belongs to one
+policy is in one slot of a cluster. Plain text stays readable; long or unusual text is hashed.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from hashlib import sha256
 from typing import Final
 
 VERSION: Final = 1
-"""Of what is kept in the store; another number never meets the keys of this one."""
+"""Version of the stored format; other versions never use the same keys."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.@/+-]{1,64}")
 
 
 def name_part(text: str) -> str:
-    """Return `text` if it is plain, else its hash; two texts never give the same."""
+    """Return `text` if it is plain, otherwise its hash; different texts give different names."""
     return text if _PLAIN.fullmatch(text) else _hashed(f"s{text}")
 
 
 def key_part(key: Hashable) -> str:
-    """Return the name of a user's key: the same in every process, another for every other key.
+    """Return the name of a user's key: equal in all processes, different for different keys.
 
-    Keys that are equal in Python (1, 1.0 and True) are the same here. Raises on what has no text
-    that every process agrees on.
+    Keys that are equal in Python (1, 1.0 and True) are the same here. Raise if the key has no text
+    that all processes agree on.
     """
     if isinstance(key, str):
-        return name_part(str.__str__(key))  # an enumeration's member is the text that it equals
+        return name_part(str.__str__(key))  # an enum member is the text that it equals
     return _hashed(_canonical(key))
 
 
 def make_key(prefix: str, kind: str, name: str, *parts: str) -> str:
-    """Return the key of a part of what is called `name`; the parts are names already."""
+    """Return the key of a part of `name`; the parts are names already."""
     return ":".join((prefix, str(VERSION), f"{{{kind}:{name_part(name)}}}", *parts))
 
 

@@ -24,7 +24,7 @@ LONGEST_POLL: Final = 30.0
 """Seconds: releases are pushed, and the server says how long the holder has it at most."""
 
 GIVING_BACK: Final = 1.0
-"""Seconds that a release may take after the store was closed."""
+"""Maximum seconds of a release after the store was closed."""
 
 _held: WeakKeyDictionary[RedisStore, set[Kept]] = WeakKeyDictionary()
 
@@ -37,7 +37,7 @@ class RedisLease:
     """Questions in one call: a lease never waits behind another one."""
 
     def __init__(self, store: RedisStore, name: str) -> None:
-        """Keep the lease called `name` at a key of its own."""
+        """Keep the lease called `name` at its own key."""
         self._store = store
         self._key = store.key("lease", name)
         self._channel = store.channel("lease", name)
@@ -58,7 +58,7 @@ class RedisLease:
         return self._store.closed
 
     def longest_poll(self, ttl: float) -> float:
-        """Return after how many seconds to look again, whatever was heard."""
+        """Return after how many seconds to check again, even without a message."""
         return LONGEST_POLL
 
     # Questions
@@ -73,7 +73,7 @@ class RedisLease:
         return answer_of(await self._store.acall("lease", [self._key], arguments, patience))
 
     def post(self, command: Command) -> None:
-        """Carry `command` out in the background."""
+        """Run `command` in the background."""
         if isinstance(command, Withdraw) and not self._store.up:
             return
         arguments = self._arguments(command)
@@ -85,7 +85,7 @@ class RedisLease:
             link.spawn(link.run(script, [self._key], arguments, GIVING_BACK))
 
     def _own_link(self) -> Link | None:
-        """Return the link of a user's loop that runs here: it outlives the background's."""
+        """Return the link of the user's running loop, if any: it outlives the background's."""
         from asyncio import get_running_loop
 
         try:
@@ -114,7 +114,7 @@ class RedisLease:
         return [answer_of(reply)]
 
     def unwanted(self, item: Command, answer: Granted | Busy) -> None:
-        """Give back what was taken for a caller that has gone."""
+        """Give back what was taken for a caller that is gone."""
         if isinstance(item, Take) and isinstance(answer, Granted):
             self.post(Release(answer.token))
 
@@ -150,7 +150,7 @@ class RedisLease:
 
 
 def answer_of(reply: Any) -> Granted | Busy:
-    """Return what the script `lease` replied; raise `StoreUnavailable` if it makes no sense."""
+    """Return the parsed reply of the script `lease`; raise `StoreUnavailable` if it is invalid."""
     try:
         done, token, left = reply
         numbers = int(done), int(token), int(left)

@@ -1,6 +1,6 @@
-"""Rate limits in the store: what `RateLimit(shared=store)` asks, whatever the sharing.
+"""Rate limits in the store: what `RateLimit(shared=store)` needs, for every kind of sharing.
 
-The script is `lua/rates.lua`; how it is asked and answers is in `_limits_wire`.
+The script is `lua/rates.lua`; its questions and answers are in `_limits_wire`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 _serial = count()
-"""Of reservations: no two in this process have the same, whichever policy they are of."""
+"""Number of the next reservation: unique in this process, across policies."""
 
 
 class SharedLimits:
-    """The limits of one policy in the store: `LimitShare`, as far as it is the same for all."""
+    """The limits of one policy in the store: the part of `LimitShare` that all kinds share."""
 
     sharing = "exact"
     door: Any = None
@@ -57,7 +57,7 @@ class SharedLimits:
         changed: Callable[[str, str, str], None],
         differs: Callable[[str, str], None],
     ) -> None:
-        """Keep them under `name`; nothing is sent yet."""
+        """Keep the limits under `name`; nothing is sent yet."""
         self.store = store
         self.name = name
         self.failing = on_store_failure
@@ -67,7 +67,7 @@ class SharedLimits:
         self._differs = differs
         self._usual: tuple[Sequence[Wanted] | None, tuple[Takings, frozenset[int]]]
         self._usual = None, ((), frozenset())
-        """The charges of a policy whose calls all take the same: they come as a tuple."""
+        """The charges of a policy whose calls all cost the same: they come as a tuple."""
         self._ready = False
         self._settings = ""
         self._finalizers: list[Any] = []
@@ -80,15 +80,15 @@ class SharedLimits:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} in {self.store!r}>"
 
-    # What it follows
+    # Settings
 
     @property
     def excess(self) -> tuple[int, ...]:
-        """What may be taken beyond each limit: nothing, where the store decides each time."""
+        """Amount that may be taken beyond each limit: none, since the store decides each time."""
         return ()
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
-        """Follow other numbers from now on; what was taken by others is not given back."""
+        """Use other numbers from now on; what was taken under the old ones is not given back."""
         if settings_of(rules) == self._settings:
             return
         self._settings = settings_of(rules)
@@ -101,7 +101,7 @@ class SharedLimits:
         self._finalizers.append(finalize(self, handle.stop))
 
     def see(self) -> None:
-        """Let whoever takes be told what is left, where the store was asked."""
+        """Add the state of the limits to receipts, if the store was asked."""
         self.sees = self.terms.sees = True
 
     @property
@@ -116,22 +116,22 @@ class SharedLimits:
 
     @property
     def times(self) -> int:
-        """Among how many pods the limits are divided while the store is away."""
+        """Number of pods among which the limits are divided while the store is away."""
         pods: int = self.store.pods.without_store
         return pods
 
     @property
     def store_name(self) -> str:
-        """What the store is called."""
+        """Name of the store."""
         return self.store.name
 
     def _prepare(self) -> None:
-        """Let the background run: it counts the pods, and compares settings."""
+        """Start the background: it counts the pods, and compares settings."""
         self._ready = True
         self.store.pods.start()
 
     async def _closing(self) -> None:
-        """Say that the store is gone, unless that is known."""
+        """Report that the store is gone, unless that is known."""
         if self.store.health.up:
             self._changed("shared", self.failing, "the store was closed")
 
@@ -142,11 +142,11 @@ class SharedLimits:
     # Questions
 
     def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
-        """Have nothing in advance: every decision is the store's."""
+        """Return None: nothing is held in advance, the store makes every decision."""
         return None
 
     def wanted(self, charges: Sequence[Wanted]) -> tuple[Takings, frozenset[int]]:
-        """Return what is to be taken, and of which limits the actual cost will follow."""
+        """Return what to take, and for which limits the actual cost will follow."""
         if charges is self._usual[0]:
             return self._usual[1]
         if not self._ready:
@@ -154,7 +154,7 @@ class SharedLimits:
         numbered = list(enumerate(charges, 1))
         takings = tuple((n, c.key, c.cost) for n, c in numbered if c.cost or c.estimated)
         for _, key, _ in takings:
-            key_part(key)  # what cannot be shared raises here, where the caller sees it
+            key_part(key)  # a key that cannot be shared raises here, where the caller sees it
         wanted = takings, frozenset(n for n, c in numbered if c.estimated)
         if type(charges) is tuple:
             self._usual = charges, wanted
@@ -181,7 +181,7 @@ class SharedLimits:
         return verdict
 
     def decide(self, charges: Sequence[Wanted]) -> Verdict:
-        """Take by reservation; blocks this thread."""
+        """Take by reservation; block this thread."""
         asking = self._reserve("sync", charges)
         try:
             verdict: Verdict = wait_sync(asking, SYSTEM)
@@ -191,7 +191,7 @@ class SharedLimits:
         return verdict
 
     async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
-        """Take by reservation."""
+        """Async twin of `decide`."""
         asking = self._reserve("async", charges)
         try:
             verdict: Verdict = await wait_async(asking, SYSTEM)
@@ -206,18 +206,18 @@ class SharedLimits:
         return self.store.ask(kind, item.terms, item, SYSTEM)
 
     def _undo(self, item: Take) -> None:
-        """Give back what may have been taken: its reservation tells, and if not, it is nothing.
+        """Give back what may have been taken, by its reservation; without one, nothing happens.
 
-        That is for an answer that is lost. One that comes too late is given back when it comes.
+        This is for an answer that is lost. One that comes too late is given back when it comes.
         """
         self.settle(item, [0] * len(item.terms.rules))
 
     def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
-        """Take up to `most` for those charges that are estimated; blocks this thread."""
+        """Take up to `most` for the estimated charges; block this thread."""
         return _taken(most, self.store.call(SCRIPT, *self._taking(most, charges)))
 
     async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
-        """Do the same in the running event loop."""
+        """Async twin of `take_up_to`."""
         return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
 
     def _taking(self, most: int, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
@@ -233,12 +233,12 @@ class SharedLimits:
         return names.keys, (self.terms.settings, f'[["u",[{asked}],{most}]]')
 
     def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Take nothing; blocks this thread."""
+        """Return the limits' state without taking anything; block this thread."""
         keys, args = self._peeking(charges)
         return self._seen(self.store.call(SCRIPT, keys, args))
 
     async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
-        """Take nothing."""
+        """Async twin of `peek`."""
         keys, args = self._peeking(charges)
         return self._seen(await self.store.acall(SCRIPT, keys, args))
 
@@ -261,10 +261,10 @@ class SharedLimits:
 
         return sensible(seen)
 
-    # What is told afterwards
+    # Reports
 
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
-        """Count what was admitted without the store's word; by the background, in order."""
+        """Count calls that were admitted without the store; in the background, in order."""
         names = Names(self.terms)
         changes = []
         for limit, (key, cost) in enumerate(costs, 1):
@@ -275,17 +275,17 @@ class SharedLimits:
         self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
 
     def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
-        """Tell what was used; by the background, in order."""
+        """Report the actual use; in the background, in order."""
         names = Names(self.terms)
         question = receipt.settle(names, used, self.terms)
         self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Let no more than `remaining` be taken for so many microseconds."""
+        """Allow at most `remaining` for `reset_after` microseconds."""
         self.store.post(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Do the same, and wait for the store."""
+        """Async twin of `lower`, which waits for the store."""
         await self.store.acall(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
 
     def _lowering(
@@ -297,11 +297,11 @@ class SharedLimits:
         return names.keys, (self.terms.settings, f"[{question}]")
 
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget what was counted, of these limits and keys; blocks this thread until it is."""
+        """Forget the usage of these limits and keys; block this thread until done."""
         self.store.call(SCRIPT, *self._resetting(places))
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do the same in the running event loop."""
+        """Async twin of `reset`."""
         await self.store.acall(SCRIPT, *self._resetting(places))
 
     def _resetting(
@@ -332,7 +332,7 @@ def _taken(most: int, reply: Any) -> int:
     return sensible(taken)
 
 
-def _moved(me: ref[SharedLimits], up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher's
+def _moved(me: ref[SharedLimits], up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher
     share = me()
     if share is not None:
         modes = (share.failing, "shared") if up else ("shared", share.failing)
@@ -363,7 +363,7 @@ def make_share(
     batch: int | None,
     **options: Any,
 ) -> LimitShare:
-    """Return what is shared under `name`, in that way."""
+    """Return what is shared under `name`, with that kind of sharing."""
     if sharing == "exact":
         from seawall.shared._limits_exact import ExactLimits
 

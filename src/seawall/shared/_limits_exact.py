@@ -1,7 +1,7 @@
-"""`sharing="exact"`: every decision is the store's, and who asks for the same at once asks as one.
+"""`sharing="exact"`: the store makes every decision; equal concurrent questions are merged.
 
 Calls of one event loop that want the same, and come before the question is sent, join one `Round`:
-one question, asked so many times. It costs each of them little more than the wait itself.
+one question with a count. It costs each of them little more than the wait itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ExactLimits(SharedLimits):
     """The limits of one policy in the store, each decision exact: `LimitShare`."""
 
     def __init__(self, *args: object, **options: object) -> None:
-        """Keep them in the store; nothing is sent yet."""
+        """Keep the limits in the store; nothing is sent yet."""
         self._rounds: dict[Takings, Round] = {}
         super().__init__(*args, **options)  # type: ignore[arg-type]
 
@@ -46,7 +46,7 @@ class ExactLimits(SharedLimits):
         bells = round_.bells
         number = len(bells)
         bells.append(bell)
-        if number == 0:  # asked only now: the answer may come at once, and rings
+        if number == 0:  # ask only now: the answer may come immediately, and wakes the bell
             round_.ask_by(self.store.ask("async", self.terms, round_, clock))
         elif number >= AT_ONCE:
             self._rounds.pop(takings, None)
@@ -61,20 +61,20 @@ class ExactLimits(SharedLimits):
 
 
 class Round(Take):
-    """A question that several calls of one event loop ask as one."""
+    """One question for several calls of one event loop."""
 
     __slots__ = ("_asking", "_open", "bells", "error", "loop", "verdicts")
 
     def __init__(
         self, terms: Terms, takings: Takings, loop: AbstractEventLoop, rounds: dict[Takings, Round]
     ) -> None:
-        """Be open to whoever wants `takings` too, while it is among the `rounds`."""
+        """Accept further calls that want `takings`, while it is in `rounds`."""
         super().__init__(terms, takings, frozenset(), "")
         self.loop = loop
         self.bells: list[Future[None] | None] = []
-        """One for each call, in order; None where it does not wait any more."""
+        """One for each call, in order; None for a call that no longer waits."""
         self.verdicts: Sequence[Verdict] = ()
-        """One for each call, when they have come."""
+        """One for each call, once they have come."""
         self.error = ""
         """Why there are none."""
         self._open = rounds
@@ -90,22 +90,22 @@ class Round(Take):
             raise
 
     def ask(self, names: Names, times: int = 1) -> str:
-        """Return the question, for all who have joined; nobody does any more."""
+        """Return the question for all calls that have joined, and close the round."""
         self._close()
         return super().ask(names, max(times, len(self.bells)))
 
     def _close(self) -> None:
-        """Let nobody join any more."""
+        """Accept no further calls."""
         if self._open.get(self.takings) is self:
-            # Another loop may have begun a round meanwhile: nobody joins that, but it is asked.
+            # Another loop may have begun a round meanwhile: no call joins it then, but it is asked.
             self._open.pop(self.takings, None)
 
     def read(self, answer: str, now: int) -> Verdict:
-        """Return that there are verdicts, one for each call."""
+        """Parse the verdicts, one for each call."""
         answers = answer.split("|")
         if len(answers) != len(self.bells):
             raise ValueError(answer)
-        taken = super().read("0", now)  # for all of whom nothing more is said
+        taken = super().read("0", now)  # shared by all calls with the plain answer
         self.verdicts = [
             taken if one == "0" else Take(self.terms, self.takings, frozenset(), "").read(one, now)
             for one in answers
@@ -113,7 +113,7 @@ class Round(Take):
         return taken
 
     def _answered(self) -> bool:
-        """Wake all who wait; what was granted to others is given back."""
+        """Wake all waiters; give back what was granted to calls that have gone."""
         assert self._asking is not None  # noqa: S101 - for the type checker
         try:
             self._asking.claim()
@@ -129,9 +129,10 @@ class Round(Take):
         return True
 
     def part(self, number: int) -> None:
-        """Let a call wait no more; what it is or will be granted is given back, once."""
+        """Stop a call from waiting; give back, once, what it was or will be granted."""
         self.bells[number] = None
-        if self._asking is None and not self.error:  # else by `granted`, if it comes too late
+        # Otherwise `granted` does it, if the answer comes too late.
+        if self._asking is None and not self.error:
             self._give_back(number)
 
     def _give_back(self, number: int) -> None:
@@ -140,7 +141,7 @@ class Round(Take):
             self.terms.give_back(receipt)
 
     def granted(self, answer: Verdict) -> Receipt | None:
-        """Give back what came too late, when all had been told that the store has failed."""
+        """Give back a late answer, after all calls have seen that the store failed."""
         del answer
         for number in range(len(self.bells)):
             self._give_back(number)

@@ -1,6 +1,6 @@
-"""How `lua/rates.lua` is asked, and what it answers.
+"""The questions to `lua/rates.lua`, and its answers.
 
-What it replies is checked, number by number: a store may say anything.
+Every number of a reply is checked: a store may answer anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "rates"
 AT_ONCE: Final = 128
-"""So many questions in one script call at most: the server does nothing else meanwhile."""
+"""Maximum number of questions in one script call, which blocks the server meanwhile."""
 
 T = TypeVar("T")
 Taking = tuple[int, Hashable, int]
@@ -43,12 +43,12 @@ class Taken:
         self.estimated = estimated
         self.reservation = reservation
         self.marks: Sequence[int] = ()
-        """What the script says of each taking, for whoever gives it back."""
+        """The script's mark of each taking, for giving it back."""
         self.standings: dict[int, Standing] = {}
-        """How the limits stood afterwards, by their number from 0, if that was asked for."""
+        """The limits' state afterwards, by their number from 0, if requested."""
 
     def ask(self, names: Names, times: int = 1) -> str:
-        """Return the question that takes it, asked so many times if it is no reservation."""
+        """Return the question that takes it, `times` times if it is no reservation."""
         charges = self._charges(names)
         if self.reservation:
             return f'["r",{names.number(self.reservation)},[{charges}]]'
@@ -72,7 +72,7 @@ class Taken:
             if actual is None:
                 continue
             if actual < cost and self.terms.rules[limit - 1] is not terms.rules[limit - 1]:
-                actual = cost  # taken by other numbers: not given back any more
+                actual = cost  # taken under other settings: not given back any more
             numbers = (
                 *(limit, names.state(limit, key), cost, terms.amount(limit, cost)),
                 *(actual, terms.amount(limit, actual)),
@@ -88,13 +88,13 @@ class Names:
     """The keys of one script call, each with its number."""
 
     def __init__(self, terms: Terms) -> None:
-        """Begin with that of the clock."""
+        """Start with the key of the clock."""
         self._terms = terms
         self._numbers = {terms.clock: 1}
 
     @property
     def keys(self) -> list[str]:
-        """All of them, in order."""
+        """All keys, in order."""
         return list(self._numbers)
 
     def number(self, key: str) -> int:
@@ -102,7 +102,7 @@ class Names:
         return self._numbers.setdefault(key, len(self._numbers) + 1)
 
     def state(self, limit: int, key: Hashable) -> int:
-        """Return the number of the state of `key`; that of a log is followed by its list."""
+        """Return the number of the state of `key`; for a log, the number of its list follows."""
         name, beside = self._terms.homes[limit - 1]
         part = "" if key is None else f":{key_part(key)}"
         number = self.number(name + part)
@@ -114,7 +114,7 @@ class Names:
 class Terms:
     """The numbers of the limits, and how questions about them are asked: `Coalesced`.
 
-    Another object for other numbers: so what goes as one call goes by the same.
+    Other numbers are another object, so questions that go in one call use the same numbers.
     """
 
     script = SCRIPT
@@ -127,19 +127,19 @@ class Terms:
         rules: Sequence[Rule[Any]],
         settle: Callable[[Receipt, Sequence[int | None]], None],
     ) -> None:
-        """Ask for what is kept under `name`; `settle` gives back what nobody wants any more."""
+        """Ask for what is kept under `name`; `settle` gives back what no caller wants any more."""
         self.rules = tuple(rules)
         self._settle = settle
         self.settings = settings_of(rules)
         self.sees = False
-        """Whether those who take are told what is left."""
+        """Whether receipts contain what is left."""
         self.clock = store.key("rate", name, "clock")
         self.homes = []
-        """Where the states of each limit are kept, and what belongs to one of them beside it."""
+        """The keys of each limit's states, and of the list that belongs to one, if any."""
         for number, rule in enumerate(rules, 1):
             home = f"{_code(rule)}{number}"
             if not isinstance(rule, Bucket):
-                # What was counted in windows says nothing of longer or shorter ones.
+                # Counts of one window size say nothing about longer or shorter windows.
                 home += f"-{rule.rate.period}"
             beside = f"{home}-list" if isinstance(rule, SlidingLog) else ""
             self.homes.append(
@@ -147,12 +147,12 @@ class Terms:
             )
 
     def amount(self, limit: int, cost: int) -> int:
-        """Return what a cost is worth in microseconds; 0 where that is no matter."""
+        """Return a cost in microseconds; 0 where that does not apply."""
         rule = self.rules[limit - 1]
         return int(rule.amount(cost)) if isinstance(rule, Bucket) else 0
 
     def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return keys and arguments of one call that asks for all `items`."""
+        """Return keys and arguments of one call for all `items`."""
         names = Names(self)
         questions = ",".join([item.ask(names) for item in items])
         return names.keys, (self.settings, f"[{questions}]")
@@ -163,7 +163,7 @@ class Terms:
         return [item.read(answer, now) for item, answer in zip(items, answers, strict=True)]
 
     def unwanted(self, item: Any, answer: Any) -> None:
-        """Give back what was granted to somebody who has gone."""
+        """Give back what was granted to a caller that is gone."""
         receipt = item.granted(answer)
         if receipt is not None:
             self.give_back(receipt)
@@ -179,7 +179,7 @@ class Take(Taken):
     __slots__ = ()
 
     def read(self, answer: str, now: int) -> Verdict:
-        """Return what the store said; keeps what it takes to give it back."""
+        """Return the store's verdict; keep what is needed to give it back."""
         if self.terms.sees and "/" in answer:
             answer, _, seen = answer.partition("/")
             parts = zip(self.takings, seen.split(";"), strict=True)
@@ -197,11 +197,11 @@ class Take(Taken):
         return Verdict(0.0, receipt=self)
 
     def granted(self, answer: Verdict) -> Receipt | None:
-        """Return what has to be given back if nobody wants the answer."""
+        """Return what to give back if no caller wants the answer."""
         return answer.receipt
 
 
-# What the script is told
+# Arguments of the script
 
 _CODES: Final[dict[str, type[Rule[Any]]]] = {
     "t": TokenBucket,
@@ -230,7 +230,7 @@ def _numbers(rule: Rule[Any]) -> str:
 
 
 def settings_of(rules: Sequence[Rule[Any]]) -> str:
-    """Return the numbers of all limits, as the script is told."""
+    """Return the numbers of all limits, in the script's format."""
     return f"[{','.join(map(_numbers, rules))}]"
 
 
@@ -244,13 +244,13 @@ def describe(rules: Sequence[Rule[Any]]) -> str:
     )
 
 
-# What the script replies
+# Replies of the script
 
 _LONGEST: Final = 4096
 
 
 def sensible(reading: Callable[[], T]) -> T:
-    """Return what `reading()` makes of a reply; one that makes no sense is no answer."""
+    """Return the result of `reading()`; raise `StoreUnavailable` if the reply is invalid."""
     try:
         return reading()
     except (ValueError, TypeError, AttributeError):
@@ -258,7 +258,7 @@ def sensible(reading: Callable[[], T]) -> T:
 
 
 def read(reply: Any, expected: int) -> tuple[int, list[str]]:
-    """Return the server's time and the answers, as many as `expected`; or raise ValueError."""
+    """Return the server's time and the `expected` number of answers; or raise ValueError."""
     if not isinstance(reply, bytes) or len(reply) > _LONGEST * (expected + 1):
         raise ValueError(f"a reply of {type(reply).__name__}")
     now, *answers = reply.decode("ascii").split(" ")
@@ -268,7 +268,7 @@ def read(reply: Any, expected: int) -> tuple[int, list[str]]:
 
 
 def read_verdict(answer: str, limits: int) -> tuple[Verdict, list[str]]:
-    """Return a verdict, and what is said beyond it."""
+    """Return a verdict, and the remaining parts of the answer."""
     verdict, *rest = answer.split(";")
     if verdict == "0":
         return Verdict(0.0), rest
@@ -279,7 +279,7 @@ def read_verdict(answer: str, limits: int) -> tuple[Verdict, list[str]]:
 
 
 def numbers(text: str, expected: int) -> list[int]:
-    """Return whole numbers, as many as `expected`, none too large to be exact."""
+    """Return the `expected` number of integers, none too large to be exact."""
     parts = [int(part) for part in text.split(",")]
     if len(parts) != expected or not all(-1 <= part < 4 * EXACT for part in parts):
         raise ValueError(text)

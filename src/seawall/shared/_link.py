@@ -1,9 +1,8 @@
-"""One event loop's way to the store.
+"""One event loop's connections to the store.
 
-Nobody who waits for an answer touches a connection: each script call is a task of its own, which
-goes on when its caller gives up or is cancelled. So a connection never yields another call's reply,
-and a slow answer is not punished by closing the connection at once. A call that is late holds up
-nobody: others go past it.
+No waiting caller touches a connection: each script call is a separate task, which continues when
+its caller gives up or is cancelled. So a connection never returns another call's reply, and a slow
+answer does not immediately cost the connection. A late call does not block others: they go past it.
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ if TYPE_CHECKING:
     from seawall.shared._health import Health
 
 PATIENCE: Final = 1.0
-"""After so many seconds without an answer the connection is given up; who waits has long gone."""
+"""Seconds without an answer after which the connection is dropped; its callers have long gone."""
 
 CONNECTING: Final = 0.25
-"""Seconds for a first answer, before which a link that has had none is no failure of the store.
+"""Seconds for the first answer, during which a new link's silence is no failure of the store.
 
 Callers do not wait for it. A process that is starting, or has lost its connections, shares the
-processor with others that do the same: to find a primary and to sign in takes a while then.
+processor with others that do the same: finding a primary and signing in takes a while then.
 """
 
 CLOSING: Final = 1.0
-"""Seconds that closing the connections may take."""
+"""Maximum seconds for closing the connections."""
 
 AT_ONCE: Final = 32
-"""So many calls are under way at once, late ones aside; more wait for their turn."""
+"""Maximum number of concurrent calls, not counting late ones; more wait for their turn."""
 
 LANES: Final = 256
-"""From so many on, lanes where nobody waits are forgotten."""
+"""Number of lanes from which idle ones are dropped."""
 
 SECOND_LOOK: Final = 0.002
-"""Seconds between a timer and what it does: a loop that was busy first reads what has arrived."""
+"""Seconds between a timer and its action: a loop that was busy first reads what has arrived."""
 
 _UNFIT: Final = ("NOREPLICAS", "MISCONF", "MASTERDOWN", "CLUSTERDOWN")
 
 _OWN: Final = ("WRONGTYPE", "CROSSSLOT", "FULL")
-"""What a server says of one call; FULL is a script's own word: this call needs memory, not all."""
+"""Errors of one call only; FULL is the script's own: this call needs memory, others may not."""
 
 WHEN_FULL: Final = frozenset({"queue", "streams"})
-"""The scripts that are run while the server is full: they make room, and say FULL if they need it.
+"""Scripts that run while the server is full: they free memory, and answer FULL if they need it.
 
-All else that is shared has to be written, so it does without a server that is full.
+All other shared state has to be written, so it does without a server that is full.
 """
 
 CLOSED: Final = "the store was closed"
@@ -65,12 +64,12 @@ Argument = str | int | float | bytes
 
 
 class Link:
-    """The connections of one event loop, used in the thread of that loop only."""
+    """The connections of one event loop, used only in the thread of that loop."""
 
     def __init__(self, clients: Clients, health: Health, timeout: float) -> None:
-        """Connect when first asked."""
+        """Connect on first use."""
         self.era = health.outages
-        """After how many outages this link was made."""
+        """Number of outages before this link was made."""
         self.health = health
         self._timeout = timeout
         self._patience = max(PATIENCE, 2 * timeout)
@@ -94,9 +93,9 @@ class Link:
     ) -> Any:
         """Return the reply of one script call; raise `StoreUnavailable` on any failure.
 
-        An answer that takes longer than `late` seconds counts as a failure of the store, even if
-        it comes. Waiting for its turn is not the store's fault; what is not `wanted` any more when
-        its turn comes is not sent. With `when_full` it is sent, too, while the server is full.
+        An answer that takes longer than `late` seconds counts as a failure of the store, even if it
+        comes. Waiting for a turn is not the store's fault; a call that is no longer `wanted` when
+        its turn comes is not sent. With `when_full` it is sent even while the server is full.
         """
         await self.room.acquire()
         watch = _Watch(self, late)
@@ -115,7 +114,7 @@ class Link:
         return reply
 
     def _judge(self, error: StoreUnavailable) -> None:
-        """Tell the store's health of a failure, unless it is one call's own."""
+        """Report a failure to the store's health, unless it concerns only one call."""
         cause = error.__cause__
         if cause is None:
             return  # it was not sent
@@ -126,7 +125,7 @@ class Link:
             self.health.failed(str(error), certain=_admitted(cause), full=full)
 
     async def exchange(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Do the same at once, whether the store is known to be down or not.
+        """Run a script now, whether the store is known to be down or not.
 
         A script that the server does not know is sent whole, in the same call.
         """
@@ -142,11 +141,11 @@ class Link:
                     reply = await self._client.eval(script.text, len(keys), *keys, *args)
                 self.warm = True
                 return reply
-        except Exception as error:  # what a client makes of nonsense may be of any type
+        except Exception as error:  # invalid replies may make a client raise any type
             raise StoreUnavailable(f"the store failed: {described(error)}") from error
 
     def refuse_while_down(self, *, when_full: bool = False) -> None:
-        """Raise at once while the store is known as down; `when_full`: not if it is only full."""
+        """Raise while the store is known to be down; `when_full`: not if it is only full."""
         if not (self.health.up or (when_full and self.health.full)):
             raise StoreUnavailable("the store is down; it is tried again in the background")
 
@@ -175,7 +174,7 @@ class Link:
         return task.result()
 
     def add(self, asking: Asking, script: Script) -> None:
-        """Let `asking` be answered together with all that ask for the same."""
+        """Let `asking` be answered together with all questions about the same object."""
         lane = self._lanes.get(asking.about)
         if lane is None or lane.script is not script:
             if len(self._lanes) >= LANES:
@@ -184,7 +183,7 @@ class Link:
         lane.add(asking)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run `work` as a task of its own, which belongs to nobody's context."""
+        """Run `work` as a separate task, in an empty context."""
         task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -193,10 +192,10 @@ class Link:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever still waits has it too; nobody else need hear of it
+            task.exception()  # its waiters get it too; mark it as retrieved
 
     async def retire(self) -> None:
-        """Close once what is under way has ended: this link is used no more."""
+        """Close once the calls in progress have ended: this link is no longer used."""
         try:
             while self._tasks:
                 await asyncio.wait(self._tasks)
@@ -204,9 +203,9 @@ class Link:
             await self.close()
 
     async def close(self) -> None:
-        """End what is under way, and close the connections; takes `CLOSING` seconds at most.
+        """Cancel calls in progress and close the connections, within `CLOSING` seconds.
 
-        A task or a connection that does not end by then is left to itself.
+        A task or a connection that does not end by then is abandoned.
         """
         await bounded(self._close(), CLOSING)
 
@@ -220,12 +219,12 @@ class Link:
             return
         try:
             await self._client.aclose()
-        except Exception as error:  # noqa: BLE001 - they are given up, whatever the client says
+        except Exception as error:  # noqa: BLE001 - they are dropped, whatever the client raises
             logging.getLogger("seawall").debug("connections closed: %s", described(error))
 
 
 class _Watch:
-    """Looks at one call: one that is late is a failure of the store, and holds up nobody."""
+    """Times one call: a late one is a failure of the store, and must not block others."""
 
     __slots__ = ("_began", "_limit", "_link", "_loop", "_timer", "blamed", "late")
 
@@ -255,16 +254,16 @@ class _Watch:
             self._timer = self._loop.call_later(rest, self._look_again)
 
     def end(self) -> None:
-        """Let the next call go, unless that has happened."""
+        """Let the next call go, unless that has already happened."""
         self._timer.cancel()
         if not self.late:
             self._link.room.release()
 
 
 class _Lane:
-    """Those who wait for the same script: what has gathered meanwhile goes as one call.
+    """The waiters for the same script: those that gather during a call go as the next call.
 
-    All wait equally long at most, so whoever came first is due first, and one timer is enough.
+    All have the same maximum wait, so the first to come is due first, and one timer is enough.
     """
 
     def __init__(self, link: Link, about: Coalesced, script: Script, timeout: float) -> None:
@@ -280,7 +279,7 @@ class _Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits here."""
+        """Whether a caller waits here."""
         return self._sender is not None
 
     def add(self, asking: Asking) -> None:
@@ -295,7 +294,7 @@ class _Lane:
         self._timer = self._loop.call_later(SECOND_LOOK, self._give_up)
 
     def _give_up(self) -> None:
-        """Fail those who have waited long enough; what is under way goes on, and is passed by."""
+        """Fail waiters whose time is over; a call in progress continues, and is passed by."""
         self._timer = None
         now = self._loop.time()
         for asking in [*self._asked, *self._waiting]:
@@ -310,7 +309,7 @@ class _Lane:
             self._sender = self._link.spawn(self._serve()) if self._waiting else None
 
     async def _serve(self) -> None:
-        """Send what waits, one call after another, until passed by."""
+        """Send the waiting questions, one call after another, until passed by."""
         me = asyncio.current_task()
         try:
             while self._sender is me and self._waiting:
@@ -363,10 +362,10 @@ def _refuse_unless(wanted: Callable[[], bool] | None) -> None:
 
 
 def _is_of_this_call(error: BaseException) -> bool:
-    """Tell whether only this call is to blame: what it sent, or what it found in its own keys.
+    """Return whether only this call is to blame: what it sent, or what it found in its own keys.
 
-    The server lives and answers, so nobody else need do without it. What is wrong with the server
-    itself has a code of its own, in capitals: BUSY, NOAUTH, CLUSTERDOWN and so on.
+    The server works, so other calls need not do without it. Problems of the server itself have
+    their own code, in capitals: BUSY, NOAUTH, CLUSTERDOWN and so on.
     """
     from redis.exceptions import DataError, ResponseError
 
@@ -375,18 +374,18 @@ def _is_of_this_call(error: BaseException) -> bool:
     text = str(error)
     code = text.partition(" ")[0]
     mistake = code in _OWN or ("script" in text and not code.isupper())
-    return type(error) is ResponseError and mistake  # a kind of it is about the server
+    return type(error) is ResponseError and mistake  # its subclasses are about the server
 
 
 def is_full(error: StoreUnavailable) -> bool:
-    """Tell whether the server said that it has no memory left for what was asked."""
+    """Return whether the server reported that it is out of memory."""
     from redis.exceptions import OutOfMemoryError
 
     return isinstance(error.__cause__, OutOfMemoryError)
 
 
 def _admitted(error: BaseException | None) -> bool:
-    """Tell whether a server said itself that it cannot be written to now.
+    """Return whether a server reported itself that it cannot be written to now.
 
     Scripts that only read may still be answered; that is no sign of health.
     """

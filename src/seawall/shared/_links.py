@@ -1,7 +1,7 @@
 """The links of a store: one for each event loop, and a new one after each outage.
 
-Connections from before an outage may be dead without anybody having noticed, and what waits on
-them would hold up the others; so all begin anew.
+Connections from before an outage may be dead without anything having noticed, and calls that wait
+on them would block the others; so all links start over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Links:
     """Finds or makes the link of the running loop."""
 
     def __init__(self, clients: Clients, health: Health, timeout: float) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._clients = clients
         self._health = health
         self._timeout = timeout
@@ -43,11 +43,11 @@ class Links:
         return link
 
     def apart(self) -> Link:
-        """Return a link of its own; whoever asked closes it."""
+        """Return a separate link, which the caller must close."""
         return Link(self._clients, self._health, self._timeout)
 
     def discard(self, link: Link) -> None:
-        """Close a link that is used no more, in a task of its own; `close` waits for it."""
+        """Close an unused link, in a separate task; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -67,7 +67,7 @@ class Links:
         return fresh
 
     def _end_with(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close the link when its loop shuts down: loops end their asynchronous generators."""
+        """Close the link when its loop shuts down: loops close their async generators."""
 
         async def until_the_end() -> AsyncGenerator[None, None]:
             try:
@@ -77,7 +77,7 @@ class Links:
 
         ender = until_the_end()
         try:
-            ender.__anext__().send(None)  # runs to the yield: from now on the loop knows of it
+            ender.__anext__().send(None)  # runs to the yield: from now on the loop tracks it
         except StopIteration:
             pass
         self._enders[loop] = ender
@@ -101,7 +101,7 @@ class Links:
             await asyncio.wait(closing)
 
     def after_fork(self) -> object:
-        """Forget all, which belong to the parent process; return what must not be closed."""
+        """Forget all links, which belong to the parent process; return what must not be closed."""
         parents = self._links, self._enders, self._closing
         self._links, self._enders, self._closing = {}, {}, set()
         self._latest = None, None

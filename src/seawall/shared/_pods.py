@@ -1,9 +1,13 @@
-"""The pods that share a store: each says every now and then that it lives, and hears how many do.
+"""The pods that share a store: each sends heartbeats, and learns how many pods live.
 
-Promises: `count` is never less than how many live, once they have heard of each other; a pod that
-is killed is gone after three beats, one that closes its store at once; one that was silent for too
-long while others were not is a new one; while the store is away the last known number stays; a
-child process is another pod. The rules are in `models.rate.split`.
+Promises:
+- `count` is never less than the number of live pods, once they have heard of each other.
+- A pod that is killed is gone after three beats, one that closes its store immediately.
+- A pod that was silent for too long while others were not is a new one.
+- While the store is away, the last known number stays.
+- A child process is another pod.
+
+The rules are in `models.rate.split`.
 """
 
 from __future__ import annotations
@@ -23,19 +27,19 @@ if TYPE_CHECKING:
     from seawall.shared._store import RedisStore
 
 MEMORY: Final = 86_400_000_000
-"""For so many microseconds it is remembered that there were others: a day."""
+"""Microseconds for which it is remembered that there were other pods: a day."""
 
 PATIENCE: Final = 0.4
-"""Seconds that a beat waits for an answer: nobody waits for it, so it may take most of a beat."""
+"""Seconds a beat waits for an answer: no caller waits for it, so it may take most of a beat."""
 
 Watcher = Callable[[], object]
 
 
 class Pods:
-    """How many processes share this store now."""
+    """Number of processes that share this store now."""
 
     def __init__(self, store: RedisStore, expected: int) -> None:
-        """Begin to count when `start` is called; take it that there are `expected`, or more."""
+        """Start to count when `start` is called; assume `expected` pods, or more."""
         self._store = store
         self._expected = expected
         self._keys = [store.key("pods", "all"), store.key("pods", "all", "runs")]
@@ -52,21 +56,21 @@ class Pods:
 
     @property
     def count(self) -> int:
-        """How many pods live, this one included; 1 while nothing is known."""
+        """Number of live pods, including this one; 1 while nothing is known."""
         return self._members.count
 
     @property
     def without_store(self) -> int:
-        """Among how many pods a limit is divided while the store is away.
+        """Number of pods among which a limit is divided while the store is away.
 
-        The number last heard of, or the expected one if that is larger: pods that have started
-        since then, or have never reached the store, go by the expected one.
+        The last known number, or the expected one if that is larger: pods that have started since
+        then, or have never reached the store, use the expected one.
         """
         return max(self._expected, self._members.count)
 
     @property
     def known(self) -> bool:
-        """Whether the store has told how many there are."""
+        """Whether the store has answered how many there are."""
         return self._members.known
 
     @property
@@ -76,17 +80,17 @@ class Pods:
 
     @property
     def current(self) -> bool:
-        """Whether what is known is so new that nobody can have forgotten this pod meanwhile."""
+        """Whether the knowledge is so new that no pod can have forgotten this one meanwhile."""
         return SYSTEM.now() < self._valid_until
 
     @property
     def quiet(self) -> float | None:
-        """For how many microseconds nobody else had been there when this pod came; None: ever."""
+        """Microseconds without any other pod before this one came; None: there never was one."""
         return self._members.quiet
 
     @property
     def steady(self) -> float:
-        """For how many microseconds nothing had changed, when it was heard last."""
+        """Microseconds without a change, as of the last answer."""
         return self._members.steady
 
     @property
@@ -94,7 +98,7 @@ class Pods:
         return self._members.count, self._members.known, self._members.settled
 
     def start(self) -> None:
-        """Begin to beat, if it has not begun; from any thread, and quick once it has."""
+        """Start beating, if not started; from any thread, and cheap after the first time."""
         if self._handle is None:
             with self._mutex:
                 first = self._handle is None
@@ -104,33 +108,33 @@ class Pods:
         try:
             self._store.start()
         except StoreUnavailable:
-            pass  # it was closed: what is known stays
+            pass  # it was closed: the last known number stays
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher()` at every change of what is known, in the background thread."""
+        """Call `watcher()` at every change of the known facts, in the background thread."""
         with self._mutex:
             self._watchers = (*self._watchers, watcher)
 
         def remove() -> None:
             self._watchers = tuple(kept for kept in self._watchers if kept is not watcher)
 
-        return lambda: self._mutex.do(remove)  # the collector may ask for it, at any moment
+        return lambda: self._mutex.do(remove)  # the garbage collector may call it at any moment
 
     async def beat(self) -> None:
-        """Say that this pod lives, and hear how many do."""
+        """Report that this pod lives, and learn how many do."""
         pod, began = self._store.pod, SYSTEM.now()
         reply = await self._tell("beat")
         if pod == self._store.pod:
             now, live, quiet, forgotten = _read(reply)
             silent = not self.current
-            # By a clock that was set back, the store cannot tell who was silent for long.
+            # With a clock that was set back, the store cannot know which pods were silent for long.
             forgotten = forgotten or (silent and now < self._members.latest)
             self._members.hear(now, live, quiet, forgotten=forgotten)
             self._valid_until = began + VALID / 1e6
             self._changed(news=silent)
 
     async def leave(self) -> None:
-        """Say that this pod ends."""
+        """Report that this pod ends."""
         if self._members.known:
             await self._tell("leave")
 
@@ -148,7 +152,7 @@ class Pods:
                     logging.getLogger("seawall").exception("a watcher of the pods failed")
 
     def _after_fork(self) -> None:
-        """Be another pod, which nobody has heard of; there are no fewer than the parent knew."""
+        """Become another, unknown pod; assume no fewer pods than the parent knew."""
         self._mutex = Mutex()
         self._expected = self.without_store
         self._members = Members()
@@ -157,7 +161,7 @@ class Pods:
 
 
 def _read(reply: Any) -> tuple[float, int, float | None, bool]:
-    """Return what the script says, or raise: a store may say anything."""
+    """Return the script's reply, or raise: a store may answer anything."""
     try:
         now, live, quiet, forgotten = (int(part) for part in reply)
     except (TypeError, ValueError):

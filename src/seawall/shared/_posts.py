@@ -1,4 +1,4 @@
-"""What is told to the store without waiting for an answer, one after another, in order."""
+"""Messages to the store that need no answer, sent one after another, in order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from seawall.shared._scripts import Script
 
 MOST: Final = 10_000
-"""So many messages may wait to be sent; more are dropped, and counted."""
+"""Maximum number of messages waiting to be sent; more are dropped, and counted."""
 
 LATE: Final = 1.0
-"""Seconds after which a message counts as a failure of the store: nobody waits for it."""
+"""Seconds after which a message counts as a failure of the store: no caller waits for it."""
 
 
 class Posts:
@@ -38,7 +38,7 @@ class Posts:
         return len(self._waiting)
 
     def add(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> None:
-        """Send this after what was added before; from any thread, and never raises."""
+        """Send this after what was added before; from any thread; never raises."""
         if len(self._waiting) >= MOST:
             self.dropped += 1
             return
@@ -51,7 +51,7 @@ class Posts:
                 self._drop()
 
     def _begin(self) -> None:
-        self._asked = False  # what is added from now on asks again
+        self._asked = False  # what is added from now on submits again
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._send(), context=Context())
 
@@ -67,7 +67,7 @@ class Posts:
             self._sender = None
 
     async def flush(self) -> None:
-        """Send all that waits; in the background loop."""
+        """Send all waiting messages; in the background loop."""
         self._begin()
         while self._sender is not None:
             await asyncio.wait({self._sender})
@@ -78,7 +78,7 @@ class Posts:
         self._asked = False
 
     def after_fork(self) -> object:
-        """Forget what the parent process sends; return what must not be closed."""
+        """Forget the parent's messages in a child process; return what must not be closed."""
         parents = self._sender
         self._waiting.clear()
         self._asked = False

@@ -1,4 +1,4 @@
-"""What other pods push: one subscribed connection for all channels of a store."""
+"""Messages that other pods push: one subscribed connection for all channels of a store."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from seawall.shared._clients import Clients
 
 SILENCE: Final = 5.0
-"""After so many silent seconds the connection is asked for a sign of life; then given up."""
+"""Seconds of silence after which the connection is pinged, and then dropped."""
 
 RETRY: Final = 0.2
 
 LONGEST: Final = 65_536
-"""Bytes of a message: whatever is longer is none of ours."""
+"""Maximum bytes of a message: longer ones are not ours."""
 
 CLOSING: Final = 1.0
-"""Seconds that closing a connection may take."""
+"""Maximum seconds for closing a connection."""
 
 Listener = Callable[[bytes], object]
 
 
 class Pushes:
-    """The channels that somebody listens to.
+    """The channels that have listeners.
 
-    Messages are only a shortcut: whoever listens also polls. After each (re)connection every
-    listener hears b"", so that it polls at once.
+    Messages are only a shortcut: listeners also poll. After each (re)connection every listener gets
+    b"", so that it polls immediately.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -56,7 +56,7 @@ class Pushes:
             self._listeners[channel] = (*self._listeners.get(channel, ()), listener)
 
     def remove(self, channel: str, listener: Listener) -> None:
-        """Call it no more. The garbage collector may ask for it, at any moment."""
+        """Stop calling `listener`. The garbage collector may call this at any moment."""
 
         def remove() -> None:
             known = self._listeners.get(channel, ())
@@ -69,18 +69,18 @@ class Pushes:
         self._mutex.do(remove)
 
     def begin(self, channel: str, listener: Listener) -> None:
-        """Subscribe to what is new; a listener of what is not has b"" at once."""
+        """Subscribe to a new channel; a listener of a subscribed one gets b"" now."""
         if channel in self._subscribed:
             self._call(listener, b"")
         self.refresh()
 
     def wake_all(self) -> None:
-        """Let everybody look for themselves: nothing more will be heard."""
+        """Make every listener poll: no more messages will come."""
         for listener in [one for known in list(self._listeners.values()) for one in known]:
             self._call(listener, b"")
 
     def refresh(self) -> None:
-        """Subscribe to what is new; in the background loop."""
+        """Subscribe to new channels; in the background loop."""
         loop = asyncio.get_running_loop()
         if self._task is None:
             if self._listeners:
@@ -89,7 +89,7 @@ class Pushes:
             self._changing = loop.create_task(self._change_later())
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Stop listening."""
         tasks = {task for task in (self._task, self._changing) if task is not None}
         while tasks:  # a client that is just connecting may swallow a cancellation
             for task in tasks:
@@ -112,7 +112,7 @@ class Pushes:
                 self._pubsub, self._subscribed = opened[1], set()
                 await self._change()
                 await self._hear(opened[1])
-            except Exception as error:  # noqa: BLE001 - whatever it is, a new connection is tried
+            except Exception as error:  # noqa: BLE001 - whatever it is, try a new connection
                 logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
             finally:
                 self._pubsub = None
@@ -127,10 +127,10 @@ class Pushes:
             logging.getLogger("seawall").debug("a channel cannot be subscribed to")
 
     async def _change(self) -> None:
-        """Subscribe to the channels that somebody listens to, and to no others.
+        """Subscribe to exactly the channels that have listeners.
 
-        One at a time: two that find the client without a connection would each make one, and what
-        comes over the first would be heard by nobody.
+        One at a time: two that find the client without a connection would each make one, and
+        messages of the first would be lost.
         """
         async with self._turn:
             pubsub = self._pubsub
@@ -143,7 +143,7 @@ class Pushes:
                     await pubsub.unsubscribe(*(different - fresh))
 
     async def _hear(self, pubsub: Any) -> None:
-        """Hand messages to those who listen, until there is no sign of life."""
+        """Pass messages to the listeners, until there is no sign of life."""
         silent = False
         while pubsub is self._pubsub:
             message = await pubsub.get_message(timeout=SILENCE)
@@ -162,7 +162,7 @@ class Pushes:
         if kind not in {"message", "subscribe"} or not isinstance(channel, bytes):
             return
         if not isinstance(data, bytes) or len(data) > LONGEST:
-            return  # nonsense
+            return  # invalid
         for listener in self._listeners.get(channel.decode("utf-8", "replace"), ()):
             self._call(listener, data if kind == "message" else b"")
 
@@ -177,5 +177,5 @@ async def _close_all(opened: list[Any]) -> None:
     for one in reversed(opened):
         try:
             await one.aclose()
-        except Exception:  # noqa: BLE001, S110 - it is given up all the same
+        except Exception:  # noqa: BLE001, S110 - it is dropped all the same
             pass

@@ -1,8 +1,8 @@
-"""Claims of which nobody has heard, until the store has taken them back.
+"""Unconfirmed claims, until the store has taken them back.
 
-A claim whose answer is lost, or whose caller is gone, may have been granted, or may be granted only
-later. So the store is told, again and again until it has answered, that nobody has that claim. What
-has to be told belongs to no queue object: it outlives one that was made for a single request.
+A claim whose answer is lost, or whose caller is gone, may have been granted, or may still be
+granted later. So the store is told to release it, repeatedly until it has answered. These releases
+belong to no queue object: they outlive one that was made for a single request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from seawall.runtime.mutex import survives_fork
 from seawall.shared._store import RedisStore
 
 EVERY: Final = 0.5
-"""Seconds between two tries, while there is something to tell."""
+"""Seconds between two attempts, while there is something to release."""
 KEPT: Final = 3600.0
 """Seconds for which it is tried, or as long as the lease if that is longer."""
 MOST: Final = 1000
-"""So many are kept, the first ones: while a store is away for long, the later were never sent."""
+"""Maximum number of releases, the first ones: in a long outage, later claims were never sent."""
 PATIENCE: Final = 1.0
-"""Seconds that one try may take: nobody waits for it."""
+"""Maximum seconds of one attempt: no caller waits for it."""
 
 
 class Calls(Protocol):
@@ -41,18 +41,18 @@ class Calls(Protocol):
 
 
 class Releases:
-    """What one store has to be told."""
+    """The pending releases of one store."""
 
     def __init__(self) -> None:
-        """Have nothing to tell."""
+        """Start empty."""
         self._waiting: dict[Ask, tuple[Calls, float]] = {}
-        # By reference only, both: this is kept for as long as the store lives, and no longer.
+        # Both are weak references: this is kept for as long as the store lives, and no longer.
         self._store: Callable[[], RedisStore | None] = lambda: None
         self._handle: Callable[[], Handle | None] = lambda: None
         survives_fork(self)
 
     def begin(self, store: RedisStore) -> None:
-        """Tell `store` in the background, and before it is closed."""
+        """Send releases to `store` in the background, and before it is closed."""
         me = ref(self)
         self._store = ref(store)
         self._handle = ref(store.every(EVERY, lambda: _flush(me)))
@@ -63,20 +63,20 @@ class Releases:
         return len(self._waiting)
 
     def add(self, calls: Calls, ask: Ask, lease: int) -> None:
-        """Tell `ask`: that nobody has a claim. Also from the garbage collector: no lock."""
+        """Add the release `ask` of a claim. Takes no lock: the garbage collector may call it."""
         if len(self._waiting) < MOST:
             until = SYSTEM.now() + max(KEPT, lease / 1e6)
             self._waiting[ask] = calls, until
             self.soon()
 
     def soon(self) -> None:
-        """Tell the store at once."""
+        """Send the releases now."""
         handle = self._handle()
         if handle is not None and self._waiting:
             handle.soon()
 
     async def flush(self) -> None:
-        """Tell the store all; what it does not answer to is told again next time."""
+        """Send all releases; those without an answer are sent again next time."""
         store, now = self._store(), SYSTEM.now()
         by_queue: dict[Calls, list[Ask]] = {}
         for ask, (calls, until) in list(self._waiting.items()):
@@ -93,10 +93,10 @@ class Releases:
                 for ask in some:
                     self._waiting.pop(ask, None)
                 if store is not None:
-                    calls.unpack(reply, some)  # who died is told; nonsense is logged, once
+                    calls.unpack(reply, some)  # reports dead jobs; an invalid reply is logged, once
 
     def _after_fork(self) -> None:
-        """Leave to the parent what is the parent's."""
+        """Leave the parent's releases to the parent."""
         self._waiting = {}
 
 
@@ -116,11 +116,11 @@ _of_stores: WeakKeyDictionary[RedisStore, Releases] = WeakKeyDictionary()
 
 
 def releases_of(store: RedisStore) -> Releases:
-    """Return where to say what that store has to be told."""
+    """Return the pending releases of that store."""
     found = _of_stores.get(store)
     if found is None:
         made = Releases()
-        found = _of_stores.setdefault(store, made)  # of two threads, one has made it
+        found = _of_stores.setdefault(store, made)  # only one of two threads has made it
         if found is made:
             made.begin(store)
     return found

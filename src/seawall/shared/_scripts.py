@@ -1,4 +1,4 @@
-"""The scripts that run inside the store: `lua/*.lua`, each with the server's clock in front."""
+"""The scripts that run inside the store: `lua/*.lua`, each prefixed with the server's clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """What the server runs, and the name under which it keeps it."""
+    """A script's text, and the hash by which the server caches it."""
 
     text: str
     sha: str
@@ -23,6 +23,6 @@ def lua(name: str) -> str:
 
 @cache
 def compose(clock: str, text: str) -> Script:
-    """Return the script that has `clock` in front of `text`."""
+    """Return the script that consists of `clock` and `text`."""
     whole = f"{clock}\n{text}"
     return Script(whole, sha1(whole.encode(), usedforsecurity=False).hexdigest())

@@ -1,8 +1,11 @@
-"""`sharing="split"`: each pod has its part of the limit, and decides by itself.
+"""`sharing="split"`: each pod has its part of the limit, and decides alone.
 
-Promises: all pods together keep to the limit, while pods come and go; a call costs no round trip.
+Promises:
+- All pods together keep to the limit, while pods come and go.
+- A call costs no round trip.
+
 The price: a pod that needs less than its part leaves it unused, and a new pod has none for a
-moment. The rules are in `models.rate.split`; who lives is known to `_pods`.
+moment. The rules are in `models.rate.split`; `_pods` counts the live pods.
 """
 
 from __future__ import annotations
@@ -44,13 +47,13 @@ class SplitLimits(SharedLimits):
         rerule: Callable[[Iterable[Rule[Any]]], None],
         **options: Any,
     ) -> None:
-        """Let the meters follow this pod's part, by `rerule`."""
+        """Make the meters follow this pod's part, by `rerule`."""
         self._rerule = rerule
         self._mutex = Mutex()
         self._clock: Clock | None = None
         self._parts: list[Rule[Any] | None] = []
         self._pods = 0
-        """Among how many the limits are divided; 0: this pod has no part yet."""
+        """Number of pods among which the limits are divided; 0: this pod has no part yet."""
         self._whole = True
         """Whether the meters follow the whole limits: this pod has never had a part of them."""
         self._waiting: dict[Settling, None] = {}
@@ -58,7 +61,7 @@ class SplitLimits(SharedLimits):
         me = ref(self)
         finalize(self, store.pods.watch(lambda: _changed(me)))
 
-    # What it follows
+    # Settings
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
         """Divide other numbers from now on."""
@@ -68,7 +71,7 @@ class SplitLimits(SharedLimits):
         self.divide(anew=True)
 
     def divide(self, *, anew: bool = False) -> None:
-        """Let the meters follow this pod's part of the limits, if that has changed."""
+        """Make the meters follow this pod's part of the limits, if that has changed."""
         pods = self.store.pods
         with self._mutex:
             if not pods.settled:
@@ -83,13 +86,13 @@ class SplitLimits(SharedLimits):
         self.known()
 
     def _divided(self, clock: Clock) -> Iterator[Rule[Any]]:
-        """Yield this pod's parts, as they are when the first is asked for: the meters are locked.
+        """Yield this pod's parts, as of the first `next`: the meters are locked then.
 
-        So two threads that hear of changes at once hand them over in order, whoever comes first.
+        So two threads that see changes at the same time apply them in order, whichever comes first.
         """
         pods = self.store.pods
         with self._mutex:
-            # Who was settled before anybody called had its part from then on.
+            # A pod that was settled before the first call had its part from then on.
             passed = 0.0 if self._pods else pods.steady
             now = whole_microseconds(clock.now()) - passed
             count, settled = pods.count, pods.settled
@@ -102,12 +105,12 @@ class SplitLimits(SharedLimits):
         yield from parts
 
     def _nobody_before(self, part: Rule[Any], count: int) -> bool:
-        """Tell whether nobody else can have spent anything that still matters."""
+        """Return whether no other pod can have spent anything that still matters."""
         quiet = self.store.pods.quiet
         return count == 1 and (quiet is None or quiet >= 2 * part.rate.period)
 
     def _after_fork(self) -> None:
-        """Have no part: nobody has heard of this pod."""
+        """Drop the part in a child process: no pod has heard of it."""
         super()._after_fork()
         self._mutex = Mutex()
         self._waiting = {}
@@ -115,24 +118,24 @@ class SplitLimits(SharedLimits):
 
     @property
     def mode(self) -> str:
-        """What is done while it is not known whether there are other pods; else "shared"."""
+        """What is done while it is unknown whether there are other pods; otherwise "shared"."""
         return "shared" if self.store.up else self.failing
 
     @property
     def away(self) -> bool:
-        """Whether this pod decides alone: as soon as it has its part, or the store is gone."""
+        """Whether this pod decides alone: once it has its part, or if the store is gone."""
         if self._pods and self.store.pods.current:
             return True
         return not self.store.up
 
     @property
     def times(self) -> int:
-        """How often a call counts: once, where the rules are those of a part."""
+        """How often a call counts: once, if the rules are those of a part."""
         return super().times if self._whole else 1
 
     @property
     def excess(self) -> tuple[int, ...]:
-        """So much more may be admitted at once, where there are more pods than the limit has."""
+        """Additional admissions at once, if there are more pods than the limit has units."""
         return tuple(excess_of(rule, self.store.pods.count) for rule in self.terms.rules)
 
     def snapshot(self) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class SplitLimits(SharedLimits):
         return Settling(self, clock.now() + self.store.timeout + _SLACK)
 
     def wait(self, settling: Settling) -> bool:
-        """Let `settling` hear when there is a part; False if there is no need to wait."""
+        """Notify `settling` when there is a part; return False if there is no need to wait."""
         with self._mutex:
             if self.store.pods.current:
                 return False
@@ -159,7 +162,7 @@ class SplitLimits(SharedLimits):
             return True
 
     def verdict(self, settling: Settling) -> Verdict:
-        """Refuse who comes before there is a part; raise once this pod decides alone."""
+        """Refuse calls that come before there is a part; raise once this pod decides alone."""
         with self._mutex:
             self._waiting.pop(settling, None)
         if self._pods or not self.store.pods.current:
@@ -167,25 +170,25 @@ class SplitLimits(SharedLimits):
         return Verdict(float(SETTLED))
 
     def known(self) -> None:
-        """Let those go on who wait to hear whether there are others."""
+        """Wake calls that wait to know whether there are other pods."""
         with self._mutex:
             waiting, self._waiting = self._waiting, {}
         for settling in waiting:
             settling.ring()
 
-    # What only this pod is told
+    # Local state only
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Do nothing more: the meters in memory have taken note, and only they decide."""
+        """Do nothing: the meters in memory already apply it, and only they decide."""
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Do the same."""
+        """Do nothing, as in `lower`."""
 
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do nothing more: the meters in memory have forgotten it."""
+        """Do nothing: the meters in memory have already forgotten it."""
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do the same."""
+        """Do nothing, as in `reset`."""
 
 
 class Settling:
@@ -200,13 +203,13 @@ class Settling:
         self.until: float | None = until
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Listen, or be woken at once."""
+        """Start waiting, or call `wake` now."""
         self._wake = wake
         if not self._share.wait(self):
             wake()
 
     def ring(self) -> None:
-        """Hear that there is news."""
+        """Wake the call: there is news."""
         if self._wake is not None:
             self._wake()
 
@@ -215,7 +218,7 @@ class Settling:
         return self._share.verdict(self)
 
     def abandon(self) -> None:
-        """Listen no more."""
+        """Stop waiting."""
         self._share._mutex.do(lambda: self._share._waiting.pop(self, None))
 
 

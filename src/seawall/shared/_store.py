@@ -1,7 +1,10 @@
 """The store that pods share: Redis or Valkey.
 
-Promises: nothing waits longer than `timeout` for it, or longer than nothing once it is known to be
-down; it heals by itself; a cancelled caller never disturbs another's answer; time is the server's.
+Promises:
+- No caller waits longer than `timeout` for it, and none waits at all once it is known to be down.
+- It recovers automatically.
+- A cancelled caller never disturbs another caller's answer.
+- Time is the server's.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RedisStore(StoreCore):
-    """What pods share, on a Redis or Valkey server, behind Sentinels, or in a cluster."""
+    """State that pods share, on a Redis or Valkey server, behind Sentinels, or in a cluster."""
 
     def __init__(
         self,
@@ -35,13 +38,13 @@ class RedisStore(StoreCore):
         timeout: float = 0.05,
         expected_pods: int = 1,
     ) -> None:
-        """Keep what is shared where `target` leads: a URL, or a client of redis-py.
+        """Keep shared state at `target`: a URL, or a client of redis-py.
 
-        Of a client only the settings are taken; connections are the store's own, made when first
-        needed. `name` stands for the store in events and messages. What has another `prefix` is
-        another store, on the same server. `timeout` is how many seconds a caller waits for it.
-        `expected_pods`: by how many pods a limit is divided while the store has never been reached,
-        and at least while it is away.
+        Of a client only the settings are used; the store makes its own connections on first use.
+        `name` identifies the store in events and messages. Another `prefix` is another store on the
+        same server. `timeout` is how many seconds a caller waits for it. `expected_pods`: number of
+        pods by which a limit is divided while the store has never been reached, and at least while
+        it is away.
         """
         super().__init__(target, name, prefix, timeout)
         self._expected_pods = check.count("expected_pods", expected_pods)
@@ -56,7 +59,7 @@ class RedisStore(StoreCore):
         raise TypeError("a store is not for pickling: make one in each process, from the same URL")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of the store."""
+        """Return the state of the store."""
         return {
             "name": self.name,
             "at": self._clients.describe(),
@@ -66,15 +69,15 @@ class RedisStore(StoreCore):
         }
 
     def close(self) -> None:
-        """Flush what waits, give back what is leased, and end the background thread.
+        """Flush pending messages, give back leases, and end the background thread.
 
-        What is closed stays closed: its policies go on as if the store were down.
+        A closed store stays closed: its policies continue as if the store were down.
         """
         self._closed = True
         self._background.stop()()
 
     async def aclose(self) -> None:
-        """Do the same, without blocking the event loop, and close this loop's connections."""
+        """Async twin of `close`, which also closes this loop's connections."""
         self._closed = True
         ended = self._background.stop()
         await asyncio.get_running_loop().run_in_executor(None, ended)
@@ -92,7 +95,7 @@ class RedisStore(StoreCore):
     async def __aexit__(self, *_exc: object) -> None:
         await self.aclose()
 
-    # What policies ask for
+    # For policies
 
     @property
     def pods(self) -> Pods:

@@ -1,4 +1,4 @@
-"""Where the servers of a store are: a `Place`, read from a URL.
+"""The addresses of a store's servers: a `Place`, read from a URL.
 
 Messages name the part of a URL that is wrong and never quote it: with a password that is not
 percent-encoded, any part may hold a piece of the password. Nothing here needs redis-py.
@@ -49,7 +49,7 @@ _YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fa
 
 @dataclass(frozen=True, repr=False)
 class Place:
-    """Where the servers are and how to sign in; the words of `options` are redis-py's."""
+    """Where the servers are and how to sign in; the names in `options` are redis-py's."""
 
     kind: Kind
     nodes: tuple[Node, ...] = ()
@@ -59,7 +59,7 @@ class Place:
     sentinel: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return where this leads, as a URL without user name and password."""
+        """Return the address, as a URL without user name and password."""
         scheme = "rediss" if self.options.get("ssl") else "redis"
         database = int(self.options.get("db", 0))
         if self.path is not None:

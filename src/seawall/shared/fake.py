@@ -1,9 +1,10 @@
 """A store in memory, for tests: policies that pods share, without a server.
 
-Promises: rate limits decide by the same rules as in a real store, breakers as in a service of one
-pod, heartbeats are those of one process; time is that of a clock, nothing waits, no thread is
-started. `fail()` and `recover()` take effect at once, and policies then do what their
-`on_store_failure` says.
+Promises:
+- Rate limits follow the same rules as in a real store, breakers those of a service with one pod,
+  and heartbeats are those of one process.
+- Time is that of a clock, nothing waits, and no thread is started.
+- `fail()` and `recover()` take effect immediately; policies then follow their `on_store_failure`.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
     from seawall.runtime.member_share import BeatShare
 
 UNCOUNTED: Final = 0
-"""Ticket of a call that passed while nobody counted: no generation has this number."""
+"""Ticket of a call that passed while nothing was counted; no generation has this number."""
 
 
 class FakeStore:
     """Stands in for a `RedisStore` in tests, in the memory of this process.
 
-    Limits of one name count together, whichever policies have them. A breaker counts the calls of
-    its own policy, as if there were one pod. Leases and queues need a real server.
+    Limits of one name count together, across policies. A breaker counts the calls of its own
+    policy, as if there were one pod. Leases and queues need a real server.
     """
 
     def __init__(self, *, name: str = "fake", clock: Clock | None = None) -> None:
-        """Keep limits by `clock`: the one that guards made here and now would have, if None."""
+        """Keep limits by `clock`; by default the clock that guards made here would have."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"name={name!r}: write text, such as name='orders'")
         self.name = name
@@ -69,22 +70,22 @@ class FakeStore:
         raise TypeError("a store is not for pickling: make one in each process")
 
     def fail(self) -> None:
-        """Be away from now on: policies do what their `on_store_failure` says."""
+        """Be unreachable from now on: policies follow their `on_store_failure`."""
         self._switch(up=False, cause="fail() was called")
 
     def recover(self) -> None:
-        """Answer again. What was counted before `fail()` is still known."""
+        """Answer again. Counts from before `fail()` are still known."""
         if self.closed:
             raise RuntimeError(f"{self!r} does not come back: make another FakeStore")
         self._switch(up=True, cause="recover() was called")
 
     def close(self) -> None:
-        """Be away for good."""
+        """Be unreachable for good."""
         self.closed = True
         self._switch(up=False, cause="the store was closed")
 
     async def aclose(self) -> None:
-        """Do the same."""
+        """Async twin of `close`."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -100,7 +101,7 @@ class FakeStore:
         self.close()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of the store."""
+        """Return the state of the store."""
         return {"name": self.name, "at": "memory", "up": self.up}
 
     def limits(self, name: str, rules: Sequence[Rule[Any]], **how: Any) -> LimitShare:
@@ -137,7 +138,7 @@ def _modes(store: FakeStore, failing: str) -> tuple[str, str]:
 
 
 class _Place:
-    """What is counted for one key of one limit."""
+    """The counts of one key of one limit."""
 
     __slots__ = ("_bucket", "caps", "rule", "state")
 
@@ -146,7 +147,7 @@ class _Place:
         self._set(rule, rule.fresh(now))
 
     def _set(self, rule: Rule[Any], state: Any) -> None:
-        """Count by `rule`; a token bucket keeps account of estimates, as it does in a server."""
+        """Count by `rule`; a token bucket tracks estimates, as in a server."""
         self.rule = rule
         self._bucket = SettledBucket(rule) if isinstance(rule, TokenBucket) else None
         self.state = state if self._bucket is None else Account(state)
@@ -156,18 +157,18 @@ class _Place:
         return self.rule if self._bucket is None else self._bucket
 
     def follow(self, rule: Rule[Any], now: float) -> None:
-        """Go on by `rule`; one of another algorithm starts again."""
+        """Continue with `rule`; one of another algorithm starts over."""
         state = self.state.owed_until if isinstance(self.state, Account) else self.state
         same = type(rule) is type(self.rule)
         self._set(rule, rule.adopt(state, self.rule, now) if same else rule.fresh(now))
 
     def wait(self, now: float, cost: int) -> float | None:
-        """Return for how long `cost` has to wait: 0 if it may go now, None if it never may."""
+        """Return how long `cost` has to wait: 0 if it may go now, None if it never may."""
         wait = self._counting.wait(self.state, now, cost)
         return None if wait is None else max(wait, self.caps.wait(now, cost))
 
     def take(self, now: float, cost: int, *, estimated: bool = False) -> _Taken:
-        """Take `cost` without asking."""
+        """Take `cost` unconditionally."""
         self.caps.take(cost)
         if estimated and self._bucket is not None:
             self.state, mark = self._bucket.estimate(self.state, now, cost)
@@ -183,7 +184,7 @@ class _Place:
     def settle(self, taken: _Taken, used: int, now: float) -> None:
         """Count `used` instead of what was taken.
 
-        What was taken by other numbers, or before a reset, is not given back.
+        What was taken under other settings, or before a reset, is not given back.
         """
         cost = taken.cost
         if used > cost:
@@ -201,13 +202,13 @@ class _Place:
         return self.state if estimated else self.rule
 
     def standing(self, now: float) -> Standing:
-        """Return what is left, and in how long all is forgotten."""
+        """Return what is left, and the time until all usage is forgotten."""
         rule = self._counting
         left, rest = rule.left(self.state, now), rule.rest(self.state, now)
         return Standing(self.caps.left(now, left), max(rest, self.caps.rest(now)))
 
     def refill(self, now: float) -> Standing:
-        """Return what is left, and in how long there is more; if never, when all is forgotten."""
+        """Return what is left, and the time until there is more, or else until all is forgotten."""
         left, rest = self.standing(now)
         wait = self.wait(now, left + 1)
         return Standing(left, rest if wait is None else wait)
@@ -218,7 +219,7 @@ class _Taken(NamedTuple):
 
     place: _Place
     by: Any
-    """The rule by which it was taken; of an estimate, the account in which it is open."""
+    """The rule by which it was taken; for an estimate, the account in which it is open."""
     cost: int
     mark: float
     at: float
@@ -400,11 +401,11 @@ class _Limits:
         return now, [self._place(limit, one.key, now) for limit, one in enumerate(charges)]
 
     def _where(self, limit: int, key: Hashable) -> tuple[str, int, str]:
-        """Return the name of a place; a key that cannot be shared raises, as in a real store."""
+        """Return the key of a place; a key that cannot be shared raises, as in a real store."""
         return self._name, limit, key_part(key)
 
     def _place(self, limit: int, key: Hashable, now: float) -> _Place:
-        """Return what is counted for `key`; a new place is not kept yet."""
+        """Return the place of `key`; a new place is not kept yet."""
         rule = self._rules[limit]
         place = self._store._places.get(self._where(limit, key))
         if place is None:
@@ -414,7 +415,7 @@ class _Limits:
         return place
 
     def _kept(self, limit: int, key: Hashable, now: float) -> _Place:
-        """Return the same, and keep it: something is going to be counted there."""
+        """Return the place of `key` and keep it, because something will be counted there."""
         place = self._store._places[self._where(limit, key)] = self._place(limit, key, now)
         return place
 
@@ -429,7 +430,7 @@ class _Limits:
 
 
 def _refusal(charges: Sequence[Wanted], places: Sequence[_Place], now: float) -> Verdict | None:
-    """Return why the charges cannot be taken now, all of them; None if they can."""
+    """Return why the charges cannot all be taken now; None if they can."""
     waits = {}
     for limit, (charge, place) in enumerate(zip(charges, places, strict=True)):
         wait = place.wait(now, charge.cost) if charge.cost else 0.0
@@ -444,7 +445,7 @@ def _refusal(charges: Sequence[Wanted], places: Sequence[_Place], now: float) ->
 
 
 class _Question:
-    """A call that asks a fake store: a `Waiter` which has its answer at once."""
+    """A call that asks a fake store: a `Waiter` which has its answer immediately."""
 
     until: float | None = None
 
@@ -501,7 +502,7 @@ class _Breakers:
         return None if self._store.up else self._failing  # type: ignore[return-value]
 
     def switched(self, cause: str) -> None:
-        """Let the models go on without the store, or with it again."""
+        """Let the models continue without the store, or with it again."""
         with self._owner.mutex:
             for model in list(self._models):
                 model.recount()
@@ -510,7 +511,7 @@ class _Breakers:
 
     def model(self, key: Hashable) -> BreakerModel:
         if self._keyed:
-            key_part(key)  # what cannot be shared raises, as in a real store
+            key_part(key)  # a key that cannot be shared raises, as in a real store
         model = _SharedModel(self, self._settings)
         self._models.add(model)
         return model
@@ -519,7 +520,7 @@ class _Breakers:
         """Do nothing: models are held weakly."""
 
     def begin(self) -> None:
-        """Do nothing: no other pod has anything to say."""
+        """Do nothing: there are no other pods."""
 
     def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> NoReturn:
         """Never called: a model here always knows its state."""
@@ -534,7 +535,7 @@ class _Breakers:
 
 
 class _SharedModel(BreakerModel):
-    """A breaker of the only pod there is."""
+    """A breaker of the only pod."""
 
     __slots__ = ("__weakref__", "_share")
 
@@ -543,7 +544,7 @@ class _SharedModel(BreakerModel):
         super().__init__(settings)
 
     def admit(self, now: float) -> Ticket | Refusal:
-        """Let a call through, or say why not."""
+        """Admit a call, or return why not."""
         away = self._share.away
         if away in ("open", "closed") and self.state is not State.ISOLATED:
             return UNCOUNTED if away == "open" else Refusal("store", None)

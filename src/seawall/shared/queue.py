@@ -1,10 +1,14 @@
 """A queue of jobs that all pods share, on Redis or Valkey.
 
-Promises: a job that was pushed ends done, dead, cancelled or expired, whatever dies meanwhile (as
-long as the store keeps what it was told); it is tried `max_attempts` times at most; of two claims
-of a job only the later can ack it; a claim whose holder is gone is back when its lease is over, in
-its old place, and one whose answer got lost as soon as the store answers again; nothing starves.
-Time is the store's.
+Promises:
+- A pushed job ends done, dead, cancelled or expired, whatever crashes meanwhile (as long as the
+  store keeps its data).
+- A job is tried at most `max_attempts` times.
+- Of two claims of a job, only the later can ack it.
+- A claim whose holder is gone returns to its old place when its lease is over; one whose answer was
+  lost, as soon as the store answers again.
+- Nothing starves.
+- Time is the store's.
 """
 
 from __future__ import annotations
@@ -53,16 +57,16 @@ PARTS: Final = (
     "dedupe",
     "counts",
 )
-"""The keys of a queue, in the order in which the script wants them."""
+"""The keys of a queue, in the order that the script expects."""
 
 _ANSWERS: Final = frozenset(
     {"heard", "release", "extend", "ack", "nack", "cancel", "requeue", "drop"}
 )
 _MOST: Final = 2**53
-"""A number beyond this is none that the script has made."""
+"""Numbers beyond this are not from the script."""
 _DIGITS: Final = 17
 LOOK_AGAIN: Final = 1.0
-"""Seconds for which it is good enough to know how many jobs waited."""
+"""Seconds for which the last known number of waiting jobs is good enough."""
 
 
 class PriorityQueue(JobQueue):
@@ -85,12 +89,13 @@ class PriorityQueue(JobQueue):
     ) -> None:
         """Share the queue called `name` with every pod that uses the same store.
 
-        Each level of priority is worth `head_start` seconds in line. A job is tried `max_attempts`
-        times, and a push beyond `max_size` unfinished jobs refused. A job that was not started
-        within `keep` seconds is expired, and a dead one is forgotten after as many, or when more
-        than `max_dead` have died since; how other jobs ended is kept for `result_ttl` seconds, of
-        as many as may wait, and a dedupe id answered for `dedupe_window` seconds after the end.
-        Payloads and results have up to `max_payload` bytes, as JSON.
+        Each level of priority is worth `head_start` seconds of waiting. A job is tried
+        `max_attempts` times, and a push beyond `max_size` unfinished jobs is refused. A job that
+        was not started within `keep` seconds expires, and a dead one is forgotten after the same
+        time, or when more than `max_dead` have died since. How other jobs ended is kept for
+        `result_ttl` seconds, for at most `max_size` jobs, and a dedupe id is answered for
+        `dedupe_window` seconds after the end. Payloads and results have up to `max_payload` bytes,
+        as JSON.
         """
         if not isinstance(store, RedisStore):
             raise TypeError(f"PriorityQueue({store!r}, ...): the first argument is a RedisStore")
@@ -108,7 +113,8 @@ class PriorityQueue(JobQueue):
         )
         self.store = store
         self._calls = _Calls(self)
-        self._additions = _Calls(self)  # apart: a full server that refuses these takes the others
+        # Separate: a full server refuses these but accepts the others.
+        self._additions = _Calls(self)
         self._releases = releases_of(store)
         self._mutex = Mutex()
         self._announced = False
@@ -136,9 +142,9 @@ class PriorityQueue(JobQueue):
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait, as the store last said; it is asked again once a second.
+        """Number of waiting jobs, as of the store's last answer, refreshed once a second.
 
-        The first to look starts that: 0 until there is an answer.
+        The first read starts that: it is 0 until there is an answer.
         """
         now = self.clock.now()
         if now >= self._look_again:
@@ -153,7 +159,7 @@ class PriorityQueue(JobQueue):
             try:
                 self._last_waiting = sum(asking.claim().waiting)
             except StoreUnavailable:
-                self._last_waiting = 0  # nobody is refused for a queue that cannot be seen
+                self._last_waiting = 0  # do not refuse calls because the queue cannot be seen
             return True
 
         asking.publish(take)
@@ -166,7 +172,7 @@ class PriorityQueue(JobQueue):
     def _closed(self) -> bool:
         return self.store.closed
 
-    # What is heard of other pods, for as long as this object lives
+    # News from other pods, for as long as this object lives
 
     def _announce(self) -> None:
         with self._mutex:
@@ -179,7 +185,7 @@ class PriorityQueue(JobQueue):
         finalize(self, told.stop)
 
     def _listen(self, topic: str) -> None:
-        """Hear, once for all who wait here, what happens in other pods."""
+        """Subscribe, once for all waiters here, to what happens in other pods."""
         self.store.start()
         calls, bells = self._calls, self._bells
         channel = calls.stirred if topic == READY else calls.ended
@@ -210,7 +216,7 @@ def _differ(me: ref[PriorityQueue], own: str, other: str) -> None:
 
 
 class _Calls:
-    """How operations become one script call: all that are asked for at one moment go together."""
+    """Batches operations into one script call: all that are requested at one moment."""
 
     script = "queue"
     most = 32
@@ -221,7 +227,7 @@ class _Calls:
         self.stirred = store.channel("queue", name)
         self.ended = f"{self.stirred}:ended"
         rules = queue.rules
-        # Longer than any job can be: waiting, then claimed, then dead.
+        # Longer than any job can live: waiting, then claimed, then dead.
         expiry = (4 * rules.keep + 2 * rules.result_ttl) // 1000 + 1
         self._keys = [store.key("queue", name, part) for part in PARTS]
         self._settings = (*rules, self.stirred, self.ended, expiry)
@@ -245,10 +251,10 @@ class _Calls:
         return answers
 
     def unwanted(self, item: Ask, answer: Any) -> None:
-        """Leave it to whoever has asked: a claim that was not heard of is released."""
+        """Do nothing: the caller releases a claim that it did not hear of."""
 
 
-# What comes back from the store. Whatever makes no sense raises, and so is a failure of the store.
+# Replies of the store. An invalid one raises, and so is a failure of the store.
 
 
 def _read_push(reply: list[bytes]) -> list[str] | None:

@@ -1,14 +1,14 @@
 """Streams on Redis or Valkey: writing to one, and one consumer of a group that reads it.
 
-The stream is an ordinary one: other programs may write to it and read it, too. A consumer is
-either one of several that share the entries, or holds the stream alone, with a fencing token:
-then the store accepts nothing from a holder with a lower token.
+The stream is an ordinary one: other programs may write to it and read it, too. A consumer is either
+one of several that share the entries, or holds the stream alone, with a fencing token: then the
+store accepts nothing from a holder with a lower token.
 
 Promises:
-- Every command may be repeated: an answer that was lost costs nothing but a repetition. Only
-  appended entries may be there twice.
-- An entry is pending at one consumer until it is acknowledged. It counts how often it was handed
-  out, and one that is returned was not.
+- Every command may be repeated: a lost answer costs only a repetition. Only appended entries may be
+  there twice.
+- An entry is pending at one consumer until it is acknowledged. Its deliveries are counted; a
+  returned entry's last delivery is not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from seawall.shared._link import Argument
 
 PATIENCE: Final = 3.0
-"""Seconds for an answer: nobody waits for it who is in a hurry."""
+"""Seconds for an answer: no caller is in a hurry for it."""
 AT_ONCE: Final = 500
-"""Entries in one call: a script is not to hold up the server for long."""
+"""Maximum entries in one call: a script must not block the server for long."""
 MOST_TAKEN_OVER: Final = 100
-"""Entries of silent consumers that one consumer takes over at once, so that others get some too."""
+"""Maximum entries of silent consumers that one consumer takes over, so that others get some too."""
 
 Fields = Mapping[str, str | bytes | int]
 
@@ -49,7 +49,7 @@ class HeldByAnother(Exception):
 
 
 def partition_of(key: Hashable, partitions: int) -> int:
-    """Return to which of so many partitions a key belongs: the same in every process."""
+    """Return which of `partitions` partitions a key belongs to: the same in every process."""
     digest = blake2b(key_part(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % partitions
 
@@ -74,10 +74,10 @@ async def append(
 
 
 class StorePlace:
-    """The store of a stream: a given one, or one of its own, made when it is needed."""
+    """The store of a stream: a given one, or its own, made on demand."""
 
     def __init__(self, target: Any, stream: str) -> None:
-        """Use `target`, a `RedisStore`, or where it leads: a URL, or a client of redis-py."""
+        """Use `target`: a `RedisStore`, a URL, or a client of redis-py."""
         self._target = target
         self._name = f"stream {stream}"
         self._is_given = isinstance(target, RedisStore)
@@ -88,13 +88,13 @@ class StorePlace:
 
     @property
     def store(self) -> RedisStore:
-        """The store; one of its own is made again after it was closed."""
+        """The store; its own one is made again after it was closed."""
         if self._store is None:
             self._store = self._made()
         return self._store
 
     async def close(self) -> None:
-        """Close a store of its own."""
+        """Close its own store; leave a given one open."""
         if self._store is not None and not self._is_given:
             own, self._store = self._store, None
             await own.aclose()
@@ -106,7 +106,7 @@ class StreamConsumer:
     def __init__(
         self, store: RedisStore, stream: str, group: str, name: str, token: int | None = None
     ) -> None:
-        """Ask nothing yet; with a token, `hold` comes first."""
+        """Send nothing yet; with a token, call `hold` first."""
         self.stream = stream
         self.token = token
         self.name = name if token is None else f"{token}-{name}"
@@ -118,13 +118,13 @@ class StreamConsumer:
         await self._call("hold")
 
     async def read(self, most: int) -> list[Entry]:
-        """Return up to `most` entries that no consumer of the group was given before."""
+        """Return up to `most` entries that the group has not delivered before."""
         return _entries(await self._call("read", most))
 
     async def pending(self, lost_after: float) -> list[tuple[str, int]]:
         """Return the id and the number of deliveries of every entry that is pending here.
 
-        Those of consumers that were silent for `lost_after` seconds are taken over first.
+        Entries of consumers that were silent for `lost_after` seconds are taken over first.
         """
         reply = await self._call("list", round(lost_after * 1000), MOST_TAKEN_OVER)
         try:
@@ -133,10 +133,10 @@ class StreamConsumer:
             raise _nonsense() from None
 
     async def take(self, wanted: Sequence[tuple[str, int]]) -> list[Entry]:
-        """Return the entries with these ids, and note how often each is delivered now.
+        """Return the entries with these ids, and record the number of deliveries of each.
 
-        Those that are not pending here any more are missing; those that were removed from the
-        stream have no fields.
+        Entries that are no longer pending here are missing; those that were removed from the stream
+        have no fields.
         """
         args: list[Argument] = []
         for id_, delivery in wanted:
@@ -144,17 +144,17 @@ class StreamConsumer:
         return _entries(await self._call("take", *args))
 
     async def acknowledge(self, ids: Sequence[str]) -> None:
-        """Never hand these out again."""
+        """Acknowledge these entries: they are never delivered again."""
         for first in range(0, len(ids), AT_ONCE):
             await self._call("ack", *ids[first : first + AT_ONCE])
 
     async def give_back(self, ids: Sequence[str]) -> None:
-        """Let others have these at once."""
+        """Release these entries to other consumers immediately."""
         for first in range(0, len(ids), AT_ONCE):
             await self._call("return", *ids[first : first + AT_ONCE])
 
     async def renew(self, lost_after: float) -> int | None:
-        """Keep what is pending; remove what every group has acknowledged, and dead consumers.
+        """Keep pending entries; remove dead consumers, and entries that all groups acknowledged.
 
         Return how many entries the group has not read, None if the server does not know.
         """
