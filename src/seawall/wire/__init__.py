@@ -1,5 +1,8 @@
-"""What crosses process borders, as text: deadlines, criticality, attempts, keys, limits.
+"""Text formats that cross process borders: deadlines, criticality, attempts, keys, limits.
 
-Every parser here is pure and takes what strangers send: it returns None for whatever it does not
-understand, never raises, ignores what is longer than 8 KiB, and takes time linear in the length.
+Promises:
+
+- Every parser is pure and accepts untrusted input: it returns None for input that it does not
+  understand, and never raises.
+- Input longer than 8 KiB is ignored, and parsing takes time linear in the length.
 """

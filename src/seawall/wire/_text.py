@@ -1,7 +1,7 @@
-"""What every parser here begins with: text of a bounded length, numbers of a bounded size.
+"""Basics of all parsers here: text of a bounded length, numbers of a bounded size.
 
-Numbers are matched by pattern and never handed to `float()` as they came: that would take "nan",
-"1e999", "1_000" and the digits of every script.
+Numbers are matched by pattern and never passed to `float()` unchecked: that would accept "nan",
+"1e999", "1_000" and non-ASCII digits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import re
 from typing import Final
 
 LONGEST: Final = 8192
-"""A value of more characters is ignored: nothing that is sent in good faith comes near."""
+"""Maximum number of characters of a value. Longer values are ignored: no legitimate value comes
+close."""
 
 A_YEAR: Final = 31_536_000.0
-"""More seconds than this mean nothing to a request, and are ignored or cut."""
+"""Maximum number of seconds. Longer times are meaningless for a request, and ignored or capped."""
 
 _DECIMAL: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DIGITS: Final = 15
 
 
 def text_of(value: object) -> str | None:
-    """Return a header's value without the blanks around it; None if it is too long, or no text."""
+    """Return a header's value without surrounding blanks; None if it is too long or not text."""
     if isinstance(value, str):
         return value.strip(" \t") if len(value) <= LONGEST else None
     if isinstance(value, bytes):
@@ -29,14 +30,14 @@ def text_of(value: object) -> str | None:
 
 
 def whole_of(text: str, digits: int = 15) -> int | None:
-    """Return a whole number of at most that many digits, or None."""
+    """Return a non-negative integer of at most `digits` digits, or None."""
     return int(text) if 0 < len(text) <= digits and text.isascii() and text.isdigit() else None
 
 
 def decimal_of(text: str) -> float | None:
-    """Return a number that is written with digits and perhaps a point, or None.
+    """Return a number that is written with digits and an optional point, or None.
 
-    What has more than 15 digits is cut to 10**15, which is more than any caller takes as it is.
+    A number with more than 15 integer digits becomes 10**15, which every caller caps or rejects.
     """
     if not _DECIMAL.fullmatch(text):
         return None

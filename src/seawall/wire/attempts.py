@@ -1,7 +1,8 @@
-"""Which attempt of a call a request is, so that only one service in a chain retries.
+"""The attempt number of a request, so that only one service in a chain retries.
 
-Three services with three attempts each make 27 requests of one. A client therefore sends the
-greater of the attempt it received and its own; who receives more than 1 does not retry again.
+Three services with three attempts each turn one request into 27. A client therefore sends the
+greater of the attempt it received and its own; a service that receives more than 1 does not retry
+again.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _ATTEMPT: Final = re.compile(r"[1-9][0-9]?")
 
 
 def read_attempt(value: str | bytes) -> int | None:
-    """Return the number of the attempt, from 1 to 99, or None."""
+    """Return the attempt number, from 1 to 99, or None."""
     text = text_of(value)
     return int(text) if text is not None and _ATTEMPT.fullmatch(text) else None
 
 
 def write_attempt(attempt: int) -> str:
-    """Return the header's value; what is above 99 is said as 99."""
+    """Return the header's value; numbers above 99 become 99."""
     return str(min(max(attempt, 1), _MOST))

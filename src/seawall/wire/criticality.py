@@ -1,7 +1,7 @@
-"""How much a request matters and for whom it is made, as members of W3C `baggage`.
+"""Criticality and tenant of a request, as members of W3C `baggage`.
 
-Only the members `seawall.criticality` and `seawall.tenant` are read and written. All else in a
-baggage header stays as it is, to the letter.
+Only the members `seawall.criticality` and `seawall.tenant` are read and written. The rest of a
+baggage header stays unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ TENANT_KEY: Final = "seawall.tenant"
 _MOST_MEMBERS: Final = 64
 _LONGEST_TENANT: Final = 255
 _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# Any visible character but quote, percent, comma, semicolon and backslash; or an escape.
+# Any visible character except quote, percent, comma, semicolon and backslash; or an escape.
 _VALUE: Final = re.compile(
     r"(?:[\x21\x23-\x24\x26-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]|%[0-9A-Fa-f]{2})*"
 )
 _OURS: Final = frozenset({CRITICALITY_KEY, TENANT_KEY})
 _OUR_KEY: Final = rf"[ \t+]*(?:{'|'.join(map(re.escape, sorted(_OURS)))})[ \t+]*(?=[=;,]|\Z)"
 _OUR_MEMBER: Final = re.compile(rf",{_OUR_KEY}[^,]*")
-# Some libraries decode keys, strip them of all that Unicode calls blank, and pass them on plainly.
-# So a key with an escape, or with what no key may contain, could be ours further on.
+# Some libraries decode keys, strip all Unicode whitespace, and forward the plain keys. So a key
+# with an escape, or with a character that no key may contain, could become ours downstream.
 _ODD_KEY: Final = r"[!#$&'*+\-.^_`|~0-9A-Za-z \t]*[^!#$&'*+\-.^_`|~0-9A-Za-z \t=;,]"
 _STRANGERS_MEMBER: Final = re.compile(rf",(?:{_OUR_KEY}|{_ODD_KEY})[^,]*")
 _LEVELS: Final = {level.name.lower().replace("_", "-"): level for level in Criticality}
@@ -37,10 +37,10 @@ _WORDS: Final = {level: word for word, level in _LEVELS.items()}
 
 
 def read_baggage(value: str | bytes) -> dict[str, str]:
-    """Return the members of a baggage header by key, values decoded, their properties left out.
+    """Return the members of a baggage header by key, with decoded values and without properties.
 
-    Of more than 64 members the rest is ignored, as is each that is malformed. A key that is given
-    twice with different values is left out: nobody can tell which is meant.
+    Members after the 64th are ignored, and so are malformed ones. A key that is given twice with
+    different values is left out, as it is ambiguous.
     """
     text = text_of(value)
     if not text:
@@ -53,7 +53,7 @@ def read_baggage(value: str | bytes) -> dict[str, str]:
         if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(raw):
             continue
         if key in _OURS:
-            # OpenTelemetry passes a blank on as a plus, and a plus as an escape, as forms do.
+            # OpenTelemetry forwards a blank as a plus, and a plus as an escape, as HTML forms do.
             raw = raw.replace("+", " ")
         try:
             said = unquote(raw, errors="strict") if "%" in raw else raw
@@ -64,30 +64,30 @@ def read_baggage(value: str | bytes) -> dict[str, str]:
 
 
 def read_criticality(baggage: Mapping[str, str]) -> Criticality | None:
-    """Return the level that the baggage names, or None."""
+    """Return the criticality in the baggage, or None."""
     return _LEVELS.get(baggage.get(CRITICALITY_KEY, ""))
 
 
 def read_tenant(baggage: Mapping[str, str]) -> str | None:
-    """Return the tenant that the baggage names, or None: 1 to 255 printable characters."""
+    """Return the tenant in the baggage, 1 to 255 printable characters, or None."""
     tenant = baggage.get(TENANT_KEY)
     return tenant if tenant is not None and _is_tenant(tenant) else None
 
 
 def baggage_without_ours(existing: str) -> str:
-    """Return a stranger's baggage without our members, and without each that could become one.
+    """Return an untrusted baggage without our members, and without any that could become one.
 
-    Those are all whose key is written with escapes, or is no key: other libraries decode it.
+    Those are all members whose key contains escapes or is invalid: other libraries decode it.
     """
     return _STRANGERS_MEMBER.sub("", f",{existing}")[1:]
 
 
 def write_baggage(existing: str | None, criticality: Criticality | None, tenant: str | None) -> str:
-    """Return the baggage to send: what exists, with our two members set, or gone where None.
+    """Return the baggage to send: `existing`, with our two members set, or removed where None.
 
-    What others put in comes first in importance: if ours do not fit into 8 KiB beside it, they
-    are left out, and what is longer by itself, which no receiver has to read, stays as it is. A
-    tenant that no receiver would read is not sent. "" means: send no header.
+    The members of others take precedence: if ours do not fit into 8 KiB beside them, ours are left
+    out. A longer `existing`, which no receiver has to read, stays unchanged. A tenant that no
+    receiver would accept is not sent. "" means: send no header.
     """
     existing = existing or ""
     if len(existing) > LONGEST:

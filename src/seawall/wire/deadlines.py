@@ -1,7 +1,7 @@
-"""The time that is left, as headers say it.
+"""Headers with the remaining time of a request.
 
-Every known header is read and the least counts, so that time never grows along a chain: what is
-written is rounded down, and what is read is never more than what was written.
+All known headers are read and the smallest value counts, so that the time never grows along a
+chain: written values are rounded down, and reading never yields more than was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENVOY: Final = "x-envoy-expected-rq-timeout-ms"
 SERVER: Final = "x-server-timeout"
 
 TIMEOUT_HEADERS: Final = frozenset({GRPC, ENVOY, SERVER})
-"""The headers that tell how long the caller waits, in lower case."""
+"""Headers that say how long the caller waits, in lower case."""
 
 _GRPC: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final = {"H": 3600, "M": 60, "S": 1}
@@ -26,9 +26,9 @@ _GRPC_MOST: Final = 10**8
 
 
 def read_timeout(name: str, value: str | bytes) -> float | None:
-    """Return the seconds that the header `name` leaves; None if it does not say, or not sensibly.
+    """Return the seconds in the header `name`; None if it is unknown or not valid.
 
-    More than a year is no timeout. 0 is one: it is over.
+    More than a year is not a timeout. 0 is one: the time is over.
     """
     text = text_of(value)
     if text is None:
@@ -44,15 +44,15 @@ def read_timeout(name: str, value: str | bytes) -> float | None:
         if found is None:
             return None
         count, unit = int(found[1]), found[2]
-        # Divided, not multiplied by 0.001: the nearest float to what the text says.
+        # Divided, not multiplied by 0.001: that yields the nearest float to the text.
         seconds = count * _SECONDS[unit] if unit in _SECONDS else count / _IN_A_SECOND[unit]
     return None if seconds is None or seconds > A_YEAR else float(seconds)
 
 
 def least_timeout(pairs: Iterable[tuple[bytes | str, bytes | str]]) -> float | None:
-    """Return the least of what the known headers leave, or None if none of them says.
+    """Return the smallest timeout in the known headers, or None if there is none.
 
-    A header that is given twice with different values says nothing.
+    A header that is given twice with different values is ignored.
     """
     given: dict[str, str | bytes | None] = {}
     for raw_name, value in pairs:
@@ -69,7 +69,7 @@ def least_timeout(pairs: Iterable[tuple[bytes | str, bytes | str]]) -> float | N
 
 
 def write_timeout(seconds: float) -> list[tuple[str, str]]:
-    """Return the headers for a call that has `seconds` left; none if that is more than a year."""
+    """Return the headers for a call that has `seconds` left; none for more than a year."""
     if not seconds <= A_YEAR:
         return []
     milliseconds = _down(seconds, 1000)
@@ -93,5 +93,5 @@ def write_grpc_timeout(seconds: float) -> str:
 def _down(seconds: float, units: int) -> int:
     """Return how many whole units of a second fit, such that reading them never yields more."""
     count = int(max(0.0, seconds) * units)
-    # The product may have been rounded up to a whole number.
+    # The product may have been rounded up to an integer.
     return count - 1 if count / units > seconds and count else count

@@ -1,8 +1,8 @@
-"""What gRPC says beside its messages: status names, and when to ask again.
+"""gRPC statuses and retry pushback.
 
-`grpc-retry-pushback-ms` is a server's word on retries, in its trailing metadata: a number of
-milliseconds to wait, or anything else for "do not retry". It is believed in that direction only:
-what cannot be understood is a no.
+`grpc-retry-pushback-ms` is a server's instruction about retries, in its trailing metadata: a number
+of milliseconds to wait, or any other value for "do not retry". So a value that cannot be parsed
+means: do not retry.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from seawall.wire._text import text_of, whole_of
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 
 NEVER: Final = -1.0
-"""The seconds of a pushback that means: do not ask again."""
+"""Seconds of a pushback that means: do not retry."""
 
 FAILURES: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
-"""The statuses that say something about the server's health; the others are answers."""
+"""Statuses that indicate the server's health; the others are normal responses."""
 
 _DIGITS: Final = 10
 _MOST: Final = 10**_DIGITS - 1
@@ -84,10 +84,10 @@ _NAMES: Final[dict[type, str]] = {
 
 
 def status_name(error: SeawallError) -> str:
-    """Return the name of the status that tells a caller of `error`.
+    """Return the name of the gRPC status for `error`.
 
-    What is used up (rates, slots, places) is RESOURCE_EXHAUSTED, which clients do not retry unless
-    the server says when; other refusals, an open circuit above all, are UNAVAILABLE.
+    Exhausted resources (rates, slots, queues) are RESOURCE_EXHAUSTED, which clients do not retry
+    unless the server says when; other refusals, such as an open circuit, are UNAVAILABLE.
     """
     for kind in type(error).__mro__:
         if kind in _NAMES:
@@ -96,16 +96,16 @@ def status_name(error: SeawallError) -> str:
 
 
 def read_pushback(value: object) -> float:
-    """Return the seconds to wait before asking again, or `NEVER`."""
+    """Return the seconds to wait before a retry, or `NEVER`."""
     text = text_of(value)
     milliseconds = None if text is None else whole_of(text, _DIGITS)
     return NEVER if milliseconds is None else milliseconds / 1000
 
 
 def pushback_of(metadata: Iterable[tuple[Any, Any]] | None) -> float | None:
-    """Return what trailing metadata says about asking again; None if it says nothing.
+    """Return the pushback in trailing metadata; None if there is none.
 
-    Said twice, in different words, it is not understood.
+    Several different values mean `NEVER`.
     """
     said: list[Any] = [value for key, value in metadata or () if key == PUSHBACK_KEY]
     if not said:
@@ -121,9 +121,9 @@ def write_pushback(seconds: float) -> str:
 
 
 def pushback_for(error: SeawallError) -> str | None:
-    """Return what to tell a caller that got `error`; None to leave it to the caller.
+    """Return the pushback for a caller that gets `error`; None to leave it to the caller.
 
-    Where the caller's own time is over, asking again is useless.
+    After the caller's own deadline a retry is useless.
     """
     if isinstance(error, (DeadlineExceeded, TimedOut)):
         return "-1"

@@ -1,4 +1,4 @@
-"""The key that names the effect of a request (draft-ietf-httpapi-idempotency-key-header-07)."""
+"""The idempotency key of a request (draft-ietf-httpapi-idempotency-key-header-07)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from seawall.wire.structured import Token, read_item, string
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
-"""On an answer: it is that of an earlier request with the same key, and will not change."""
+"""Marks a response as that of an earlier request with the same key, which will not change."""
 IN_FLIGHT: Final = 409
-"""With a Retry-After, to a request with a key: the first with that key is still being done."""
+"""Status, with a Retry-After, while the first request with the same key is in progress."""
 
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 def read_key(value: str | bytes) -> str | None:
-    """Return the key, from a string in quotes or bare; None unless 1 to 255 visible characters."""
+    """Return the key, quoted or bare; None unless it has 1 to 255 visible characters."""
     text = text_of(value)
     if text is None:
         return None
@@ -33,15 +33,15 @@ def read_key(value: str | bytes) -> str | None:
 
 
 def is_replayed(value: str | None) -> bool:
-    """Tell whether the value of Idempotent-Replayed says that the answer is an old one."""
+    """Return whether the value of Idempotent-Replayed marks a replayed response."""
     return value is not None and value.strip().lower() in ("true", "?1")
 
 
 def write_key(key: str) -> str:
     """Return the header's value: the key in quotes.
 
-    A key that cannot be sent as it is (longer than 255 characters, blanks, other alphabets) is
-    sent as its SHA-256: the same key is the same text in every attempt.
+    A key that cannot be sent unchanged (longer than 255 characters, blanks, other alphabets) is
+    sent as its SHA-256: the same key yields the same text in every attempt.
     """
     if not _KEY.fullmatch(key):
         key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

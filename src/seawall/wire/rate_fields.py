@@ -1,7 +1,7 @@
-"""`RateLimit-Policy` and `RateLimit`: what a service tells its callers about their limits.
+"""`RateLimit-Policy` and `RateLimit`: fields in which a service reports limits to its callers.
 
-After draft-ietf-httpapi-ratelimit-headers, version `DRAFT`: the names may still move, and then this
-module moves with them.
+According to draft-ietf-httpapi-ratelimit-headers, version `DRAFT`: if the names change, this module
+follows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STATE_HEADER: Final = "RateLimit"
 
 
 class RatePolicy(NamedTuple):
-    """A limit as such: `quota` units in `window` seconds, of the partition with that key."""
+    """A limit: `quota` units in `window` seconds, for the partition with that key."""
 
     name: str
     quota: int
@@ -28,7 +28,7 @@ class RatePolicy(NamedTuple):
 
 
 class RateState(NamedTuple):
-    """How a limit stands: `remaining` units, and the seconds until there are more."""
+    """State of a limit: `remaining` units, and the seconds until there are more."""
 
     name: str
     remaining: int
@@ -69,7 +69,7 @@ def read_policies(value: str | bytes) -> list[RatePolicy]:
 
 
 def read_states(value: str | bytes) -> list[RateState]:
-    """Return how the limits of a service stand; none if anything in the field is malformed."""
+    """Return the states of a service's limits; none if anything in the field is malformed."""
     states = []
     for item in _items(value):
         remaining, reset = item.parameters.get("r"), item.parameters.get("t")

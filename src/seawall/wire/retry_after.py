@@ -1,4 +1,4 @@
-"""When asking again may help: `Retry-After` (RFC 9110), and its cousin in milliseconds."""
+"""The time to wait before a retry: `Retry-After` (RFC 9110), and `retry-after-ms`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIME: Final = r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
 _DATES: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        # Sun, 06 Nov 1994 08:49:37 GMT: what everybody must send today
+        # Sun, 06 Nov 1994 08:49:37 GMT: the only format that senders may use today
         rf"[A-Za-z]{{3}}, (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT",
         # Sunday, 06-Nov-94 08:49:37 GMT
         rf"[A-Za-z]{{6,9}}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT",
@@ -43,10 +43,10 @@ _LEAP_SECOND: Final = 60
 
 
 def read_retry_after(value: str | bytes, wall: float) -> float | None:
-    """Return the seconds to wait: delay-seconds, or a date seen from `wall` (seconds since 1970).
+    """Return the seconds to wait: delay-seconds, or a date relative to `wall` (seconds since 1970).
 
-    A date that has passed means now (0.0). More than a year is cut to a year: who says so does not
-    want to be asked again, and a caller cuts it further. None if it is neither.
+    A date in the past means now (0.0). More than a year is capped to a year: such a sender does not
+    want a retry, and callers cap it further. Return None if it is neither.
     """
     text = text_of(value)
     if text is None:
@@ -61,14 +61,14 @@ def read_retry_after(value: str | bytes, wall: float) -> float | None:
 
 
 def read_milliseconds(value: str | bytes) -> float | None:
-    """Return the seconds that `retry-after-ms` asks for, or None; also cut to a year."""
+    """Return the seconds in `retry-after-ms`, capped to a year, or None."""
     text = text_of(value)
     number = None if text is None else decimal_of(text)
     return None if number is None else min(number / 1000, A_YEAR)
 
 
 def write_retry_after(seconds: float) -> str:
-    """Return whole seconds, rounded up: who comes back at that moment does not come too early."""
+    """Return whole seconds, rounded up, so that a caller does not come back too early."""
     return str(ceil(min(max(0.0, seconds), A_YEAR)))
 
 
@@ -85,10 +85,10 @@ def _instant(text: str, wall: float) -> float | None:
             if len(found["year"]) == 2:  # noqa: PLR2004 - the digits of a year without its century
                 now, *now_within = datetime.fromtimestamp(wall, UTC).timetuple()[:6]
                 ahead = (year - now) % 100
-                # More than half a century ahead means the century before (RFC 9110, 5.6.7).
+                # More than 50 years ahead means the previous century (RFC 9110, 5.6.7).
                 past = (ahead, *within) > (_HALF_A_CENTURY, *now_within)
                 year = now + ahead - (100 if past else 0)
             return datetime(year, *within, tzinfo=UTC).timestamp()
         except (ValueError, OverflowError, OSError):
-            return None  # the 31st of February
+            return None  # such as 31 February
     return None

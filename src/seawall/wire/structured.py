@@ -1,8 +1,8 @@
-"""Structured fields (RFC 9651), as much as the headers of this package need: lists of items.
+"""Structured fields (RFC 9651), limited to what the headers of this package need: lists of items.
 
-`read_list` understands every item and parameter, and nothing else: an inner list is no item, and
-one mistake spoils the whole field, as the standard demands. A field of more than 256 items and
-parameters is none: it would only cost time.
+`read_list` accepts every item and parameter, and nothing else: inner lists are not supported, and
+one mistake invalidates the whole field, as the standard requires. A field of more than 256 items
+and parameters is rejected, to save time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST: Final = 999_999_999_999_999
 _MOST_PARTS: Final = 256
 _BLANKS: Final = re.compile(r"[ \t]*")
 _KEY: Final = re.compile(r"[a-z*][a-z0-9_\-.*]*")
-# Each alternative begins with a character of its own, so no input is looked at twice.
+# Each alternative begins with a different character, so no input is scanned twice.
 _BARE: Final = re.compile(
     r"""(?P<number>-?[0-9]{1,15}(?:\.[0-9]{1,3})?)(?![0-9.])
     |"(?P<string>(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"
@@ -40,7 +40,7 @@ _DECIMAL_DIGITS: Final = 12
 
 
 class Token(str):
-    """A word without quotes, which is not the same as a string."""
+    """A token: a word without quotes, which is distinct from a string."""
 
     __slots__ = ()
 
@@ -49,14 +49,14 @@ Bare = int | float | bool | bytes | str | Token
 
 
 class Item(NamedTuple):
-    """A value and its parameters; of a parameter that is given twice the last counts."""
+    """A value and its parameters; the last of duplicate parameters counts."""
 
     value: Bare
     parameters: dict[str, Bare]
 
 
 def read_list(text: str) -> list[Item] | None:
-    """Return the items of a list, or None if it is not one; an empty field is an empty list."""
+    """Return the items of a list, or None if it is invalid; an empty field is an empty list."""
     if len(text) > LONGEST or text.count(",") + text.count(";") > _MOST_PARTS:
         return None
     text = text.strip(" ")
@@ -75,30 +75,30 @@ def read_list(text: str) -> list[Item] | None:
             return None
         at = _blanks(text, at + 1)
         if at == end:
-            return None  # a comma, and then nothing
+            return None  # a trailing comma
     return items
 
 
 def read_item(text: str) -> Item | None:
-    """Return a field that is one item, or None."""
+    """Return the item of a field with exactly one item, or None."""
     items = read_list(text)
     return items[0] if items is not None and len(items) == 1 else None
 
 
 def string(text: str) -> str:
-    """Return `text` as a string in quotes; what such a string cannot say is a question mark."""
+    """Return `text` as a quoted string; unsupported characters become question marks."""
     if not _PLAIN.fullmatch(text):
         text = _UNSAYABLE.sub("?", text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 
 def byte_sequence(value: bytes) -> str:
-    """Return bytes between colons."""
+    """Return bytes as base64 between colons."""
     return f":{b64encode(value).decode('ascii')}:"
 
 
 def integer(number: int) -> str:
-    """Return a whole number of 0 or more, cut to what an integer may be."""
+    """Return a non-negative integer, clamped to the valid range."""
     return str(min(max(int(number), 0), MOST))
 
 
@@ -108,7 +108,7 @@ def _blanks(text: str, at: int) -> int:
 
 
 def _item(text: str, at: int) -> tuple[Item, int] | None:
-    """Return the item that begins at `at` and where it ends."""
+    """Return the item that begins at `at`, and the position after it."""
     found = _bare(text, at)
     if found is None:
         return None
@@ -154,7 +154,7 @@ def _number(raw: str) -> int | float:
 
 
 def _unescaped(raw: str) -> str:
-    # Three passes in C; the zero character cannot be in a string that matched.
+    # Three passes in C; the null character cannot be in a string that matched.
     return raw.replace("\\\\", "\0").replace('\\"', '"').replace("\0", "\\")
 
 

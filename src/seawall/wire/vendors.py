@@ -1,12 +1,12 @@
-"""What the vendors of language models say in the headers of their answers about their limits.
+"""Limits that the vendors of language models report in response headers.
 
     anthropic-ratelimit-tokens-remaining: 39000       x-ratelimit-remaining-tokens: 149984
     anthropic-ratelimit-tokens-reset: 2026-01-01T00:00:07Z      x-ratelimit-reset-tokens: 6m0s
     retry-after-ms: 1500                              x-should-retry: false
 
-Both dialects are read into the same values. A number below 0, a limit of 0 and a reset that has
-passed say nothing: some gateways send them where nothing is limited. So does a header that is given
-twice with different values.
+Both forms are parsed into the same values. A number below 0, a limit of 0 and a reset in the past
+are ignored: some gateways send them where nothing is limited. So is a header that is given twice
+with different values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seawall.wire._text import A_YEAR, decimal_of, text_of, whole_of
 from seawall.wire.retry_after import read_milliseconds, read_retry_after
 
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens")
-"""What vendors count."""
+"""Quantities that vendors limit."""
 
 _FIELDS: Final[dict[str, tuple[str, str]]] = {
     **{
@@ -56,27 +56,27 @@ _INSTANT: Final = re.compile(
 
 
 class Standing(NamedTuple):
-    """What a vendor says of one of its limits."""
+    """State of one limit of a vendor."""
 
     remaining: int
-    """How much is left."""
+    """Remaining amount."""
     reset_after: float
-    """Seconds until all of it is there again."""
+    """Seconds until the limit is fully reset."""
     limit: int | None = None
-    """How much there is when nothing is used, if it says so."""
+    """Total amount, if the vendor reports it."""
 
 
 class VendorLimits(NamedTuple):
-    """What a vendor says in one answer; None where it says nothing that can be understood."""
+    """Limits that a vendor reports in one response; None where a value is missing or invalid."""
 
     requests: Standing | None = None
     tokens: Standing | None = None
     input_tokens: Standing | None = None
     output_tokens: Standing | None = None
     retry_after: float | None = None
-    """Seconds after which to come again."""
+    """Seconds to wait before a retry."""
     should_retry: bool | None = None
-    """Whether coming again can help at all."""
+    """Whether a retry can help at all."""
 
 
 NOTHING: Final = VendorLimits()
@@ -85,7 +85,7 @@ NOTHING: Final = VendorLimits()
 def read_vendor_limits(
     headers: Iterable[tuple[str | bytes, str | bytes]], wall: float
 ) -> VendorLimits:
-    """Read what an answer's `headers` say, at the wall clock's `wall` (seconds since 1970)."""
+    """Parse the limits in a response's `headers`, at the wall-clock time `wall` (since 1970)."""
     found: dict[str, str | None] = {}
     for raw, value in headers:
         name = (raw.decode("latin-1") if isinstance(raw, bytes) else raw).lower()
@@ -153,14 +153,14 @@ def read_length(value: str | bytes) -> float | None:
 
 
 def read_instant(value: str | bytes) -> float | None:
-    """Return the seconds since 1970 of an RFC 3339 instant, or None."""
+    """Return the seconds since 1970 of an RFC 3339 time, or None."""
     text = text_of(value)
     found = None if text is None else _INSTANT.fullmatch(text)
     if found is None:
         return None
     year, month, day, hour, minute, second = (int(found[n]) for n in range(1, 7))
     try:
-        # A leap second is the one before: nobody waits for it.
+        # A leap second counts as the second before, which makes no difference to a wait.
         at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
         instant = at.timestamp() + float(found[7] or 0.0)
     except (ValueError, OverflowError):
