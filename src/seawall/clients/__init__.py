@@ -1,11 +1,11 @@
-"""The client's edge: guarded calls to other services, by the libraries people use.
+"""The client's edge: guarded calls to other services, for common client libraries.
 
     seawall.clients.httpx      transports for httpx: GuardedTransport, AsyncGuardedTransport
     seawall.clients.httpx2     the same for httpx2
     seawall.clients.requests   an adapter for requests: GuardedAdapter
     seawall.clients.upstreams  several hosts behind one name
-    seawall.clients.llm        token limits, streams and fallbacks for the vendors of models
+    seawall.clients.llm        token limits, streams and fallbacks for language models
     seawall.clients.grpc       interceptors for gRPC
 
-Each module needs its library, and says so if that is not there.
+Each module needs its library, and raises an ImportError that names it if it is missing.
 """

@@ -2,7 +2,7 @@
 
     client = httpx.AsyncClient(transport=AsyncGuardedTransport(guard))
 
-What is retried and what is told the next service is explained in docs/http-clients.md.
+See docs/http-clients.md for what is retried and what is sent to the next service.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LIBRARY = HttpxLibrary(httpx)
 
 
 class GuardedTransport(SyncGuarded, httpx.BaseTransport):
-    """A transport for `httpx.Client` that goes through a guard."""
+    """A transport for `httpx.Client` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx.HTTPTransport
 
 
 class AsyncGuardedTransport(AsyncGuarded, httpx.AsyncBaseTransport):
-    """A transport for `httpx.AsyncClient` that goes through a guard."""
+    """A transport for `httpx.AsyncClient` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx.AsyncHTTPTransport

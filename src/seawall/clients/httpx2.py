@@ -2,7 +2,7 @@
 
     client = httpx2.AsyncClient(transport=AsyncGuardedTransport(guard))
 
-What is retried and what is told the next service is explained in docs/http-clients.md.
+See docs/http-clients.md for what is retried and what is sent to the next service.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LIBRARY = HttpxLibrary(httpx2)
 
 
 class GuardedTransport(SyncGuarded, httpx2.BaseTransport):
-    """A transport for `httpx2.Client` that goes through a guard."""
+    """A transport for `httpx2.Client` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx2.HTTPTransport
 
 
 class AsyncGuardedTransport(AsyncGuarded, httpx2.AsyncBaseTransport):
-    """A transport for `httpx2.AsyncClient` that goes through a guard."""
+    """A transport for `httpx2.AsyncClient` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx2.AsyncHTTPTransport

@@ -3,7 +3,7 @@
     session = requests.Session()
     session.mount("https://", GuardedAdapter(guard))
 
-What is retried and what is told the next service is explained in docs/http-clients.md.
+See docs/http-clients.md for what is retried and what is sent to the next service.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["GuardedAdapter"]
 
 
 class _Requests(Library):
-    """What an exchange must know of requests."""
+    """What an exchange must know about requests."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ _LIBRARY = _Requests()
 
 
 class GuardedAdapter(BaseAdapter):
-    """An adapter for `requests.Session` that goes through a guard."""
+    """An adapter for `requests.Session` that sends requests through a guard."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class GuardedAdapter(BaseAdapter):
         propagate: bool | Collection[str] = PROPAGATED,
         reserve: float | None = None,
     ) -> None:
-        """Send all requests through `guard`, and on by `adapter` (a new HTTPAdapter).
+        """Send all requests through `guard`, using `adapter` (by default a new HTTPAdapter).
 
         The settings are those of `seawall.clients.httpx.GuardedTransport`.
         """
@@ -115,7 +115,7 @@ class GuardedAdapter(BaseAdapter):
 
     @property
     def guard(self) -> Guard:
-        """The guard that all requests go through."""
+        """The guard of all requests."""
         return self._terms.guard
 
     def send(
@@ -127,15 +127,15 @@ class GuardedAdapter(BaseAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> requests.Response:
-        """Return the answer to `request`."""
+        """Return the response to `request`."""
 
         def send(
             outgoing: requests.PreparedRequest, seconds: float | None, _cancels: object
         ) -> requests.Response:
             lowered = _lowered(timeout, seconds)
             response = self.adapter.send(outgoing, stream, lowered, verify, cert, proxies)
-            # As without a guard: an authentication that asks again begins with this request, and
-            # asks by what is named here.
+            # As without a guard: an authentication that repeats the request starts with this
+            # request, and uses this connection.
             response.request = request
             response.connection = self  # type: ignore[assignment]
             return response
@@ -148,7 +148,7 @@ class GuardedAdapter(BaseAdapter):
         return answer
 
     def close(self) -> None:
-        """Close what is inside; the guard stays as it is."""
+        """Close the inner adapter; the guard stays open."""
         self.adapter.close()
 
 
@@ -157,13 +157,13 @@ def _text(value: Any) -> str:
 
 
 def _checked(adapter: Any) -> BaseAdapter:
-    """Return `adapter`, unless it is none, or retries by itself."""
+    """Return `adapter`; raise if it is not an adapter, or retries on its own."""
     if not isinstance(adapter, BaseAdapter):
         raise TypeError(f"adapter={adapter!r}: write an adapter of requests, such as HTTPAdapter()")
     retries = getattr(adapter, "max_retries", None)
     total = getattr(retries, "total", 0)
     parts = [getattr(retries, part, 0) for part in ("connect", "read", "status", "other")]
-    # None is "as many as the others allow".
+    # None means "as many as the others allow".
     if (total is None or total) and any(part is None or part for part in parts):
         raise ValueError(
             f"this adapter retries by itself ({retries!r}), beside the guard:"
@@ -173,7 +173,7 @@ def _checked(adapter: Any) -> BaseAdapter:
 
 
 def _lowered(timeout: Any, seconds: float | None) -> Any:
-    """Return requests' `timeout` with connecting and reading together bounded by `seconds`."""
+    """Return requests' `timeout` with connecting and reading together limited to `seconds`."""
     if seconds is None:
         return timeout
     if isinstance(timeout, Urllib3Timeout):
@@ -185,9 +185,9 @@ def _lowered(timeout: Any, seconds: float | None) -> Any:
 
 
 def _relax(response: requests.Response, timeout: Any) -> None:
-    """Let each piece of the body that is still to come take as long as the user's `timeout` says.
+    """Apply the user's `timeout` to each remaining piece of the body.
 
-    Where the answer is the connection's last, its socket is out of reach, and all stays as it is.
+    If the response is the connection's last, its socket is not accessible, and nothing changes.
     """
     socket = getattr(getattr(response.raw, "connection", None), "sock", None)
     if isinstance(timeout, Urllib3Timeout):
@@ -199,7 +199,7 @@ def _relax(response: requests.Response, timeout: Any) -> None:
 
 
 def _keep(response: requests.Response) -> bool:
-    """Read a failed answer that says it is small, as it came, and put it back to be read."""
+    """Read a failed response that announces a small length, undecoded, and put it back."""
     raw = response.raw
     length = response.headers.get("content-length", "")
     small = length.isdecimal() and len(length) < 10 and int(length) <= KEPT  # noqa: PLR2004
@@ -208,7 +208,7 @@ def _keep(response: requests.Response) -> bool:
     body: Any
     try:
         body = BytesIO(raw.read(decode_content=False))
-    except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+    except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
         body = Broken(error)
         raw.close()
     response.raw = HTTPResponse(

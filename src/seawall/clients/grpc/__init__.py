@@ -1,8 +1,8 @@
 """gRPC calls under a guard: interceptors for channels of grpcio, sync and aio."""
 
 try:
-    import grpc as _grpc  # noqa: F401 - only to say what is missing
-except ImportError as error:  # pragma: no cover - the tests have it
+    import grpc as _grpc  # noqa: F401 - only to report the missing package
+except ImportError as error:  # pragma: no cover - installed in the tests
     raise ImportError("seawall.clients.grpc needs grpcio: pip install 'seawall[grpc]'") from error
 
 from seawall.clients.grpc.calls import Rpc

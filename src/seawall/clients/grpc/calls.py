@@ -1,9 +1,12 @@
-"""One RPC under a guard, as far as sync and async calls have it in common.
+"""One RPC under a guard: the parts that sync and async calls have in common.
 
-Promises: a method is called twice only if it was said to be idempotent, or an idempotency key names
-the effect of the call, and only if its request can be sent again; nothing is repeated for a request
-that is a retry itself. The deadline that gRPC tells the server is the nearest there is: the call's
-own timeout, that of the context, those of the guard.
+Promises:
+
+- A method is called twice only if it was declared idempotent, or an idempotency key identifies the
+  effect of the call, and only if its request can be sent again. Nothing is retried for a request
+  that is a retry itself.
+- The deadline that gRPC sends to the server is the earliest of the call's own timeout, that of the
+  context, and those of the guard.
 """
 
 from __future__ import annotations
@@ -42,16 +45,16 @@ _KEY: Final = IDEMPOTENCY_HEADER.lower()
 
 
 class Cancelled(BaseException):
-    """How a gate is told that an RPC was cancelled: it ran, and there is no verdict."""
+    """Signal to a gate that an RPC was cancelled: it ran, and is neither success nor failure."""
 
     def __init__(self, call: Any = None) -> None:
-        """Bring along the `call`, for whoever waits for it."""
+        """Carry the `call`, for its waiters."""
         super().__init__()
         self.call = call
 
 
 class Rpc:
-    """A call on its way, as `key=` and `cost=` functions and fallbacks see it.
+    """A call in progress, as `key=` and `cost=` functions and fallbacks see it.
 
     `method` is the full name, such as "/shop.Orders/Get"; `request` the message, or an iterator of
     messages; `metadata` the pairs that the caller gave.
@@ -81,11 +84,11 @@ class Rpc:
         self.send = send
         self.headers = _texts(self.metadata)
         self.key: str | None = None
-        """What names its effect, if that is yet to be told the server."""
+        """Idempotency key, if it must still be sent to the server."""
         self.streams = False
-        """Whether the request is many messages."""
+        """Whether the request is a stream of messages."""
         self.resendable = True
-        """Whether the request can be sent twice: an iterator can be read once."""
+        """Whether the request can be sent twice: an iterator can be read only once."""
         self.repeatable = False
         """Whether the call may be made twice."""
 
@@ -93,12 +96,12 @@ class Rpc:
         return f"<Rpc {self.method}>"
 
     def message(self) -> Any:
-        """Return the request as gRPC wants it: of many messages an iterator."""
+        """Return the request as gRPC expects it: an iterator for a stream of messages."""
         return iter(self.request) if self.streams and self.resendable else self.request
 
 
 def _texts(pairs: tuple[tuple[str, Any], ...]) -> dict[str, str]:
-    """Return what is text in metadata, by lower-case names; several values are one list."""
+    """Return the text values of metadata by lower-case names; several values are joined."""
     texts: dict[str, str] = {}
     for name, value in pairs:
         if isinstance(value, str):
@@ -108,7 +111,7 @@ def _texts(pairs: tuple[tuple[str, Any], ...]) -> dict[str, str]:
 
 
 class Terms:
-    """The settings of a client's interceptors, checked."""
+    """The validated settings of a client's interceptors."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class Terms:
         propagate: bool | Collection[str],
         reserve: float | None,
     ) -> None:
-        """See the interceptors, where the settings are explained."""
+        """Validate the settings; the interceptors explain them."""
         if not isinstance(guard, Guard):
             raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('orders')")
         for policy in guard.policies:
@@ -129,12 +132,12 @@ class Terms:
                     f"guard {guard.name!r}: a Cache here would keep calls, those that ended badly"
                     " too: put the Cache around the function that makes the call"
                 )
-        guard._plan.check(kind)  # a Timeout that cannot act here says so now
+        guard._plan.check(kind)  # raises now if a Timeout cannot act here
         self.guard = guard
         self.kind = kind
         self.again = guard if guard.idempotent else _Marked(guard, idempotent=True)
         self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
-        """The same guard, for what may be repeated and for what may not."""
+        """The same guard, for calls that may not be repeated; `again` is for those that may."""
         self._idempotent = _read_idempotent(idempotent)
         self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self._propagate = read_propagate(propagate)
@@ -145,13 +148,13 @@ class Terms:
         ]
         every = [bound.layer(kind) for bound in guard.bounds]
         self.stream_layers = [layer for layer in every if isinstance(layer, Layer)]
-        """What acts on a stream: nothing that would run it twice, or in a thread."""
+        """Layers that apply to a stream: none that would run it twice, or in a thread."""
 
     def rpc(self, details: Any, request: Any, send: Callable[..., Any], *, stream: bool) -> Rpc:
         """Return the call to make; `stream`: the request is an iterator."""
         rpc = Rpc(details, request, send)
         given = [value for name, value in rpc.metadata if name.lower() == _KEY]
-        own = read_key(given[0]) if len(given) == 1 else None  # two keys name nothing
+        own = read_key(given[0]) if len(given) == 1 else None  # two keys are ambiguous
         rpc.key = None if given else idempotency_key_var.get()
         safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
         rpc.streams = stream
@@ -166,8 +169,8 @@ class Terms:
 
     @contextmanager
     def around(self, rpc: Rpc) -> Iterator[None]:
-        """Set the call's own timeout as the deadline, and let refusals be gRPC's errors too."""
-        # With a key in the context a guard takes anything to be repeatable.
+        """Set the call's own timeout as the deadline, and make refusals gRPC errors too."""
+        # With a key in the context, a guard considers every call repeatable.
         token = None if rpc.repeatable else idempotency_key_var.set(None)
         try:
             with keeping_back(self._reserve), self._own_limit(rpc):
@@ -192,9 +195,9 @@ class Terms:
         return self.left_until(deadline_scope())
 
     def until_first(self, until: Scope | None) -> float | None:
-        """Return the seconds that a stream has for its first item, if gRPC is not told of them.
+        """Return the seconds that a stream has for its first item, if gRPC does not enforce them.
 
-        `until` is the deadline that it was told.
+        `until` is the deadline that was passed to gRPC.
         """
         held = deadline_scope()
         left = None if held is until else self.left_until(held)
@@ -205,7 +208,7 @@ class Terms:
     def left_until(self, held: Scope | None, *, timed: bool = False) -> float | None:
         """Return the seconds until a deadline, or None if it is None.
 
-        `timed`: the guard's timeouts do not run, so the least of them is looked at here.
+        `timed`: the guard's timeouts do not run, so the shortest of them is applied here.
         """
         ends = [] if held is None else [held[0] - held[1].now()]
         if timed and self.timeouts:
@@ -224,9 +227,9 @@ class Terms:
         return left
 
     def details(self, rpc: Rpc, seconds: float | None) -> Any:
-        """Return the details of the next attempt, with `seconds` to go."""
-        # The time is told once more: gRPC rounds it up, by up to a hundredth, and so it would grow
-        # along a chain of services.
+        """Return the details of the next attempt, with `seconds` left."""
+        # The time is also sent in a header of its own: gRPC rounds it up by up to a hundredth, so
+        # it would grow along a chain of services.
         ours = headers_for(self._propagate, rpc.headers, rpc.key, seconds)
         pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]
         pairs += ours.items()
@@ -240,7 +243,7 @@ class Terms:
 
 
 class _Details(grpc.ClientCallDetails):
-    """The details of a sync call: gRPC asks for attributes, and has no class to make."""
+    """The details of a sync call: gRPC reads these attributes, but has no concrete class."""
 
     def __init__(self, given: Any, timeout: float | None, metadata: list[tuple[str, Any]]) -> None:
         self.method = given.method
@@ -252,20 +255,20 @@ class _Details(grpc.ClientCallDetails):
 
 
 def verdict(code: grpc.StatusCode | None) -> BaseException | None:
-    """Return what a gate is told of an RPC that ended with `code`; None if all was well."""
+    """Return the outcome to report to a gate for an RPC with status `code`; None for success."""
     if code is None or code is grpc.StatusCode.CANCELLED:
         return Cancelled()
     return _Failed(code.name) if code in FAILED_CODES else None
 
 
 def verdict_on(error: BaseException) -> BaseException | None:
-    """Return what a gate is told of an RPC that raised `error`."""
+    """Return the outcome to report to a gate for an RPC that raised `error`."""
     code = getattr(error, "code", None) if isinstance(error, grpc.RpcError) else None
     return error if code is None else verdict(code())
 
 
 class _Failed(Exception):
-    """An RPC ended badly after its first item."""
+    """Failure of an RPC after its first item."""
 
 
 def _read_idempotent(idempotent: Idempotent) -> Callable[[str], bool]:

@@ -1,7 +1,7 @@
-"""Errors of guarded RPCs: what Seawall raised, as an error of gRPC's too.
+"""Exceptions of guarded RPCs: those of Seawall, as gRPC errors too.
 
-Code that catches `grpc.RpcError` and asks for `code()` sees refusals and timeouts as it sees
-whatever a server answers; code that catches `CircuitOpen` sees them as well.
+Code that catches `grpc.RpcError` and calls `code()` handles refusals and timeouts like any status
+from a server; code that catches `CircuitOpen` works as well.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Predicate = Callable[[Exception | None, Any], bool]
 
 
 class Answer(NamedTuple):
-    """What an RPC ended with that is no failure of the server's; NOT_FOUND is an answer too."""
+    """The end of an RPC that is not a failure of the server; NOT_FOUND is a normal response too."""
 
     call: Any
     code: grpc.StatusCode
 
 
 class RpcFace(AioRpcError):
-    """What makes an error one of gRPC's, for sync and async code.
+    """Mixin that makes an exception a gRPC error, for sync and async code.
 
-    A sync error of gRPC's is also the call and its future, which interceptors further out use.
+    A sync gRPC error is also the call and its future, which outer interceptors use.
     """
 
     of: ClassVar[type[SeawallError]] = SeawallError
-    """The kind of error that it is as well."""
+    """The Seawall class of the exception."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -49,19 +49,19 @@ class RpcFace(AioRpcError):
         return _restored, (self.of, self.args, dict(vars(self)))
 
     def result(self, timeout: float | None = None) -> Never:
-        """Raise: there is no response."""
+        """Raise this exception: there is no response."""
         raise self
 
     def exception(self, timeout: float | None = None) -> Self:
-        """Return this error."""
+        """Return this exception."""
         return self
 
     def traceback(self, timeout: float | None = None) -> Any:
-        """Return where it was raised."""
+        """Return the traceback of this exception."""
         return self.__traceback__
 
     def done(self) -> bool:
-        """Tell that the call is over."""
+        """Return True: the call is over."""
         return True
 
     def cancel(self) -> bool:
@@ -71,14 +71,14 @@ class RpcFace(AioRpcError):
     running = is_active = cancelled = cancel
 
     def time_remaining(self) -> None:
-        """Return None: no time is counted any more."""
+        """Return None: there is no deadline any more."""
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call back at once: the call is over."""
+        """Call back immediately: the call is over."""
         callback(self)
 
     def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Tell that it is too late to be called back."""
+        """Return False: the call is over, so the callback will not be called."""
         return False
 
     def __iter__(self) -> Self:
@@ -94,7 +94,7 @@ _known: Final[dict[type[SeawallError], type[RpcFace]]] = {}
 
 
 def _both(kind: type[SeawallError]) -> type[RpcFace]:
-    """Return the class of errors that are of `kind` and of gRPC's."""
+    """Return the class of exceptions that are of `kind` and gRPC errors."""
     both = _known.get(kind)
     if both is None:
         body = {"of": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
@@ -111,7 +111,7 @@ def _restored(kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, 
 
 
 def as_rpc_error(error: SeawallError, said: Any = None) -> Exception:
-    """Return `error` as one of gRPC's too; `said` is the error of gRPC's own that it stands for."""
+    """Return `error` as a gRPC error too; `said` is the original gRPC error, if there is one."""
     if isinstance(error, grpc.RpcError):
         return error
     state = {
@@ -126,16 +126,16 @@ def as_rpc_error(error: SeawallError, said: Any = None) -> Exception:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Tell whether the error says that the server is not well, or could not be asked."""
+    """Return whether the error indicates that the server is unhealthy or unreachable."""
     code = getattr(error, "code", None)
     return not isinstance(error, grpc.RpcError) or code is None or code() in FAILED_CODES
 
 
 def failure(error: Exception, guard: str) -> Any:
-    """Return what the guard is to see of a failed RPC: when to ask again, or that time ran out."""
+    """Return a failed RPC as the guard should see it: with its pushback, or as a timeout."""
     if not isinstance(error, grpc.RpcError) or isinstance(error, SeawallError):
         return error
-    rpc_error: Any = error  # of a class of gRPC's own: its base has none of these methods
+    rpc_error: Any = error  # the base class lacks these methods
     seen = rpc_error
     if rpc_error.code() is LATE:
         seen = as_rpc_error(
@@ -148,10 +148,10 @@ def failure(error: Exception, guard: str) -> Any:
 
 
 def retry_on(*codes: grpc.StatusCode) -> Predicate:
-    """Return a predicate for `Retry(on=...)`: whether an RPC that ended so is worth another.
+    """Return a predicate for `Retry(on=...)` that retries RPCs which ended with these `codes`.
 
-    These are retried: the `codes`; what ran out of its attempt's time, if DEADLINE_EXCEEDED is one
-    of them; and RESOURCE_EXHAUSTED where the server says when to come back.
+    These are retried: the `codes`; an attempt that timed out, if DEADLINE_EXCEEDED is one of them;
+    and RESOURCE_EXHAUSTED where the server says when to retry.
     """
     if not codes or not all(isinstance(code, grpc.StatusCode) for code in codes):
         raise TypeError(f"retry_on{codes!r}: write status codes, such as StatusCode.UNAVAILABLE")
@@ -162,7 +162,7 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
     wanted = frozenset(codes)
 
     def worth_another(error: Exception | None, value: Any) -> bool:
-        """Tell whether an RPC that ended so is worth another; for `Retry(on=...)`."""
+        """Return whether to retry an RPC with this result; for `Retry(on=...)`."""
         if error is None:
             return isinstance(value, Answer) and value.code in wanted
         if isinstance(error, TimedOut):

@@ -1,12 +1,12 @@
-"""RPCs whose gates stay entered until they are over: streams, and futures.
+"""RPCs that hold their gates until they are over: streams and futures.
 
-Two ways lead there. A call that may be made again goes through the whole guard as far as its first
-item; the gates are held from there on. Any other enters the gates alone and is begun at once:
-nothing waits for an answer that may depend on what the caller is about to send.
+There are two ways. A call that may be repeated passes through the whole guard up to its first item,
+and holds the gates from then on. Any other call enters only the gates and starts immediately: it
+must not wait for a response that may depend on what the caller is about to send.
 
-Gates are left once, by the first to know: gRPC, if the call is one of its own; who reads it to its
-end; who lets go of it. An interceptor further in may hand out a mere generator, and of a
-single-threaded stream that is dropped gRPC tells nothing.
+The gates are left once, by the first event that is known: gRPC's callback, if the call is one of
+gRPC; the end of reading; or garbage collection. The last two are needed because an inner
+interceptor may return a plain generator, and gRPC does not report a dropped single-threaded stream.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seawall.runtime.runners import run_async, run_sync
 
 
 def once(act: Callable[..., Any]) -> Callable[..., bool]:
-    """Return a function that calls `act` the first time, from whatever thread; it tells if so."""
+    """Return a thread-safe function that calls `act` only once, and returns whether it did."""
     todo = [act]
 
     def first(*args: Any) -> bool:
@@ -44,24 +44,24 @@ def once(act: Callable[..., Any]) -> Callable[..., bool]:
 
 
 class Started:
-    """A stream that was asked for its first item, or is yet to be asked."""
+    """A stream whose first item was requested, or will be."""
 
     __slots__ = ("call", "error", "items", "read")
 
     def __init__(self, call: Any, items: Any) -> None:
-        """Hold the items of `call`; for a substitute there is none."""
+        """Hold the items of `call`; `call` is None for a substitute."""
         self.call = call
         self.items = items
         self.read: list[Any] = []
-        """The first item, until it is given out."""
+        """The first item, until it is returned."""
         self.error: Exception | None = None
-        """An answer that is none of the items: NOT_FOUND and the like."""
+        """A status without items that is not a failure, such as NOT_FOUND."""
 
 
 def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
-    """Enter the gates and begin the call; they are left when it is over.
+    """Enter the gates and start the call; leave them when it is over.
 
-    `timed`: it is a future; the guard's timeouts bound the whole call, as its deadline.
+    `timed`: the call is a future, and the guard's timeouts limit the whole call, as its deadline.
     """
     hold = terms.guard.hold(rpc)
     hold.__enter__()
@@ -76,12 +76,12 @@ def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
         leave(error)
         raise
     if not heard:
-        leave(None)  # what is no call is a response already
+        leave(None)  # if it is not a call, it is a complete response
     return call
 
 
 async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
-    """Do as `begin`, in a task."""
+    """Async twin of `begin`."""
     hold = terms.guard.hold(rpc)
     await hold.__aenter__()
     leave = once(lambda error: hold.__exit__(None, error, None))
@@ -96,12 +96,12 @@ async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
         raise
     if not heard:
         leave(None)
-    return call  # the very one: gRPC writes to no other
+    return call  # the same object: gRPC writes to no other
 
 
 def first_item(terms: Terms, rpc: Rpc) -> Items:
-    """Go through the guard as far as the first item; the gates are left when the call is over."""
-    # Read outside of the guard: its timeouts reach to the first item, and do not end the stream.
+    """Run the guard up to the first item; the gates are left when the call is over."""
+    # Read outside of the guard: its timeouts apply up to the first item, and do not end the stream.
     until = deadline_scope()
 
     def first(rpc: Rpc) -> Started:
@@ -111,14 +111,14 @@ def first_item(terms: Terms, rpc: Rpc) -> Items:
             started.read.append(_in_time(started, terms.until_first(until), terms.guard.name))
         except StopIteration:
             pass
-        except Exception as error:  # noqa: BLE001 - raised or kept, by what it is
+        except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
             _look_at(started, error, terms.guard.name)
         return started
 
     call = _streaming(terms, rpc, first)
     call.adapt = _substitute
     started: Started = run_sync(call)
-    call.value = None  # or what gRPC tells when it is over would keep it from being collected
+    call.value = None  # otherwise gRPC's callback would keep the stream from being collected
     leave = once(lambda error: release(call, error))
     try:
         if started.call is None:
@@ -132,7 +132,7 @@ def first_item(terms: Terms, rpc: Rpc) -> Items:
 
 
 async def afirst_item(terms: Terms, rpc: Rpc) -> Any:
-    """Do as `first_item`, in a task."""
+    """Async twin of `first_item`."""
     until = deadline_scope()
 
     async def first(rpc: Rpc) -> Started:
@@ -142,7 +142,7 @@ async def afirst_item(terms: Terms, rpc: Rpc) -> Any:
             started.read.append(await anext(started.items))
         except StopAsyncIteration:
             pass
-        except Exception as error:  # noqa: BLE001 - raised or kept, by what it is
+        except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
             _look_at(started, error, terms.guard.name)
         return started
 
@@ -220,10 +220,11 @@ async def _each(items: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 def when_over(call: Any, leave: Callable[..., bool]) -> bool:
-    """Have gRPC tell `leave` how `call` went; return whether it is one that does."""
+    """Register `leave` for the end of `call`; return whether the call supports that."""
     if not hasattr(call, "add_callback"):
         return False
-    # Not the call itself: then it would never be collected, and what nobody reads never cancelled.
+    # A weak reference: otherwise the call would never be collected, and an unread call never
+    # cancelled.
     watched = ref(call)
 
     def over() -> None:
@@ -236,16 +237,16 @@ def when_over(call: Any, leave: Callable[..., bool]) -> bool:
 
 
 def awhen_over(call: Any, leave: Callable[..., bool]) -> bool:
-    """Have gRPC tell `leave` how `call` went; return whether it is one that does."""
+    """Register `leave` for the end of `call`; return whether the call supports that."""
     try:
         call.add_done_callback(lambda over: leave(verdict(_code_of(over))))
-    except (AttributeError, NotImplementedError):  # gRPC's own, around what is no call
+    except (AttributeError, NotImplementedError):  # gRPC's wrapper of a non-call
         return False
     return True
 
 
 def _code_of(call: Any) -> grpc.StatusCode | None:
-    """Return the status of a call that is over: what would be awaited for is there."""
+    """Return the status of a finished call, without awaiting: it is available."""
     asked = call.code()
     try:
         asked.send(None)
@@ -260,10 +261,10 @@ def _code_of(call: Any) -> grpc.StatusCode | None:
 
 
 class Items:
-    """A sync stream that leaves the gates when it ends or is dropped; in all else the call."""
+    """A sync stream that leaves the gates when it ends or is dropped; else acts as the call."""
 
     def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
-        """Give out what was read, and then the rest."""
+        """Yield the items that were read, and then the rest."""
         self._started = started
         self._leave = leave
         self._call = started.call if started.call is not None else Finished(None)
@@ -299,10 +300,10 @@ grpc.Call.register(Items)
 
 
 class AioItems:
-    """The items of an aio stream; it leaves the gates when it ends or is dropped."""
+    """The items of an aio stream; leaves the gates when it ends or is dropped."""
 
     def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
-        """Give out what was read, and then the rest."""
+        """Yield the items that were read, and then the rest."""
         self._started = started
         self._leave = leave
 
@@ -320,7 +321,7 @@ class AioItems:
         except StopAsyncIteration:
             self._leave(None)
             raise
-        except BaseException as error:  # a read that is cancelled cancels the RPC
+        except BaseException as error:  # cancelling a read cancels the RPC
             self._leave(verdict_on(error))
             raise
 

@@ -2,14 +2,16 @@
 
     orders = Guard.standard("orders", on=transient, timeout=0.5, sync="cooperative")
     reads = {"/shop.Orders/Get", "/shop.Orders/List"}
-
     grpc.intercept_channel(channel, GuardedInterceptor(orders, idempotent=reads))
     grpc.aio.insecure_channel(target, interceptors=aio_interceptors(orders, idempotent=reads))
 
-Promises: a call with one request goes through the whole guard; of a stream the part up to its
-first item does, if it may be called again, and the gates are held until the RPC is over.
-The server is told the nearest deadline, how much the call matters and which attempt it is; its
-pushback is obeyed. What is refused raises an error that is Seawall's and a `grpc.RpcError` at once.
+Promises:
+
+- A call with one response passes through the whole guard. A stream does so up to its first item, if
+  it may be repeated, and holds the gates until the RPC is over.
+- The server gets the earliest deadline, the criticality and the attempt number; its pushback is
+  obeyed.
+- A refusal raises an exception that belongs to Seawall and is a `grpc.RpcError` too.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ class GuardedInterceptor(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Guards all calls of a sync channel: `grpc.intercept_channel(channel, GuardedInterceptor(g))`.
+    """Guard of a sync channel: `grpc.intercept_channel(channel, GuardedInterceptor(g))`.
 
-    A `future(...)` enters the gates and is begun at once; they are left when it is over. It is not
-    retried: nobody waits for it who could.
+    A `future(...)` enters the gates and starts immediately; it leaves them when it is over. It is
+    not retried: no thread waits for it that could retry.
     """
 
     def __init__(
@@ -52,13 +54,13 @@ class GuardedInterceptor(
     ) -> None:
         """Send every call through `guard`.
 
-        `idempotent` tells which methods may be called twice: full names, a function of one, or
-        True for all. None may without it, unless an `idempotency_key(...)` names the call's effect.
-        `retry_at="edge"` leaves retries to the service where the request came in. `propagate` is
-        what the server is told: a set of "attempt", "criticality", "deadline" (which gRPC tells,
-        rounded up) and "tenant" (which is told only where it is named); False for nothing.
-        `reserve` is how many seconds of the context's deadline are kept back from the whole call:
-        by default a tenth of what is left, at least 10 ms and at most 0.5 s.
+        `idempotent` says which methods may be called twice: full names, a function of one, or True
+        for all. By default none may, unless an `idempotency_key(...)` identifies the effect of the
+        call. `retry_at="edge"` leaves retries to the service at the start of the chain. `propagate`
+        names what is sent to the server: a set of "attempt", "criticality", "deadline" (which gRPC
+        sends too, rounded up) and "tenant" (sent only if named); False for nothing. `reserve` is
+        the number of seconds of the context's deadline that are withheld from the whole call: by
+        default a tenth of what is left, at least 10 ms and at most 0.5 s.
         """
         terms = Terms(
             guard,
@@ -116,7 +118,7 @@ class GuardedInterceptor(
                 value = (self._again if rpc.repeatable else self._once)(rpc)
         except Cancelled as cancelled:
             return cancelled.call
-        # A fallback gives a response, not a call.
+        # A fallback returns a response, not a call.
         return value.call if isinstance(value, Answer) else Finished(value)
 
     def _streamed(self, rpc: Rpc) -> Any:
@@ -125,19 +127,19 @@ class GuardedInterceptor(
         return self._later(rpc, lambda: begin(self._terms, rpc, timed=False))
 
     def _later(self, rpc: Rpc, get: Callable[[], Any]) -> Any:
-        """Return what the caller looks at later; an error is such a call, too."""
+        """Return an object that the caller uses later; an exception is such a call too."""
         try:
             with self._terms.around(rpc):
                 return get()
         except grpc.RpcError as error:
-            # Where an interceptor raises, gRPC says that the code is INTERNAL.
+            # If an interceptor raises, gRPC reports the code INTERNAL.
             if isinstance(error, (RpcFace, grpc.Call)):
                 return error
             raise
 
 
 class _Aio:
-    """What the four interceptors of an aio channel have in common."""
+    """Base of the four interceptors of an aio channel."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -215,7 +217,7 @@ def aio_interceptors(
     propagate: bool | Collection[str] = PROPAGATED,
     reserve: float | None = None,
 ) -> list[grpc.aio.ClientInterceptor]:
-    """Return the `interceptors=` of an aio channel, all of whose calls then go through `guard`.
+    """Return the `interceptors=` of an aio channel that send all of its calls through `guard`.
 
     The arguments are those of `GuardedInterceptor`.
     """
@@ -231,11 +233,11 @@ def aio_interceptors(
 
 
 def _settled(call: Any, error: Exception | None, guard: str) -> Answer:
-    """Return how an RPC ended, or raise if that says something about the server's health."""
+    """Return the result of an RPC, or raise if it indicates the server's health."""
     if error is None:
         return Answer(call, grpc.StatusCode.OK)
     if not is_failure(error):
-        answered: Any = error  # of a class of gRPC's own: its base has no code()
+        answered: Any = error  # the base class lacks code()
         if answered.code() is grpc.StatusCode.CANCELLED:
             raise Cancelled(call)
         return Answer(call, answered.code())
@@ -246,5 +248,5 @@ def _settled(call: Any, error: Exception | None, guard: str) -> Answer:
 
 
 def _is_future(continuation: Callable[..., Any]) -> bool:
-    """Tell whether the caller wrote `stub.Method.future(...)`: gRPC gives no other sign of it."""
+    """Return whether the caller wrote `stub.Method.future(...)`: gRPC gives no other indication."""
     return ".future." in getattr(continuation, "__qualname__", "")

@@ -1,4 +1,4 @@
-"""Calls without an RPC: a fallback, or an interceptor further in, has the response."""
+"""Completed calls without an RPC: a fallback, or an inner interceptor, provides the response."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import grpc
 
 
 class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # it is none at run time
-    """A sync call that is over."""
+    """A completed sync call."""
 
     def __init__(self, response: Any) -> None:
-        """Be over, with `response`."""
+        """Create a completed call with `response`."""
         self._response = response
 
     def result(self, timeout: float | None = None) -> Any:
@@ -24,40 +24,40 @@ class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # it is none 
         return grpc.StatusCode.OK
 
     def details(self) -> str:
-        """Return "": there is nothing to say."""
+        """Return "": there are no details."""
         return ""
 
     def initial_metadata(self) -> tuple[()]:
-        """Return none: no server said anything."""
+        """Return no metadata: no server answered."""
         return ()
 
     trailing_metadata = initial_metadata
 
     def done(self) -> bool:
-        """Tell that it is over."""
+        """Return True: the call is over."""
         return True
 
     def cancel(self) -> bool:
-        """Do nothing: it is over."""
+        """Do nothing: the call is over."""
         return False
 
     cancelled = running = is_active = cancel
 
     def exception(self, timeout: float | None = None) -> None:
-        """Return None: it went well."""
+        """Return None: the call succeeded."""
 
     traceback = exception
 
     def time_remaining(self) -> float:
-        """Return 0: no time is counted any more."""
+        """Return 0: the call is over."""
         return 0.0
 
     def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Tell that it is too late to be called back."""
+        """Return False: the call is over, so the callback will not be called."""
         return False
 
     def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        """Call back at once."""
+        """Call back immediately."""
         fn(self)
 
 
@@ -67,16 +67,16 @@ class AioFinished(
     grpc.aio.StreamUnaryCall[Any, Any],
     grpc.aio.StreamStreamCall[Any, Any],
 ):
-    """An aio call that is over, whatever its kind: it is awaited, or its items are read."""
+    """A completed aio call of any kind: it is awaited, or its items are read."""
 
     def __init__(self, response: Any, items: AsyncIterator[Any] | None = None) -> None:
-        """Be over, with `response` or `items`."""
+        """Create a completed call with `response` or `items`."""
         self._response = response
         self._items = items
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._response
-        yield  # what makes this a generator
+        yield  # makes this a generator
 
     def __aiter__(self) -> AsyncIterator[Any]:
         assert self._items is not None  # noqa: S101 - for the type checker
@@ -87,31 +87,31 @@ class AioFinished(
         return await anext(aiter(self), grpc.aio.EOF)
 
     async def write(self, request: Any) -> Never:
-        """Raise: there is nobody to write to."""
+        """Raise: there is no RPC to write to."""
         raise RuntimeError("this call was answered without an RPC: nothing can be written to it")
 
     async def done_writing(self) -> None:
-        """Do nothing: there is nobody who waits for more."""
+        """Do nothing: there is no RPC."""
 
     def cancel(self) -> bool:
-        """Do nothing: it is over."""
+        """Do nothing: the call is over."""
         return False
 
     cancelled = cancel
 
     def done(self) -> bool:
-        """Tell that it is over."""
+        """Return True: the call is over."""
         return True
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call back at once."""
+        """Call back immediately."""
         callback(self)
 
     def time_remaining(self) -> None:
-        """Return None: no time is counted any more."""
+        """Return None: the call is over."""
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        """Return none: no server said anything."""
+        """Return no metadata: no server answered."""
         return grpc.aio.Metadata()
 
     trailing_metadata = initial_metadata
@@ -121,10 +121,10 @@ class AioFinished(
         return grpc.StatusCode.OK
 
     async def details(self) -> str:
-        """Return "": there is nothing to say."""
+        """Return "": there are no details."""
         return ""
 
     debug_error_string = details
 
     async def wait_for_connection(self) -> None:
-        """Return at once: no connection is needed."""
+        """Return immediately: no connection is needed."""

@@ -1,1 +1,1 @@
-"""One HTTP exchange under a guard, and what it needs of each library."""
+"""One HTTP exchange under a guard, and the adapters for each library."""

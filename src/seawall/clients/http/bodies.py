@@ -1,13 +1,13 @@
-"""Bodies: which of a request can be sent again, and how that of a failed answer is kept.
+"""Bodies: which requests can be sent again, and how the body of a failed response is kept.
 
-A request's body is sent again if it begins anew when it is read again. Everything else is sent
-once: a generator that was begun, or a file that was read, would be sent as the half that is left,
-and the server would take that for the whole. A file that begins anew has one place all the same:
-two attempts at the same time would each get some of it.
+A request's body is sent again if reading it again starts from the beginning. All others are sent
+once: of a generator that was started, or a file that was read, only the rest would be sent, and the
+server would take that for the whole. Even a file that can be rewound has only one position: two
+concurrent attempts would each get some of it.
 
-The body of an answer that means failure is read at once, unless it is large or slow: then its
-connection is free again during the pause before the next attempt, and it can still be handed out.
-What breaks meanwhile breaks for whoever reads it, not before.
+The body of a failed response is read immediately, unless it is large or slow. Then its connection
+is free during the pause before the next attempt, and the response can still be returned to the
+caller. An error while reading is raised to the reader of the body, not before.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from typing import Any, Final, NoReturn
 from seawall.clock import current_clock
 
 KEPT: Final = 65_536
-"""The most bytes of a failed answer that are kept in memory."""
+"""Maximum number of bytes of a failed response that are kept in memory."""
 
 PATIENCE: Final = 1.0
-"""The seconds after which no more of it is read: a server in trouble may send it in drops."""
+"""Seconds after which reading stops: a failing server may send the body slowly."""
 
 GIVEN_UP: Final = 2.0
-"""The seconds after which an async client does not even wait for the next drop.
+"""Seconds after which an async client does not even wait for the next chunk.
 
-Fewer, if the guard would cancel it before: a cancelled attempt has no status, and no wishes.
+Less, if the guard would cancel the attempt before: a cancelled attempt has no status and no
+Retry-After.
 """
 
 
 def is_text(body: object) -> bool:
-    """Tell whether `body` is there as a whole."""
+    """Return whether `body` is completely in memory."""
     return body is None or isinstance(body, (bytes, bytearray, str))
 
 
 def is_form(stream: object, *, shared: bool = False) -> bool:
-    """Tell whether `stream` is a multipart form (of httpx) whose files can be read again.
+    """Return whether `stream` is a multipart form (of httpx) whose files can be read again.
 
-    If it is to be `shared`, by attempts that run at the same time, then no file may be an open one.
+    If concurrent attempts are to share it (`shared`), no part may be an open file.
     """
     fields = getattr(stream, "fields", None)
     if type(stream).__name__ != "MultipartStream" or not isinstance(fields, list):
@@ -48,38 +49,38 @@ def is_form(stream: object, *, shared: bool = False) -> bool:
 
 
 def _rewinds(file: Any) -> bool:
-    """Tell whether `file` stands at its beginning, to which the library goes back."""
+    """Return whether `file` is at its beginning, to which the library rewinds."""
     try:
         return bool(file.seekable()) and file.tell() == 0
-    except Exception:  # noqa: BLE001 - not a file that can be asked, so not one to rely on
+    except Exception:  # noqa: BLE001 - not a regular file, so not reliable
         return False
 
 
 class Enough:
-    """Tells when to stop reading a failed answer."""
+    """Limit on how much of a failed response is read."""
 
     __slots__ = ("_clock", "_length", "_until", "head")
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start the time limit."""
         self._clock = current_clock()
         self._until = self._clock.now() + PATIENCE
         self._length = 0
         self.head: list[bytes] = []
-        """What has been read."""
+        """The chunks read so far."""
 
     def after(self, part: bytes) -> bool:
-        """Take another part; tell whether no more is to be read."""
+        """Add another chunk; return whether to stop reading."""
         self.head.append(part)
         self._length += len(part)
         return self._length > KEPT or self._clock.now() >= self._until
 
 
 class Rejoined:
-    """A body (of httpx) of which the head was read: gives that, and then the rest of it."""
+    """A body (of httpx) whose head was read: yields the head, and then the rest."""
 
     def __init__(self, head: list[bytes], rest: Any, stream: Any) -> None:
-        """Begin with `head`, go on with the iterator `rest` over `stream`."""
+        """Start with `head`, continue with the iterator `rest` over `stream`."""
         self._head = head
         self._rest = rest
         self._stream = stream
@@ -95,14 +96,14 @@ class Rejoined:
             yield part
 
     def close(self) -> None:
-        """Close what the head was read from."""
+        """Close the underlying stream."""
         try:
             getattr(self._rest, "close", _nothing)()
         finally:
             self._stream.close()
 
     async def aclose(self) -> None:
-        """Close what the head was read from."""
+        """Close the underlying stream."""
         try:
             await getattr(self._rest, "aclose", _anothing)()
         finally:
@@ -110,20 +111,20 @@ class Rejoined:
 
 
 class Broken:
-    """The rest of a body that could not be read: says so to whoever tries."""
+    """The rest of a body that could not be read: raises the error to its reader."""
 
     def __init__(self, error: Exception) -> None:
-        """Raise `error` in place of each part."""
+        """Raise `error` instead of each chunk."""
         self._error = error
         self.closed = False
-        """As a file has it: urllib3 reads only from what says that it is open."""
+        """As of a file: urllib3 reads only from an object that is not closed."""
 
     def read(self, *_: object) -> NoReturn:
-        """Give no part, as a file would."""
+        """Raise the error, as a file would."""
         raise self._error
 
     def close(self) -> None:
-        """Be closed, as a file would."""
+        """Mark it as closed, as a file would."""
         self.closed = True
 
     def __iter__(self) -> Broken:

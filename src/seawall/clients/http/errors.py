@@ -1,7 +1,7 @@
-"""What an HTTP library calls things; and refusals of Seawall's as errors of that library too.
+"""Differences between HTTP libraries; and refusals of Seawall as exceptions of those libraries.
 
-Code that says `except httpx.HTTPError` was there before the guard, and goes on to work: what is
-raised for an open circuit is a `seawall.CircuitOpen` and an `httpx.TransportError` at once.
+Existing code with `except httpx.HTTPError` keeps working under a guard: the exception for an open
+circuit is both a `seawall.CircuitOpen` and an `httpx.TransportError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _A_MOMENT: Final = 0.02
 
 
 class Library(ABC):
-    """What an exchange must know of the library that carries it."""
+    """What an exchange must know about the library that carries it."""
 
     _known: ClassVar[dict[str, Library]] = {}
 
@@ -29,10 +29,11 @@ class Library(ABC):
         transient: tuple[type[Exception], ...],
         attributes: Mapping[str, Any],
     ) -> None:
-        """Describe the library. `error` is what a refusal is raised as, too.
+        """Describe the library. A refusal is raised as an `error` of the library too.
 
-        A `Retry` should retry one of the `transient` errors: a transport warns if it retries none.
-        `attributes` are what all of its errors have, with the values of one that knows nothing.
+        A `Retry` should retry at least one of the `transient` exceptions: a transport warns if it
+        retries none. `attributes` are those that all exceptions of the library have, with default
+        values.
         """
         self.name = name
         self._attributes = attributes
@@ -44,11 +45,11 @@ class Library(ABC):
 
     @abstractmethod
     def replayable(self, request: Any) -> bool:
-        """Tell whether the body of `request` can be sent more than once."""
+        """Return whether the body of `request` can be sent more than once."""
 
     @abstractmethod
     def shareable(self, request: Any) -> bool:
-        """Tell whether its body can even be sent by two attempts at the same time."""
+        """Return whether two attempts can send its body concurrently."""
 
     @abstractmethod
     def headers(self, request: Any) -> Mapping[str, str]:
@@ -56,23 +57,23 @@ class Library(ABC):
 
     @abstractmethod
     def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:
-        """Return `request` with other `headers` set, for one attempt; the original stays as it is.
+        """Return a copy of `request` with these `headers` set, for one attempt.
 
-        Their names are in lower case.
-        Attempts may run at the same time, so each has its own. They have `tried` in common: where
-        the library's requests can carry it, it goes along, for who chooses among hosts.
+        The names are in lower case. Attempts may run concurrently, so each has its own copy. They
+        share `tried`: where the library's requests can carry it, it is attached, for a transport
+        that chooses among hosts.
         """
 
     @abstractmethod
     def nothing_sent(self, error: Exception) -> bool:
-        """Tell whether `error` was raised before any part of the request was sent."""
+        """Return whether `error` was raised before any part of the request was sent."""
 
     @abstractmethod
     def note(self, response: Any, text: str) -> None:
-        """Leave a note at a response, where one who looks for it finds it."""
+        """Attach a note to a response."""
 
     def mixed(self, kind: type[SeawallError]) -> type[Exception]:
-        """Return the class of errors that are of that `kind` and of the library's at once."""
+        """Return the class of exceptions that are of `kind` and of the library's class."""
         known = self._mixed.get(kind)
         if known is None:
             late = issubclass(kind, TimeoutError)
@@ -90,16 +91,16 @@ class Library(ABC):
 
 
 def a_moment(seconds: float) -> float:
-    """Return how much earlier than after `seconds` a library gives up, so that it is not cut off.
+    """Return how many seconds before the guard's timeout a library should give up.
 
-    Twice that for the first of its steps, the wait for a place in its pool: a place that is freed
-    in the very instant in which somebody stops waiting for it is lost in httpcore 1.0.
+    The first of its steps, the wait for a place in its pool, ends earlier by twice that time:
+    httpcore 1.0 loses a place that is freed in the very moment in which a waiter gives up.
     """
     return min(_A_MOMENT, seconds / 10)
 
 
 def as_library_error(error: SeawallError, library: Library, request: Any) -> Exception:
-    """Return `error` as one that is the library's too, about `request`; all it says is kept."""
+    """Return `error` as an exception of the library too, about `request`, with its attributes."""
     if isinstance(error, (library.error, library.timeout_error)):
         return error
     mixed: Any = _rebuild(library.name, type(error), error.args, vars(error))
@@ -115,7 +116,7 @@ def _rebuild(
     library: str, kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]
 ) -> Any:
     mixed = Library._known[library].mixed(kind)
-    # Of two built-in bases, the one that is more than an Exception has to make it.
+    # Of two built-in bases, the one with its own layout must create the object.
     error = (OSError if issubclass(mixed, OSError) else Exception).__new__(mixed)
     error.args = args
     vars(error).update(state)
@@ -127,7 +128,7 @@ def _reduce(error: Any) -> tuple[Any, ...]:
 
 
 def _unpickle(library: str, kind: type[SeawallError], args: Any, state: dict[str, Any]) -> Any:
-    """Make the error again where its library may not have been loaded yet."""
+    """Restore the exception where its library may not have been loaded yet."""
     if library not in Library._known:
         from importlib import import_module
 

@@ -1,13 +1,16 @@
-"""One HTTP exchange under a guard: from a request to its answer, whatever library carries it.
+"""One HTTP exchange under a guard: from a request to its response, for any library.
 
-Promises: what may not be repeated is sent once (a method that is not idempotent without a key, a
-body that can be read once, a call for a request that is a retry itself); nothing is sent after its
-deadline; every response but the one that is handed out is closed exactly once, also when the call
-is cancelled, hedged or given up; an answer that means failure is seen as one by the guard, and is
-still the answer that the user gets.
+Promises:
 
-Written once for sync and async: steps are generators that never block. They yield functions
-without arguments and are sent what these return, or thrown what they raise.
+- A request that may not be repeated is sent once (a method that is not idempotent without a key, a
+  body that can be read only once, a call for a request that is a retry itself).
+- Nothing is sent after the deadline.
+- Every response except the returned one is closed exactly once, also when the call is cancelled,
+  hedged or abandoned.
+- The guard sees a failed response as a failure, and the caller still gets it as the response.
+
+The code is shared by sync and async: steps are generators that never block. They yield functions
+without arguments, and receive their results or exceptions.
 """
 
 from __future__ import annotations
@@ -39,43 +42,39 @@ Step = Callable[[], Any]
 Steps = Generator[Step, Any, T]
 
 _SLACK: Final = 0.005
-"""How inexact the timers of event loops are."""
+"""Inaccuracy of event loop timers, in seconds."""
 
 
 class Time(NamedTuple):
-    """What is left for an attempt, in seconds; None where there is no end."""
+    """Time left for an attempt, in seconds; None where it is unlimited."""
 
     left: float | None = None
     seconds: float | None = None
-    """After which the library itself is to give up."""
+    """Seconds after which the library itself should give up."""
     cancels: bool = False
-    """Whether a Timeout ends it by itself."""
+    """Whether a Timeout cancels the attempt."""
 
 
 class Carrier(NamedTuple):
-    """What an exchange is carried out with; the first three are all sync or all async."""
+    """Functions that carry out an exchange; the first three are all sync or all async."""
 
     send: Callable[[Any, float | None, bool], Any]
-    """Send a request; it is given up after so many seconds, unless None, by the library's timeouts.
-
-    If the third is True, somebody else sees to that for what is read.
-    """
+    """Send a request; the library's timeouts end it after that number of seconds, unless None. If
+    the third argument is True, another mechanism limits the reading."""
 
     keep: Callable[[Any], Any]
-    """Read a failed answer, if it is small and soon here; tell whether its connection is free.
-
-    Whatever comes of that, the answer can still be handed out.
-    """
+    """Read a failed response, if it is small and fast; return whether its connection is free. In
+    any case, the response can still be returned to the caller."""
 
     close: Callable[[Any], Any]
-    """Close a response that nobody wants."""
+    """Close a response that is not needed."""
 
     relax: Callable[[Any, Any], None]
-    """Let the user's own timeouts count for the rest of a response to a request."""
+    """Apply the user's own timeouts to the rest of a response."""
 
 
 class Exchange:
-    """One request on its way, with all attempts that are made for it."""
+    """One request with all its attempts."""
 
     __slots__ = (
         "_answers",
@@ -97,7 +96,7 @@ class Exchange:
     )
 
     def __init__(self, terms: Terms, request: Any, carrier: Carrier, task: Any = None) -> None:
-        """Prepare to send `request`; for `task`, where it is one."""
+        """Prepare to send `request`; in `task`, if it is async."""
         self._terms = terms
         self.request = request
         self._carrier = carrier
@@ -107,24 +106,25 @@ class Exchange:
         self._bar = terms.why_once(request, self._key)
         self.host = terms.guard if self._bar is None else terms.once
         self._answers: list[tuple[int, Any]] = []
-        """Open ones, and of which attempt: one of them may be the answer in the end."""
+        """Open responses with their attempt numbers: one of them may become the result."""
         self._reading: list[Any] = []
-        """Failed answers that are being read: no other attempt may close them."""
+        """Failed responses that are being read: no other attempt may close them."""
         self._tried: set[str] = set()
-        """The hosts that were asked, for a transport inside that has a choice."""
+        """The hosts that were used, for an inner transport that chooses among hosts."""
         self._in_use = False
-        """Whether a body that cannot be read by two at once is being read."""
+        """Whether a body that does not support concurrent reading is being read."""
         self._sent = False
         self._over = False
         self._lock = Lock()
 
     def whole(self, call: Callable[..., Any], attempt: Callable[[Any], Any]) -> Steps[Any]:
-        """Go through the guard by `call`, which makes each `attempt`; return the answer."""
+        """Pass through the guard with `call`, which makes each `attempt`; return the response."""
         answer: Any = None
         failure: BaseException | None = None
         token = None
         if self._bar is not None or self._key is not None:
-            # None also hides a key of the context: with one, a guard takes all to be repeatable.
+            # None also hides a key of the context: with a key, a guard considers every call
+            # repeatable.
             token = idempotency_key_var.set(self._key if self._bar is None else None)
         kept = reserve_scope(self._terms.reserve)
         try:
@@ -134,8 +134,8 @@ class Exchange:
             if self._bar is not None and self._terms.retries:
                 self._terms.library.note(answer, f"seawall: not retried: {self._bar}")
         except GeneratorExit:
-            raise  # the loop is gone: there is nothing left to wait with
-        except BaseException as error:  # noqa: BLE001 - raised below, when all is closed
+            raise  # the loop is gone: nothing can be awaited
+        except BaseException as error:  # noqa: BLE001 - raised below, when all responses are closed
             failure = error
         finally:
             if kept is not None:
@@ -151,7 +151,10 @@ class Exchange:
         return answer
 
     def _close_losers(self, answer: Any) -> Steps[BaseException | None]:
-        """Close all that is open but the answer; that too, if what this returns is to be raised."""
+        """Close all open responses except the result; return an exception to raise, if any.
+
+        If an exception is returned, the result was closed too.
+        """
         with self._lock:
             self._over = True
             still_open = [*self._reading, *(response for _, response in self._answers)]
@@ -172,12 +175,12 @@ class Exchange:
     def _discard(self, response: Any) -> Steps[None]:
         try:
             yield partial(self._carrier.close, response)
-        except Exception:  # noqa: BLE001, S110 - nobody asked for that response
+        except Exception:  # noqa: BLE001, S110 - this response is not needed
             pass
 
     def _seen_outside(self, error: BaseException) -> BaseException:
-        """Return `error` as the user is to see it."""
-        # True of this request; of the function that made it, and maybe others, nobody can tell.
+        """Return `error` as the user should see it."""
+        # It holds for this request only; the function that made it may have sent others.
         vars(error).pop("nothing_sent", None)
         if self._bar is not None and self._terms.retries and self._sent:
             add_note(error, f"not retried: {self._bar}", "not retried: ")
@@ -186,9 +189,9 @@ class Exchange:
         return error
 
     def attempt(self) -> Steps[Any]:
-        """Send the request once more; return the answer, or raise it if it means failure."""
+        """Send the request once more; return the response, or raise it if it means failure."""
         if self._sent and self._bar is not None:
-            # Only a policy that ignores what the guard knows of the call gets here.
+            # Only a policy that ignores the guard's knowledge of the call gets here.
             raise TypeError(f"this request cannot be sent again: {self._bar}")
         time = self._time_left()
         library = self._terms.library
@@ -206,7 +209,7 @@ class Exchange:
             keyed = self._key is not None or IDEMPOTENCY_HEADER in outgoing.headers
             bad = self._terms.failure_in(outgoing, response, keyed=keyed)
             with self._lock:
-                over = self._over  # in a thread that nobody waits for any more
+                over = self._over  # in a thread that is no longer awaited
                 if bad is not None and not over:
                     self._reading.append(response)
                 elif not over:
@@ -220,27 +223,27 @@ class Exchange:
             self._raised(error)
             raise
         except BaseException:
-            self._sent = True  # as far as anybody can tell
+            self._sent = True  # this cannot be ruled out
             raise
         if bad is not None:
             raise bad
         return response
 
     def _earlier_answer(self, number: int) -> Any:
-        """Take out an answer to an attempt before that `number`; None if there is none."""
+        """Remove and return a response to an attempt before `number`; None if there is none."""
         with self._lock:
             for index, (its_number, _) in enumerate(self._answers):
-                # Copies of one attempt leave each other's answers alone.
+                # Hedged copies of one attempt leave each other's responses alone.
                 if not self._terms.hedges or its_number < number:
                     return self._answers.pop(index)[1]
         return None
 
     def _send(self, outgoing: Any, time: Time) -> Steps[Any]:
-        """Send the request; the library gives up a moment before the guard would cancel it.
+        """Send the request; the library gives up shortly before the guard would cancel it.
 
-        A request that is cancelled while it waits for a connection keeps its place in the pool of
-        httpcore 1.0 for ever. So the guard's cancellation is awaited out here: it is the guard who
-        says and counts that time is over.
+        A request that is cancelled while it waits for a connection occupies its place in the pool
+        of httpcore 1.0 forever. So this function waits for the guard's cancellation: the guard
+        decides and counts the timeout.
         """
         library, clock = self._terms.library, self._terms.guard.clock
         alone = not library.shareable(self.request)
@@ -252,7 +255,7 @@ class Exchange:
         except library.timeout_error:
             left = time.left or 0.0
             rest = began + left - clock.now()
-            # In a busy loop the guard's moment may be past before it had its turn to cancel.
+            # In a busy loop, the guard's timeout may have passed before it had a chance to cancel.
             if rest <= 2 * a_moment(left) + _SLACK and (rest > 0 or time.cancels):
                 yield partial(clock.sleep if self._task is None else _wait, max(rest, 0.0))
             raise
@@ -272,11 +275,11 @@ class Exchange:
             self._in_use = True
 
     def _keep(self, response: Any, number: int) -> Steps[None]:
-        """Read a failed answer; what goes wrong with it does not change what it says."""
+        """Read a failed response; an error while reading does not change the outcome."""
         free = False
         try:
             free = yield partial(self._carrier.keep, response)
-        except Exception:  # noqa: BLE001, S110 - it is closed when another attempt is made
+        except Exception:  # noqa: BLE001, S110 - closed when another attempt is made
             pass
         finally:
             with self._lock:
@@ -286,7 +289,7 @@ class Exchange:
                         self._answers.append((number, response))
 
     def _raised(self, error: Exception) -> None:
-        """Look at what was raised: whether anything was sent, and whether time was over."""
+        """Classify an exception: whether anything was sent, and whether the time was over."""
         library = self._terms.library
         ours = isinstance(error, SeawallError)
         if not isinstance(error, Rejected) and not library.nothing_sent(error):
@@ -310,13 +313,13 @@ class Exchange:
                 guard=name,
                 policy="deadline",
             )
-        # Who waits in a task can be cancelled at the end, by the guard or by `async with deadline`.
+        # A waiting task can be cancelled at the end, by the guard or by `async with deadline`.
         seconds = left if self._task is None else left - a_moment(left)
         return Time(left, seconds, self._task is not None and held[3] is not True)
 
 
 def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
-    """Return the answer to `request`, in this thread."""
+    """Return the response to `request`, in this thread."""
     it = Exchange(terms, request, carrier)
 
     def attempt(_request: Any) -> Any:
@@ -326,7 +329,7 @@ def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
 
 
 async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
-    """Return the answer to `request`, in this task."""
+    """Return the response to `request`, in this task."""
     from asyncio import current_task
 
     it = Exchange(terms, request, carrier, current_task())
@@ -340,7 +343,7 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
 async def _wait(seconds: float) -> None:
     import asyncio
 
-    await asyncio.sleep(seconds + _SLACK)  # noqa: TID251 - the loop's cancellation is awaited
+    await asyncio.sleep(seconds + _SLACK)  # noqa: TID251 - waits for the loop's cancellation
 
 
 def _drive(steps: Steps[T]) -> T:

@@ -1,8 +1,11 @@
-"""What a request tells the next service: time left, criticality, tenant, attempt, key.
+"""Propagated headers of a request: remaining time, criticality, tenant, attempt, key.
 
-Promises: what the user set stays, except that a deadline and a criticality may be lowered, an
-attempt raised, and the context's tenant told in the place of another; of a baggage header all other
-members stay; nothing is sent that the settings do not name.
+Promises:
+
+- Values that the user set stay, except that a deadline and a criticality may be lowered, an attempt
+  raised, and another tenant replaced by that of the context.
+- All other members of a baggage header stay.
+- Nothing is sent that the settings do not name.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, write_timeout
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, write_key
 
 PROPAGATED: Final = frozenset({"deadline", "criticality", "attempt"})
-"""What is told unless the settings say otherwise; not the tenant, which is a customer's name."""
+"""Values that are sent by default; not the tenant, which is a customer's name."""
 
 _ATTEMPT: Final = ATTEMPT_HEADER.lower()
 _KEY: Final = IDEMPOTENCY_HEADER.lower()
@@ -37,7 +40,7 @@ _ALL: Final = PROPAGATED | {"tenant"}
 
 
 def read_propagate(propagate: bool | Collection[str]) -> frozenset[str]:  # noqa: FBT001
-    """Return what the setting names, or raise: True is the usual, False nothing."""
+    """Return the values that the setting names, or raise: True is the default, False nothing."""
     if propagate is True:
         return PROPAGATED
     if propagate is False:
@@ -53,9 +56,10 @@ def read_propagate(propagate: bool | Collection[str]) -> frozenset[str]:  # noqa
 def headers_for(
     propagate: frozenset[str], given: Mapping[str, str], key: str | None, left: float | None
 ) -> dict[str, str]:
-    """Return the headers to set on the next attempt, with `left` seconds to go.
+    """Return the headers to set on the next attempt, with `left` seconds left.
 
-    `given` are those that are there, by their names in lower case; so are the ones returned.
+    `given` are the existing headers, by their names in lower case; the result has lower-case names
+    too.
     """
     headers: dict[str, str] = {}
     if key is not None:
@@ -76,16 +80,16 @@ def headers_for(
 
 
 def _baggage_for(propagate: frozenset[str], existing: str | None) -> str | None:
-    """Return the baggage to send instead of what exists; None if that says it all.
+    """Return the baggage to send instead of the existing one; None if that is sufficient.
 
-    What exists may be what a caller sent, passed on by another library. So it can lower the
-    context's criticality, but not raise it, and the context's tenant counts.
+    The existing baggage may come from a caller, forwarded by another library. So it can lower the
+    criticality of the context, but not raise it, and the tenant of the context wins.
     """
-    # Not the variable's own default: who has said nothing leaves the word to what exists.
+    # Without the variable's default: if the context sets nothing, the existing baggage decides.
     level = criticality_var.get(None) if "criticality" in propagate else None
     tenant = tenant_var.get() if "tenant" in propagate else None
     if existing is None:
-        # CRITICAL is what whoever is told nothing takes it for.
+        # CRITICAL is the receiver's default.
         level = None if level is Criticality.CRITICAL else level
         return None if level is None and tenant is None else write_baggage(None, level, tenant)
     members = read_baggage(existing)

@@ -1,4 +1,4 @@
-"""httpx and httpx2 are one library under two names, as far as a transport can see."""
+"""Adapter for httpx and httpx2, which are identical as far as a transport can see."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from seawall.clock import Clock
 _SENDING: Final = ("connect", "write")
 _LEAST: Final = 0.001
 TRIED: Final = "seawall.tried"
-"""The extension of a request that holds the hosts which its call has asked already."""
+"""Extension of a request that holds the hosts which its call has already used."""
 
 
 class HttpxLibrary(Library):
-    """What an exchange must know of httpx, or of httpx2."""
+    """What an exchange must know about httpx or httpx2."""
 
     def __init__(self, module: Any) -> None:
-        """Speak for `module`."""
+        """Describe `module`."""
         super().__init__(
             module.__name__,
             error=module.TransportError,
@@ -44,17 +44,17 @@ class HttpxLibrary(Library):
         self._late = {**self._late_to_send, "read": module.ReadTimeout}
 
     def replayable(self, request: Any) -> bool:
-        """Tell whether the body is bytes, or a form of files that can be read again."""
+        """Return whether the body is bytes, or a form whose files can be read again."""
         stream = request.stream
         return isinstance(stream, self._module.ByteStream) or is_form(stream)
 
     def shareable(self, request: Any) -> bool:
-        """Tell whether the body is bytes, also where it is a form."""
+        """Return whether the body is bytes, or a form that contains only bytes."""
         stream = request.stream
         return isinstance(stream, self._module.ByteStream) or is_form(stream, shared=True)
 
     def headers(self, request: Any) -> dict[str, str]:
-        """Return the headers, those that are given several times joined."""
+        """Return the headers; values of duplicate headers are joined."""
         found: dict[str, str] = {}
         for raw_name, raw_value in request.headers.raw:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -62,11 +62,11 @@ class HttpxLibrary(Library):
         return found
 
     def copy(self, request: Any, headers: Mapping[str, str], tried: set[str]) -> Any:
-        """Return a request of its own for one attempt."""
+        """Return a new request for one attempt."""
         given = request.headers.raw
         if headers:
             others = [pair for pair in given if pair[0].decode("latin-1").lower() not in headers]
-            # Back to the very bytes that `headers` read: they may be those of another encoding.
+            # Restore the exact bytes that `headers` read: they may be in another encoding.
             ours = ((name.encode(), value.encode("latin-1")) for name, value in headers.items())
             given = [*others, *ours]
         return self._module.Request(
@@ -78,15 +78,15 @@ class HttpxLibrary(Library):
         )
 
     def nothing_sent(self, error: Exception) -> bool:
-        """Tell whether there was no connection yet."""
+        """Return whether there was no connection yet."""
         return isinstance(error, self._not_sent)
 
     def note(self, response: Any, text: str) -> None:
-        """Leave the note in `response.extensions["seawall_note"]`."""
+        """Store the note in `response.extensions["seawall_note"]`."""
         response.extensions["seawall_note"] = text
 
     def keep(self, response: Any) -> bool:
-        """Read the body of a failed answer, or the head of a large or slow one."""
+        """Read the body of a failed response, or the head of a large or slow one."""
         stream, read, whole = response.stream, Enough(), False
         rest: Any = iter(stream)
         try:
@@ -95,7 +95,7 @@ class HttpxLibrary(Library):
                     break
             else:
                 whole = True
-        except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+        except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
             rest = Broken(error)
         response.stream = self._rejoined(read.head, rest, stream)
         if whole:
@@ -104,9 +104,9 @@ class HttpxLibrary(Library):
         return whole
 
     async def akeep(self, response: Any) -> bool:
-        """Do the same for an async one, and give it up if nothing comes.
+        """Async twin of `keep`, which also gives up if no chunk arrives.
 
-        That is before the guard would cancel it, if `response` knows the request as it was sent.
+        That is before the guard would cancel it, if `response` knows the request that was sent.
         """
         from asyncio import timeout
 
@@ -123,21 +123,21 @@ class HttpxLibrary(Library):
                     whole = True
         except TimeoutError:
             rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
-        except Exception as error:  # noqa: BLE001 - for who reads the answer, if anybody does
+        except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
             rest = Broken(error)
         response.stream = self._rejoined(read.head, rest, stream)
         if whole:
-            await stream.aclose()  # who is cancelled here leaves a response that can be closed
+            await stream.aclose()  # a cancellation here leaves a response that can be closed
             response.stream = self._module.ByteStream(b"".join(read.head))
         return whole
 
     def lower_timeouts(
         self, request: Any, seconds: float | None, clock: Clock, *, cancels: bool
     ) -> Any:
-        """Let waiting for the pool, connecting, writing and reading take no more than `seconds`.
+        """Limit waiting for the pool, connecting, writing and reading to `seconds`.
 
-        Reading not, where somebody else `cancels` it: then a stream that is begun to be read before
-        it is handed out has the user's read timeout all along.
+        Reading is not limited if another mechanism `cancels` it: then a stream that is partly read
+        before it is returned has the user's read timeout throughout.
         """
         if seconds is not None:
             own = request.extensions.get("timeout") or {}
@@ -147,12 +147,12 @@ class HttpxLibrary(Library):
 
 
 class TimeLeft(dict[str, float | None]):
-    """Timeouts that are lowered to what is left at the moment when the library asks for one.
+    """Timeouts that are lowered to the time left at the moment when the library reads one.
 
-    It asks before each step: so all steps together take no longer than `seconds`, and with none
-    left nothing is sent. (It asks once for all of the headers, or the body, of an answer: if they
-    come in drops, each may take that long.) The first step, the wait for a place in the pool, is
-    given up a moment before the others. As a plain dict it holds what they were in the beginning.
+    It reads one before each step, so all steps together take no longer than `seconds`, and nothing
+    is sent if no time is left. (It reads one for all of the headers, or the body, of a response: if
+    they arrive in pieces, each may take that long.) The first step, the wait for a place in the
+    pool, ends a moment before the others. As a plain dict it holds the initial values.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class TimeLeft(dict[str, float | None]):
         clock: Clock,
         late: Mapping[str, type[Exception]],
     ) -> None:
-        """Lower those of the user's `own` that `late` has an error for."""
+        """Lower those of the user's `own` timeouts for which `late` has an exception."""
         super().__init__(own)
         for part in late:
             known = own.get(part)
@@ -186,26 +186,26 @@ class TimeLeft(dict[str, float | None]):
         return left if own is None else min(own, left)
 
     def get(self, part: str, _default: Any = None) -> Any:
-        """Return the timeout for a part, as of now."""
+        """Return the current timeout for a part."""
         return self[part]
 
     def left(self) -> float | None:
-        """Return after how many seconds all is to be given up, as of now; None if never."""
+        """Return the current number of seconds left; None if unlimited."""
         return None if self._until is None else self._until - self._clock.now()
 
     def relax(self) -> None:
-        """Be the user's own from now on."""
+        """Use the user's own timeouts from now on."""
         self._until = None
 
 
 def time_left(request: Any) -> float | None:
-    """Return after how many seconds `request` is to be given up; None if never, or unknown."""
+    """Return the number of seconds left for `request`; None if unlimited or unknown."""
     timeouts = None if request is None else request.extensions.get("timeout")
     return timeouts.left() if isinstance(timeouts, TimeLeft) else None
 
 
 def relax(request: Any, _response: Any) -> None:
-    """Leave the rest of a response the timeouts that the user has set."""
+    """Apply the user's own timeouts to the rest of a response."""
     timeouts = request.extensions.get("timeout")
     if isinstance(timeouts, TimeLeft):
         timeouts.relax()

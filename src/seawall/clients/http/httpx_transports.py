@@ -1,4 +1,4 @@
-"""The two transports, sync and async, for whichever of the two libraries their subclass names."""
+"""The sync and async transports, for the library that their subclass names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seawall.guard import Guard
 from seawall.runtime.layers import Kind
 
 _ERROR: Final = 400
-"""The least status that may mean failure."""
+"""The lowest status that may mean failure."""
 
 
 class SyncAround:
@@ -35,7 +35,7 @@ class SyncAround:
         self.transport.__exit__(kind, error, traceback)
 
     def close(self) -> None:
-        """Close what is inside; a guard stays as it is."""
+        """Close the inner transport; a guard stays open."""
         self.transport.close()
 
 
@@ -57,18 +57,18 @@ class AsyncAround:
         await self.transport.__aexit__(kind, error, traceback)
 
     async def aclose(self) -> None:
-        """Close what is inside; a guard stays as it is."""
+        """Close the inner transport; a guard stays open."""
         await self.transport.aclose()
 
 
 class Guarded:
-    """What both transports are made of: a guard, what it is around, and the terms."""
+    """Base of both transports: a guard, the inner transport, and the settings."""
 
     _library: ClassVar[HttpxLibrary]
     _kind: ClassVar[Kind]
     _default: ClassVar[Callable[[], Any]]
     _handler: ClassVar[str]
-    """What a transport of that kind is called by."""
+    """Name of the method that a transport of this kind must have."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Guarded:
         propagate: bool | Collection[str] = PROPAGATED,
         reserve: float | None = None,
     ) -> None:
-        """Send all requests through `guard`, and on by `transport` (a new HTTPTransport).
+        """Send all requests through `guard`, using `transport` (by default a new HTTPTransport).
 
-        `retry_at="edge"` leaves retrying to the first service of a chain. `generate_keys` gives
-        each POST and PATCH an idempotency key: only for servers that honour it. `repeatable` says
-        of a request without a key that repeating it does no harm (a search by POST, say).
-        `statuses` are the answers that mean failure. `propagate` is what the next service is told:
-        any of "deadline", "criticality", "attempt" (these three by default) and "tenant".
-        `reserve` is how many seconds of the caller's deadline are kept back from the whole request,
-        so that there is time left to do something about its failure: by default a tenth of what is
-        left, at least 10 ms and at most 0.5 s.
+        `retry_at="edge"` leaves retries to the first service of a chain. `generate_keys` gives each
+        POST and PATCH an idempotency key: only for servers that honour it. `repeatable` returns
+        whether a request without a key can be repeated safely (such as a search by POST).
+        `statuses` are the statuses that mean failure. `propagate` names the values that are sent to
+        the next service: any of "deadline", "criticality", "attempt" (these three by default) and
+        "tenant". `reserve` is the number of seconds of the caller's deadline that are withheld from
+        the whole request, so that there is time left to handle its failure: by default a tenth of
+        what is left, at least 10 ms and at most 0.5 s.
         """
         self._terms = Terms(
             guard,
@@ -110,7 +110,7 @@ class Guarded:
         self._carrier = self._make_carrier()
 
     def _check(self, transport: Any) -> None:
-        """Refuse what is no transport of this kind, and one that retries by itself."""
+        """Refuse an object that is not a transport of this kind, or one that retries on its own."""
         kind = type(transport)
         own = self._library.name
         of = {base.__module__.partition(".")[0] for base in kind.__mro__} & {"httpx", "httpx2"}
@@ -141,7 +141,7 @@ class Guarded:
 
     @property
     def guard(self) -> Guard:
-        """The guard that all requests go through."""
+        """The guard of all requests."""
         return self._terms.guard
 
 
@@ -152,7 +152,7 @@ class SyncGuarded(SyncAround, Guarded):
     _handler: ClassVar[str] = "handle_request"
 
     def handle_request(self, request: Any) -> Any:
-        """Return the answer to `request`."""
+        """Return the response to `request`."""
         return exchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
@@ -169,7 +169,7 @@ class AsyncGuarded(AsyncAround, Guarded):
     _handler: ClassVar[str] = "handle_async_request"
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return the answer to `request`."""
+        """Return the response to `request`."""
         return await aexchange(self._terms, request, self._carrier)
 
     def _make_carrier(self) -> Carrier:
@@ -179,7 +179,7 @@ class AsyncGuarded(AsyncAround, Guarded):
         lowered = self._lowered(request, seconds, cancels=cancels)
         response = await self.transport.handle_async_request(lowered)
         if response.status_code >= _ERROR:
-            # Who keeps a failed answer asks it how much time is left; the client puts its own here.
+            # `akeep` reads the time left from this request; the client replaces it with its own.
             response.request = lowered
         return response
 

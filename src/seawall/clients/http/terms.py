@@ -1,4 +1,4 @@
-"""On what terms requests go out: what may be repeated, and which answers mean failure."""
+"""Settings of guarded transports: which requests may be repeated, which responses mean failure."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from seawall.wire.retry_after import read_milliseconds, read_retry_after
 RetryAt = Literal["everywhere", "edge"]
 
 FAILURES: Final = frozenset({408, 429, *range(500, 600)} - {501, 505})
-"""Statuses that mean failure; 501 and 505 are answers: the same request will never do better."""
+"""Statuses that mean failure; not 501 and 505, as a retry of the same request cannot help."""
 
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
-"""Methods of which a second request has no effect beyond the first's (RFC 9110, 9.2.2)."""
+"""Methods whose repetition has no effect beyond that of the first request (RFC 9110, 9.2.2)."""
 
 _ERROR: Final = 400
 _TOO_LARGE: Final = 413
 
 
 class BadStatus(Exception):
-    """An answer that means failure, as policies inside the guard see it; unwrapped outside."""
+    """A failed response, as policies inside the guard see it; unwrapped outside."""
 
     transient = True
     no_verdict = False
     """Whether it says nothing about the server's health; see `Call.outcome`."""
 
     def __init__(self, request: Any, response: Any, status: int, retry_after: float | None) -> None:
-        """Carry both, and when the server wants to be asked again (below 0: never)."""
+        """Carry request and response, and the server's Retry-After (below 0: never)."""
         super().__init__(f"answered {status}")
         self.response = response
         self.request = request
@@ -50,13 +50,13 @@ class BadStatus(Exception):
 
 
 class KeyAtWork(BadStatus):
-    """The request with this key is still being carried out: ask again, nothing is wrong."""
+    """The first request with this key is still in progress: retry, it is not a failure."""
 
     no_verdict = True
 
 
 class Terms:
-    """The settings of one guarded transport, checked."""
+    """The validated settings of one guarded transport."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Terms:
         propagate: bool | Collection[str] = PROPAGATED,
         reserve: float | None = None,
     ) -> None:
-        """See the transports, where the settings are explained."""
+        """Validate the settings; the transports explain them."""
         if not isinstance(guard, Guard):
             raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
         for policy in guard.policies:
@@ -82,15 +82,15 @@ class Terms:
                 )
             if isinstance(policy, Fallback):
                 _refuse_static_answers(policy, guard, library)
-        guard._plan.check(kind)  # a Timeout that cannot act here says so now, not when called
+        guard._plan.check(kind)  # raises now, not when called, if a Timeout cannot act here
         for misfit in _misfits(guard, library):
             guard.note_danger(misfit)
             from warnings import warn
 
-            warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # where the transport is made
+            warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # at the transport's creation
         self.guard = guard
         self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
-        """The same guard for what may not be repeated."""
+        """The same guard for requests that may not be repeated."""
         self.library = library
         self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self.generate_keys = check.flag("generate_keys", generate_keys)
@@ -121,7 +121,7 @@ class Terms:
         return None
 
     def retried_above(self) -> str | None:
-        """Return who retries in place of this client, if somebody does."""
+        """Return the reason why another service retries instead of this client, or None."""
         above = retried_above(attempt_var.get(), edge=self.retry_at == "edge")
         return None if above is None else above.reason
 
@@ -129,7 +129,7 @@ class Terms:
         return self.repeatable is not None and bool(self.repeatable(request))
 
     def key_of(self, request: Any) -> tuple[str | None, bool]:
-        """Return the key that names the effect of `request`, and whether it is yet to be sent."""
+        """Return the idempotency key of `request`, and whether it must still be sent."""
         if request.method in IDEMPOTENT:
             return None, False
         own = request.headers.get(IDEMPOTENCY_HEADER)
@@ -143,13 +143,13 @@ class Terms:
         return key, key is not None
 
     def failure_in(self, request: Any, response: Any, *, keyed: bool) -> BadStatus | None:
-        """Return what is wrong with an answer, if it means failure; `keyed`: sent with a key."""
+        """Return the failure that a response means, if any; `keyed`: sent with a key."""
         status = response.status_code
         if status < _ERROR:
             return None
         headers = response.headers
         if keyed and is_replayed(headers.get(REPLAYED_HEADER)):
-            # What was answered before, by a server that is well now; asking again changes nothing.
+            # A replayed response, from a server that is healthy now; a retry changes nothing.
             return None
         wish = (headers.get("x-should-retry") or "").strip().lower()
         if wish == "false":
@@ -157,7 +157,7 @@ class Terms:
         seconds = _wanted_pause(headers)
         if keyed and status == IN_FLIGHT and seconds is not None:
             return KeyAtWork(request, response, status, seconds)
-        # A 413 that says when to come again is temporary (RFC 9110, 15.5.14).
+        # A 413 with Retry-After is temporary (RFC 9110, 15.5.14).
         temporary = status == _TOO_LARGE and seconds is not None
         if status not in self.statuses and wish != "true" and not temporary:
             return None
@@ -165,7 +165,7 @@ class Terms:
 
 
 def _refuse_static_answers(fallback: Fallback, guard: Guard, library: Library) -> None:
-    """Refuse a value that all callers would share: clients write into the responses they get."""
+    """Refuse a value that all callers would share: clients modify the responses they get."""
     for level in fallback.levels:
         if isinstance(level, Static):
             raise TypeError(
@@ -178,9 +178,9 @@ def _refuse_static_answers(fallback: Fallback, guard: Guard, library: Library) -
 
 
 def _misfits(guard: Guard, library: Library) -> Iterator[str]:
-    """Say which policies of the guard can do nothing for this library."""
+    """Yield a warning for each policy of the guard that has no effect for this library."""
     for policy in guard.policies:
-        # A function of the user's own may look at answers, and is not called for a test.
+        # A user's function may look at responses, and must not be called as a test.
         if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.looks_at_values:
             errors = [kind.__new__(kind) for kind in library.transient]
             if not any(policy.wants(error, None) for error in [*errors, _bad_status()]):

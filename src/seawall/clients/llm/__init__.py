@@ -1,13 +1,13 @@
-"""Calls of language models: limits in tokens, streams, and other models to fall back on.
+"""Calls of language models: token limits, streams, and fallback to other models.
 
     limits = TokenLimits(requests="500/min", tokens="200k/min", max_wait=10.0)
     guard = Guard("vendor", Retry(on=transient), Breaker(), limits, Timeout(60.0))
     client = openai.AsyncOpenAI(http_client=async_http_client(guard), max_retries=0)
 
-For a blocking client, `http_client(guard)`, it is `Timeout(60.0, sync="cooperative")`.
+For a blocking client, `http_client(guard)`, write `Timeout(60.0, sync="cooperative")`.
 
-The vendors' SDKs are not needed to import this; what they are given is an HTTP client of the
-library that they use themselves. Explained in docs/llm.md.
+Importing this does not need the vendors' SDKs; they are given an HTTP client of the library that
+they use themselves. See docs/llm.md.
 """
 
 from seawall.clients.llm.clients import async_http_client, http_client

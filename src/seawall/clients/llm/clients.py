@@ -1,8 +1,11 @@
-"""HTTP clients for the vendors' SDKs: whatever way a request takes, a guard is on it.
+"""HTTP clients for the vendors' SDKs that send every request through a guard.
 
-Promises: what only asks may be repeated, and nothing that leaves something behind; a vendor is told
-nothing of our own chain of services; every option of the library counts or is refused, and a proxy,
-named or of the environment, is behind the guard.
+Promises:
+
+- Requests that only ask a model may be repeated; requests that leave something behind may not.
+- Nothing about the caller's chain of services is sent to a vendor.
+- Every option of the library is applied or refused.
+- A proxy, explicit or from the environment, is behind the guard.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ _REPEATABLE: Final = (
     "/moderations",
     "/responses",
 )
-"""Ends of paths where asking twice does no harm but cost."""
+"""Path suffixes where a repetition does no harm except for its cost."""
 
 _CONNECTING: Final = ("verify", "cert", "http1", "http2", "limits", "proxy")
-"""Options of a client that are its transport's, in truth."""
+"""Options of a client that really belong to its transport."""
 
 _CONNECT: Final = 5.0
 _LONGEST: Final = 600.0
-"""Seconds: an answer that is not streamed may take minutes. A guard's Timeout is what limits it."""
+"""Seconds: a response that is not streamed may take minutes. Use a guard's Timeout to limit it."""
 
 
 def client_of(
@@ -51,7 +54,7 @@ def client_of(
     prices: Prices | None,
     options: dict[str, Any],
 ) -> Any:
-    """Return a client of the library, sync or async by `kind`, all of it behind `guard`."""
+    """Return a client of the library, sync or async by `kind`, completely behind `guard`."""
     if not isinstance(guard, Guard):
         raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
     if "mounts" in options:
@@ -67,7 +70,7 @@ def client_of(
             guard,
             kind(guard, inner, operations),
             repeatable=repeatable or asks_only,
-            propagate=False,  # a vendor is no part of our own chain of services
+            propagate=False,  # a vendor is not part of the caller's chain of services
         )
 
     def connecting(proxy: Any) -> Any:
@@ -99,14 +102,14 @@ def client_of(
 
 
 def asks_only(request: Any) -> bool:
-    """Tell whether `request` asks a model for something, and so may be sent again."""
+    """Return whether `request` only asks a model, so that it may be sent again."""
     path = request.url.path.rstrip("/")
     if request.method != "POST" or not path.endswith(_REPEATABLE):
         return False
     if not path.endswith("/responses"):
         return True
     asked = asked_by((request,))
-    # Both are there still when the answer was lost: one more turn of a talk, one more job.
+    # Both persist if the response is lost: another turn in a conversation, another job.
     return asked is None or not (asked.body.get("conversation") or asked.body.get("background"))
 
 
@@ -129,11 +132,12 @@ def _libraries(name: Library | None) -> tuple[Any, Any]:
 
 
 class _Unkeyed:
-    """Does not see the context's idempotency key, mixed into a guarded transport.
+    """Mixin for a guarded transport that hides the idempotency key of the context.
 
-    That key names what our own caller wants done once. The questions that we ask for it are
-    several: a vendor that was told the same key with all would answer all as it did the first.
-    It is the outermost layer, and the only one that sees the request as the SDK has made it.
+    That key identifies the effect that our own caller wants. We may send several requests for it: a
+    vendor that got the same key with all of them would replay the first response.
+
+    This is the outermost layer, and the only one that sees the request as the SDK made it.
     """
 
     def handle_request(self, request: Any) -> Any:
@@ -146,7 +150,7 @@ class _Unkeyed:
 
 
 class _AsyncUnkeyed:
-    """The same for an async one."""
+    """Async twin of `_Unkeyed`."""
 
     async def handle_async_request(self, request: Any) -> Any:
         note_request(request)
@@ -159,13 +163,13 @@ class _AsyncUnkeyed:
 
 @cache
 def _transport_class(clients: Any, name: str) -> Any:
-    """Return our transport of that `name`, without the key."""
+    """Return our transport class of that `name`, without the key."""
     mixin = _AsyncUnkeyed if name.startswith("Async") else _Unkeyed
     return type(name, (mixin, getattr(clients, name)), {})
 
 
 def _proxies(module: Any) -> dict[str, str | None]:
-    """Return the proxies of the environment by the library's patterns of addresses; None: none."""
+    """Return the proxies of the environment by the library's URL patterns; None: no proxy."""
     from urllib.request import getproxies
 
     said = getproxies()
@@ -179,20 +183,20 @@ def _proxies(module: Any) -> dict[str, str | None]:
             return {}
         if host and routes:
             pattern = host if "://" in host else f"all://{_pattern(host)}"
-            with suppress(module.InvalidURL):  # a word that nobody understands excepts nothing
+            with suppress(module.InvalidURL):  # an invalid entry excludes nothing
                 module.URL(pattern)
                 routes[pattern] = None
     return routes
 
 
 def _pattern(host: str) -> str:
-    """Return the library's pattern of a host: a domain goes with all that is below it."""
+    """Return the library's pattern of a host: a domain includes its subdomains."""
     bare = host.strip("[]")
     try:
         version = ip_address(bare.partition("/")[0]).version
     except ValueError:
         return host if host.lower() == "localhost" else f"*{host}"
-    return bare if version == 4 else f"[{bare}]"  # noqa: PLR2004 - of the Internet Protocol
+    return bare if version == 4 else f"[{bare}]"  # noqa: PLR2004 - IP version
 
 
 def http_client(
@@ -206,12 +210,12 @@ def http_client(
 ) -> Any:
     """Return a `Client` for an SDK of a vendor: `OpenAI(http_client=..., max_retries=0)`.
 
-    All of its requests go through `guard` (in which `TokenLimits` count them), and on by
-    `transport`, or a new one. `library` is httpx2 if it is installed, else httpx. `repeatable` says
-    of a POST whether it may be retried; requests for completions, messages and embeddings may.
-    `prices` is what a million tokens cost, by model: `{"gpt-4o": Price(input=2.5, output=10.0)}`.
-    Other `options` are the library's own, such as `base_url`, `timeout` or `proxy`; but those that
-    are about connections, where a `transport` is given.
+    All of its requests go through `guard` (in which `TokenLimits` count them), using `transport`,
+    or a new one. `library` is httpx2 if it is installed, else httpx. `repeatable` returns whether a
+    POST may be retried; by default requests for completions, messages and embeddings may. `prices`
+    are the costs of a million tokens, by model: `{"gpt-4o": Price(input=2.5, output=10.0)}`. Other
+    `options` are the library's own, such as `base_url`, `timeout` or `proxy`; options about
+    connections are refused if a `transport` is given.
     """
     return client_of(VendorTransport, guard, transport, library, repeatable, prices, options)
 

@@ -1,4 +1,4 @@
-"""How a call of a language model ended: what its error says of tokens, and of having been sent."""
+"""The end of a language model call: whether its exception means unused tokens, or nothing sent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _REDIRECT: Final = 300
 _UNSENT: Final = frozenset(
     ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")
 )
-"""Errors of HTTP libraries, by name, after which nothing was sent."""
+"""Exceptions of HTTP libraries, by name, which mean that nothing was sent."""
 
 _CAUSES: Final = 5
 _MARK: Final = "seawall_unsent"
 
 
 def status_of(error: object) -> int | None:
-    """Return the status of the answer that `error` stands for, if it does."""
+    """Return the status of the response that `error` represents, if any."""
     for holder in (error, attribute_of(error, "response")):
         for name in ("status", "status_code"):
             status = attribute_of(holder, name)
@@ -30,24 +30,24 @@ def status_of(error: object) -> int | None:
 
 
 def was_refused(status: int | None) -> bool:
-    """Tell whether an answer of that status used no tokens: the request was not worked on there."""
+    """Return whether a response with that status used no tokens: the vendor did not process it."""
     if status is None or status == TIMEOUT:
         return False
     return _REDIRECT <= status < SERVER or status == OVERLOADED
 
 
 def mark_unsent(error: Exception, guard: str) -> None:
-    """Note at an error of one request under that `guard` whether nothing of it was sent."""
+    """Mark an exception of a request under that `guard` if nothing was sent."""
     kinds = type(error).__mro__
     if isinstance(error, Rejected) or any(kind.__name__ in _UNSENT for kind in kinds):
         setattr(error, _MARK, guard)
 
 
 def nothing_sent(error: BaseException | None, guard: str) -> bool:
-    """Tell whether nothing was sent of the call under `guard` that ended so.
+    """Return whether nothing was sent in the call under `guard` that ended with `error`.
 
-    Known is that of a request which is marked, and of a refusal by this very guard. Any other error
-    may be about something else that the guarded function did after it had asked a model.
+    That is known of a marked request, and of a refusal by this very guard. Any other exception may
+    come from something else that the guarded function did after it had called a model.
     """
     for _ in range(_CAUSES):
         if error is None:

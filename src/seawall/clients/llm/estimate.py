@@ -1,4 +1,4 @@
-"""What a call will use, guessed before it is sent: by its prompt, and the most it may answer."""
+"""Estimate of a call's usage before it is sent: from its prompt and its maximum output."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from seawall import _checks as check
 from seawall.clients.llm.usage import MOST, parsed
 
 LETTERS: Final = 4
-"""Letters that make a token, in English; other scripts need more tokens: see `count=`."""
+"""Characters per token, in English; other scripts need more tokens: see `count=`."""
 
 PICTURE: Final = 1_600
-"""Tokens of a picture or another file that is sent along: about what a large picture costs."""
+"""Tokens of an attached picture or another file: about the cost of a large picture."""
 
 _PROMPT: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "functions")
 _ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 _FREE: Final = ("/count_tokens", "/input_tokens", "/moderations", "/cancel")
-"""Ends of paths where a POST uses no tokens: it counts them, judges a text, or stops a call."""
+"""Path suffixes where a POST uses no tokens: it counts them, moderates a text, or cancels a call.
+"""
 
 Body = Mapping[str, Any]
 Count = Callable[[Body], int]
 
 
 class Estimate(NamedTuple):
-    """What a call may use."""
+    """Estimated usage of a call."""
 
     input: int
     output: int
@@ -34,12 +35,12 @@ class Estimate(NamedTuple):
 
 
 class Asked:
-    """A request on its way through a transport: its body, and what was guessed from it."""
+    """A request in a transport: its body, and the estimates made from it."""
 
     __slots__ = ("body", "free", "guesses")
 
     def __init__(self, content: bytes, *, free: bool) -> None:
-        """Read the request as JSON; its body is empty if it is none. `free`: no tokens are used."""
+        """Parse the request; the body is empty if it is not JSON. `free`: no tokens are used."""
         body = parsed(content) if content else None
         self.free = free
         self.body: Body = body if isinstance(body, dict) else {}
@@ -47,11 +48,11 @@ class Asked:
 
 
 ASKED: Final = "seawall.llm.asked"
-"""Where a request's extensions keep what was asked, for all attempts."""
+"""Extension of a request that holds its `Asked`, for all attempts."""
 
 
 def asked_by(args: tuple[Any, ...]) -> Asked | None:
-    """Return what is asked, if the call's argument is a request of httpx or httpx2."""
+    """Return the parsed request, if the call's argument is a request of httpx or httpx2."""
     request: Any = args[0] if args else None
     extensions = getattr(request, "extensions", None)
     if not isinstance(extensions, dict) or not hasattr(request, "stream"):
@@ -60,19 +61,19 @@ def asked_by(args: tuple[Any, ...]) -> Asked | None:
     if not isinstance(asked, Asked):
         try:
             content = request.content
-        except Exception:  # noqa: BLE001 - it is a stream, which can be read once: not here
+        except Exception:  # noqa: BLE001 - a stream can be read only once: not here
             content = b""
         asked = extensions[ASKED] = Asked(content, free=is_free(request))
     return asked
 
 
 def is_free(request: Any) -> bool:
-    """Tell whether a request of httpx or httpx2 uses no tokens, whatever its answer says."""
+    """Return whether a request of httpx or httpx2 uses no tokens, whatever its response says."""
     return bool(request.method != "POST" or request.url.path.rstrip("/").endswith(_FREE))
 
 
 def body_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Body:
-    """Return the request of a call with these arguments: by name, a mapping, or plain text."""
+    """Return the request body from a call's arguments: by name, a mapping, or plain text."""
     if any(name in kwargs for name in _PROMPT):
         return kwargs
     for argument in args:
@@ -83,7 +84,7 @@ def body_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Body:
 
 
 def estimate(body: Body, count: Count | None, output: int) -> Estimate:
-    """Guess what the request of that `body` uses; `output` where it does not limit its answer."""
+    """Estimate the usage for `body`; `output` applies if the request does not limit its output."""
     model = body.get("model")
     if not any(name in body for name in _PROMPT):
         return Estimate(0, 0, model if isinstance(model, str) else "")
@@ -100,7 +101,7 @@ def estimate(body: Body, count: Count | None, output: int) -> Estimate:
 
 
 def _tokens(body: Body) -> int:
-    """Return about how many tokens the prompt is: a token for so many letters, rounded up."""
+    """Return the approximate number of tokens of the prompt, rounded up."""
     letters = tokens = 0
     waiting: list[Any] = [body[name] for name in _PROMPT if name in body]
     while waiting:
@@ -114,18 +115,18 @@ def _tokens(body: Body) -> int:
                 waiting.extend(part.values())
         elif isinstance(part, (list, tuple)):
             if part and all(type(item) is int for item in part):
-                tokens += len(part)  # tokens already
+                tokens += len(part)  # token ids
             else:
                 waiting.extend(part)
     return tokens + ceil(letters / LETTERS)
 
 
 def _is_file(part: Mapping[str, Any]) -> bool:
-    """Tell whether this is a picture or another file: its letters are no text."""
+    """Return whether this is a picture or another file: its characters are not text."""
     if part.get("type") == "base64" or "b64_json" in part:
         return True
     if isinstance(part.get("data"), str) and isinstance(part.get("format"), str):
-        return True  # sound
+        return True  # audio
     return any(
         isinstance(part.get(name), str) and part[name].startswith("data:")
         for name in ("url", "image_url", "file_data")

@@ -1,10 +1,14 @@
-"""Requests and tokens a minute, as the vendors of language models count them.
+"""Limits on requests and tokens per minute, as the vendors of language models count them.
 
-Promises: before a call all that it may use is taken, together or not at all; afterwards what it did
-use is settled, once; a call that was never sent gives all back; of a call whose end is unknown the
-estimate stays. What a vendor says is left lowers the budget and never raises it, and holds for one
-period of the limit or `max_pushback` at most, whichever is longer: a vendor that is wrong, or a
-clock that is, does not stop a service.
+Promises:
+
+- Before a call, everything that it may use is taken, all or none. Afterwards its actual usage is
+  settled, once.
+- A call that was never sent gives everything back. If the outcome of a call is unknown, the
+  estimate stays.
+- A vendor's report of what remains lowers the budget and never raises it. It holds for one period
+  of the limit or `max_pushback` at most, whichever is longer: a wrong vendor, or a wrong clock,
+  does not stop a service.
 """
 
 from __future__ import annotations
@@ -35,20 +39,21 @@ from seawall.wire.vendors import KINDS, NOTHING, Standing, read_vendor_limits
 Refill = Literal["steady", "at_once"]
 
 LATE: Final = "seawall.llm.usage"
-"""Where a response's extensions tell its usage, once its body has passed by."""
+"""Extension of a response that holds its usage, once its body has been read."""
 
 _STEPS: Final = (0.125, 0.25, 0.5, 1.0)
-"""By these shares of the time until a vendor's limit is full again its budget is let grow."""
+"""Fractions of the time until a vendor's limit is full again, at which its budget may grow."""
 
 _AHEAD: Final = 1 / 32
-"""By this part of a vendor's limit its word and our count may differ: it rounds, and is late."""
+"""Fraction of a vendor's limit by which its report and our count may differ: it rounds, and is
+late."""
 
 _MOST_TOLD: Final = 1024
 
 _guess: Final[ContextVar[Estimate]] = ContextVar("seawall_llm_guess")
 
 
-# With parameters, since the gate is to be given the call's arguments: see `_Guessed`.
+# With parameters, so that the gate passes the call's arguments: see `_Guessed`.
 def _input(*_args: Any, **_kwargs: Any) -> int:
     return _guess.get().input
 
@@ -67,7 +72,7 @@ def _model(*_args: Any, **_kwargs: Any) -> str:
 
 
 def _settled(_answer: object) -> int:
-    """Stand for `settle=`, which marks a limit as one whose cost is told later: by the gate."""
+    """Raise: as `settle=` this only marks a limit as one that the gate settles later."""
     raise NotImplementedError
 
 
@@ -76,7 +81,7 @@ _FIELDS: Final = {"tokens": "total", "input_tokens": "input", "output_tokens": "
 
 
 class TokenLimits(RateLimit):
-    """Admit calls of a language model at a limited rate of requests and of tokens."""
+    """Limit on the rate of requests and of tokens to a language model."""
 
     def __init__(
         self,
@@ -103,13 +108,14 @@ class TokenLimits(RateLimit):
     ) -> None:
         """Limit `requests`, `tokens`, `input_tokens` and `output_tokens`, such as "200k/min".
 
-        What a call will use is guessed: its input by `count(body)`, or a token for each four
-        letters; its output by what the request allows at most, or `output` if it does not say.
-        Tokens that are read from a cache and told apart count with `cached` only.
-        With `per_model` each model has limits of its own. A vendor's limit is taken to `refill`
-        steadily, or "at_once" when it says. A 429 holds all calls back for as long as it asks, up
-        to `max_pushback` seconds; other words hold for one period of the limit, if that is longer.
-        The rest is as in `RateLimit`.
+        The usage of a call is estimated: its input by `count(body)`, or a token for every four
+        characters; its output by the maximum that the request allows, or `output` if it sets none.
+        Tokens that are read from a cache and reported separately count with `cached` only.
+
+        With `per_model` each model has its own limits. A vendor's limit is assumed to `refill`
+        steadily, or "at_once" at the time that it reports. A 429 holds all calls back for the time
+        that it asks for, up to `max_pushback` seconds; other reports hold for one period of the
+        limit, if that is longer. The rest is as in `RateLimit`.
         """
         given = {
             "requests": requests,
@@ -157,9 +163,9 @@ class TokenLimits(RateLimit):
         return f"TokenLimits({limits}, max_wait={self.max_wait:g}{shared})"
 
     def settle(self, taken: Reservation, answer: object) -> None:
-        """Settle what `reserve(...)` took by what `answer` says it used; what is unknown stays.
+        """Settle a `reserve(...)` by the usage that `answer` reports; unknown amounts stay.
 
-        `answer` is an SDK's answer, its JSON as a mapping, or a `Usage`.
+        `answer` is an SDK's response, its JSON as a mapping, or a `Usage`.
         """
         if not isinstance(taken, Reservation):
             raise TypeError(f"settle({taken!r}, ...): pass what reserve(...) gave, then the answer")
@@ -180,9 +186,9 @@ class TokenLimits(RateLimit):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Take a vendor's word, from the headers of an answer: it can lower the budget only.
+        """Apply a vendor's report from the headers of a response: it can only lower the budget.
 
-        With `per_model`, the call's arguments say which model is meant.
+        With `per_model`, the call's arguments determine the model.
         """
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         said = read_vendor_limits(pairs, _wall())
@@ -216,7 +222,7 @@ class TokenLimits(RateLimit):
         grown = whole - remaining  # by the vendor
         ahead = own - remaining
         if ahead <= max(1, whole * _AHEAD) and refilled <= grown * (1 + _AHEAD):
-            return  # it keeps to the vendor's level by itself: steps would be pauses for nothing
+            return  # it already matches the vendor's level: steps would only add pauses
         reached = 0.0
         for step in _STEPS:
             left, held = remaining + floor(grown * reached), min(after * step, longest)
@@ -226,14 +232,15 @@ class TokenLimits(RateLimit):
             reached = step
 
     def _say(self, kind: str, left: int, seconds: float, otherwise: float) -> None:
-        """Lower the limit, unless what it would admit `otherwise` is no more."""
+        """Lower the limit, unless it would not admit more `otherwise`."""
         if left < otherwise:
             self.lower(left, seconds, limit=kind)
 
     def _is_news(self, kind: str, standing: Standing) -> bool:
-        """Tell whether it is worth telling all pods: markedly less than was told lately, or later.
+        """Return whether to report this to all pods: markedly less than the last report, or later.
 
-        Every answer of a vendor says something, and each time the store would have to be asked.
+        Every response of a vendor contains such a report, and each one would cost a store
+        operation.
         """
         key = kind, _guess.get().model
         now = self._now()
@@ -249,10 +256,10 @@ class TokenLimits(RateLimit):
         return True
 
     def _own_left(self, number: int) -> int:
-        """Return what the limit's own rule would admit now, at most, whatever a vendor has said."""
+        """Return the maximum that the limit's own rule admits now, ignoring vendors' reports."""
         meter = self._meters.all[number]
         if self._sharing is not None:
-            return meter.limit.burst or meter.limit.rate.limit  # only the store knows more
+            return meter.limit.burst or meter.limit.rate.limit  # only the store knows better
         now = whole_microseconds(self._now())
         with self._meters.mutex, self._meters:
             key = meter.limit._key_of((), {})
@@ -279,7 +286,7 @@ class TokenLimits(RateLimit):
         kwargs: dict[str, Any],
         name: str | None,
     ) -> tuple[int, Hashable, float]:
-        known = _guess.get(None)  # the model that is meant, if a vendor's answer says it
+        known = _guess.get(None)  # the model of a vendor's response, if known
         with _Guessed(self._guess_of(args, kwargs) if known is None else known):
             return super()._lower(remaining, reset_after, args, kwargs, name)
 
@@ -315,7 +322,7 @@ class TokenLimits(RateLimit):
 
 
 class _Guessed:
-    """What a call may use, for the functions of its limits."""
+    """Context manager that sets the estimate of a call, for the functions of its limits."""
 
     __slots__ = ("_guess", "_token")
 
@@ -332,31 +339,31 @@ class _Guessed:
 
 
 class _TokenGate(RateGate):
-    """The limits inside one guard: they settle when the usage is known, which may be later."""
+    """Gate of the limits in one guard: settles when the usage is known, which may be later."""
 
     policy: TokenLimits
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not sent, settle what is known; what is not stays."""
+        """Give back what was not sent, settle what is known; an unknown usage stays."""
         if not _settles(self.policy, ticket, outcome, detail):
             unsent = outcome is FAILED and nothing_sent(detail, self.host.name)
             super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
 class _SharedTokenGate(SharedRateGate):
-    """The same for limits in a store."""
+    """Gate of limits in a store, with the same settlement."""
 
     policy: TokenLimits
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not sent, settle what is known; what is not stays."""
+        """Give back what was not sent, settle what is known; an unknown usage stays."""
         if not _settles(self.policy, ticket, outcome, detail):
             unsent = outcome is FAILED and nothing_sent(detail, self.host.name)
             super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
 def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) -> bool:
-    """Settle by how the call ended, now or once its body has passed by; tell whether it will be."""
+    """Settle by the call's end, now or when its body was read; return whether it settles."""
     if not isinstance(ticket, Reservation):
         return False
     if outcome is OK:
@@ -376,6 +383,6 @@ def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) ->
 
 
 def _wall() -> float:
-    from time import time  # noqa: TID251 - some vendors say when by the calendar
+    from time import time  # noqa: TID251 - some vendors report wall-clock times
 
     return time()

@@ -1,9 +1,12 @@
-"""Several models or vendors that can stand in for each other, in order of preference.
+"""Several models or vendors that can replace each other, in order of preference.
 
-Promises: the first that admits the call and answers is the one that serves; the next is tried when
-one refuses (its breaker is open, its limits are used up), is over a vendor's limit, or fails for a
-passing reason; never on a bad request, which is bad everywhere; never after the deadline; of a
-stream never after its first item. If none answers, the error of the first is raised, with a note.
+Promises:
+
+- The first model that admits the call and answers serves it.
+- The next one is tried when a model refuses (its breaker is open, its limits are exhausted),
+  exceeds a vendor's limit, or fails for a transient reason; never on a bad request, which is bad
+  everywhere; never after the deadline; never after the first item of a stream.
+- If none answers, the exception of the first is raised, with a note.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from seawall.runtime.result import Result
 from seawall.runtime.streams import aprime, prime
 
 _PASSING: Final = frozenset(("TransportError", "APIConnectionError"))
-"""Errors of HTTP libraries and SDKs, by name, that say nothing of the request itself."""
+"""Exceptions of HTTP libraries and SDKs, by name, that say nothing about the request itself."""
 
 _CAUSES: Final = 5
 
 
 def passing(error: Exception) -> bool:
-    """Tell whether another model may do better: a refusal, trouble on the way, 408, 429 or 5xx."""
+    """Return whether another model may do better: a refusal, a network failure, 408, 429 or 5xx."""
     cause: BaseException | None = error
     for _ in range(_CAUSES):
         if cause is None or isinstance(cause, DeadlineExceeded):
@@ -49,19 +52,19 @@ def passing(error: Exception) -> bool:
         if isinstance(cause, (Rejected, TimeoutError, ConnectionError)):
             return True
         if any(kind.__name__ in _PASSING for kind in type(cause).__mro__):
-            # An SDK tells of a refusal, or of a deadline, as of lost connections.
+            # An SDK reports a refusal, or a deadline, as a lost connection.
             return not isinstance(cause.__cause__, DeadlineExceeded)
         cause = cause.__cause__
     return False
 
 
 class Model:
-    """One candidate: a function that asks it, and the guard that it is asked under."""
+    """One candidate: a function that calls it, and the guard around that function."""
 
     __slots__ = ("ask", "guard", "name")
 
     def __init__(self, name: str, ask: Callable[..., Any], *, guard: Guard | None = None) -> None:
-        """Ask by `ask(...)`, under `guard` unless `ask` goes through one already."""
+        """Call `ask(...)`, under `guard` unless `ask` is already guarded."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"Model({name!r}): the first argument is a name, such as 'large'")
         if guard is not None and not isinstance(guard, Guard):
@@ -86,9 +89,9 @@ class Models:
         name: str = "models",
         passing: Callable[[Exception], bool] | ErrorKinds = passing,
     ) -> None:
-        """Prefer the first of `candidates`; `passing(error)` says when to try the next.
+        """Prefer the first of `candidates`; `passing(error)` returns whether to try the next.
 
-        Types of errors may stand in its place. `name` is what events call it.
+        Exception types may be given instead of a function. `name` is used in events.
         """
         if not candidates:
             raise TypeError("Models(): give it a Model, such as Models(Model('large', ask_large))")
@@ -112,45 +115,45 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the models; a `Result.level` is a place in it."""
+        """The names of the models; a `Result.level` is an index into them."""
         return tuple(candidate.name for candidate in self.candidates)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the models in order, by plain functions; return the first answer."""
+        """Call the models in order, by plain functions; return the first result."""
         return self.attempt(*args, **kwargs).unwrap()
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the models in order, by async functions; return the first answer."""
+        """Async twin of `call`."""
         return (await self.aattempt(*args, **kwargs)).unwrap()
 
     def attempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
-        """Do as `call`, and return how it went: `level` says which model served, 0 the first."""
+        """Call the models like `call`, and return a `Result`: `level` is the index of the model."""
         turns = _Turns(self)
         for ask in turns:
             try:
                 turns.value = _not_async(ask(*args, **kwargs), "acall")
-            except Exception as error:  # noqa: BLE001 - it is in the result
+            except Exception as error:  # noqa: BLE001 - returned in the result
                 turns.failed(error)
             else:
                 turns.answered()
         return turns.result()
 
     async def aattempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
-        """Do as `acall`, and return how it went: `level` says which model served, 0 the first."""
+        """Async twin of `attempt`."""
         turns = _Turns(self)
         for ask in turns:
             try:
                 turns.value = await ask(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - it is in the result
+            except Exception as error:  # noqa: BLE001 - returned in the result
                 turns.failed(error)
             else:
                 turns.answered()
         return turns.result()
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Ask for streams (generators, or an SDK's): another may take over before the first item.
+        """Yield from a stream (a generator, or an SDK's); fall back only before the first item.
 
-        A stream that has `close` is closed, whatever becomes of it.
+        A stream that has `close` is closed in any case.
         """
         turns = _Turns(self)
         for ask in turns:
@@ -164,7 +167,7 @@ class Models:
         turns.result().unwrap()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Do the same with async streams: of async generators, and what async functions return."""
+        """Async twin of `stream`, for async generators and results of async functions."""
         turns = _Turns(self)
         for ask in turns:
             try:
@@ -190,7 +193,7 @@ class Models:
 
 
 def _not_async(answer: Any, instead: str) -> Any:
-    """Return what a plain function has returned; raise if that is yet to be awaited."""
+    """Return the result of a plain function; raise if it is an awaitable."""
     if isawaitable(answer):
         if hasattr(answer, "close"):
             answer.close()
@@ -199,7 +202,7 @@ def _not_async(answer: Any, instead: str) -> Any:
 
 
 class _Turns:
-    """The turns of one call: whom to ask next, and what has come of it."""
+    """The progress of one call: the next model to call, and the results so far."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -219,7 +222,7 @@ class _Turns:
                 return
 
     def failed(self, error: Exception) -> None:
-        """Take in that this model did not answer."""
+        """Record that this model failed."""
         if self._first is None:
             self._first = error
         self._last = error
@@ -227,10 +230,10 @@ class _Turns:
         late = deadline is not None and deadline.remaining() <= 0
         self._over = late or not self._models._passing(error)
         if self._over and not late and not isinstance(error, DeadlineExceeded):
-            self._first = error  # a request that is bad: that is what its sender has to know
+            self._first = error  # a bad request: the caller must see this exception
 
     def answered(self) -> None:
-        """Take in that this model serves."""
+        """Record that this model serves the call."""
         self._over = True
         models = self._models
         models._served[self._level] += 1
@@ -240,7 +243,7 @@ class _Turns:
             self._last = None
 
     def result(self) -> Result[Any]:
-        """Return how it went."""
+        """Return the result of the call."""
         error = None if self._last is None else self._first
         if error is not None:
             self._models._failed += 1

@@ -1,8 +1,12 @@
-"""What calls of language models used and took, by model, as OpenTelemetry's `gen_ai` names it.
+"""Usage and duration of language model calls, by model, in OpenTelemetry's `gen_ai` terms.
 
-Promises: each request for a completion, a message or an embedding is counted once, when its answer
-has passed by or it failed; names of models come from requests and answers, so only so many of them
-are told apart; nothing of a prompt or an answer is kept.
+Promises:
+
+- Each request for a completion, a message or an embedding is counted once, when its response was
+  read or it failed.
+- Names of models come from requests and responses, so only a limited number of them is
+  distinguished.
+- No part of a prompt or a response is kept.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ if TYPE_CHECKING:
     from seawall.guard import Guard
 
 MOST_SERIES: Final = 100
-"""Combinations of operation, provider, models and error that one client tells apart."""
+"""Maximum number of combinations of operation, provider, models and error that one client
+distinguishes."""
 
 OTHER: Final = "other"
 LARGEST_READ: Final = 1 << 20
-"""A request of more bytes is not parsed here only to find the name of its model."""
+"""Maximum number of bytes of a request that is parsed only to find the name of its model."""
 
 MILLION: Final = 1_000_000
 
@@ -38,7 +43,7 @@ _OPERATIONS: Final = {
     "/completions": "text_completion",
     "/embeddings": "embeddings",
 }
-"""What is asked for, by the end of the path."""
+"""Operations, by path suffix."""
 
 _PROVIDERS: Final = {
     "api.anthropic.com": "anthropic",
@@ -52,13 +57,13 @@ _PROVIDERS: Final = {
     "api.x.ai": "x_ai",
     "openai.azure.com": "azure.ai.openai",
 }
-"""Providers by the end of the host's name; others by the dialect that they are spoken to in."""
+"""Providers by host suffix; others by the format of their API."""
 
 _DATED: Final = re.compile(r"-(?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)$")
 
 
 class Price(NamedTuple):
-    """What a million tokens cost, in any one currency; `cached`: of those read from a cache.
+    """Cost of a million tokens, in any one currency; `cached`: of those read from a cache.
 
     Without `cached` these cost as much as other input.
     """
@@ -72,7 +77,7 @@ Prices = Mapping[str, Price]
 
 
 def check_prices(prices: Prices | None) -> dict[str, Price]:
-    """Return the price table, checked."""
+    """Return the validated price table."""
     if prices is None:
         return {}
     if not isinstance(prices, Mapping):
@@ -90,7 +95,7 @@ def check_prices(prices: Prices | None) -> dict[str, Price]:
 
 
 class Operation:
-    """One request of a model, from when it is sent until its answer has passed by."""
+    """One request to a model, from when it is sent until its response was read."""
 
     __slots__ = (
         "_of",
@@ -108,7 +113,7 @@ class Operation:
     )
 
     def __init__(self, of: Operations, request: Any) -> None:
-        """Begin now; `name` is empty where the request is not for a model."""
+        """Start now; `name` is empty if the request is not for a model."""
         self._of = of
         self.guard = of.name
         self.name = _operation(request)
@@ -116,25 +121,25 @@ class Operation:
         self.request_model = _request_model(request)
         self.response_model = ""
         self.error = ""
-        """The class of the error that it ended with: a status, or the name of an exception."""
+        """The class of the error that ended it: a status, or the name of an exception."""
         self.usage = UNKNOWN
         self.cost: float | None = None
         self.seconds = 0.0
         self.first_chunk: float | None = None
-        """Seconds until the first event of a stream; None where the answer is none."""
+        """Seconds until the first event of a stream; None if the response is not a stream."""
         self.began = of.now()
 
     def streams(self) -> None:
-        """Note that the first event of the stream is there."""
+        """Record the arrival of the first event of the stream."""
         self.first_chunk = self._of.now() - self.began
 
     def failed(self, error: BaseException | int) -> None:
-        """End with an error, or with the status of an answer that is one."""
+        """End with an exception, or with the status of a failed response."""
         self.error = str(error) if isinstance(error, int) else type(error).__name__
         self.end(UNKNOWN)
 
     def follow(self, late: Late) -> None:
-        """End when the answer has passed by."""
+        """End when the response was read."""
 
         def end(usage: Usage) -> None:
             self.response_model, self.error = late.model, late.error
@@ -143,7 +148,7 @@ class Operation:
         late.then(end)
 
     def end(self, usage: Usage) -> None:
-        """Count it, with what it used."""
+        """Count the operation, with its usage."""
         self.seconds = self._of.now() - self.began
         self.usage = usage
         if self.name:
@@ -151,13 +156,13 @@ class Operation:
 
     @property
     def input_tokens(self) -> int | None:
-        """All tokens that went in, those from a cache included."""
+        """All input tokens, including those from a cache."""
         usage = self.usage
         return None if usage.input is None else usage.input + usage.cached
 
 
 class _Counted:
-    """What operations of one sort came to."""
+    """Totals of the operations of one series."""
 
     __slots__ = ("cost", "durations", "first_chunks", "input", "output")
 
@@ -180,10 +185,10 @@ class _Counted:
 
 
 class Operations:
-    """What all requests of one client used and took."""
+    """Usage and duration of all requests of one client."""
 
     def __init__(self, guard: Guard, prices: Prices | None = None) -> None:
-        """Count what goes through `guard`."""
+        """Count the requests through `guard`."""
         self.name = guard.name
         self.now = guard.clock.now
         self._prices = check_prices(prices)
@@ -197,11 +202,11 @@ class Operations:
         return f"<Operations of {self.name!r}>"
 
     def begin(self, request: Any) -> Operation:
-        """Return the operation that is asked for by a request of httpx or httpx2."""
+        """Return the operation for a request of httpx or httpx2."""
         return Operation(self, request)
 
     def ended(self, operation: Operation) -> None:
-        """Count an operation that is over, and tell those who observe; from a finaliser too."""
+        """Count a finished operation, and notify observers; may be called from a finaliser."""
         operation.cost = self._cost(operation)
         self._mutex.do(lambda: self._count(operation))
         for observe in observers:
@@ -230,11 +235,11 @@ class Operations:
         ) / MILLION
 
     def _price(self, model: str) -> Price | None:
-        """Return the price of a model by its name, else by that without its date."""
+        """Return the price of a model by its name, else by its name without the date."""
         return self._prices.get(model) or self._prices.get(_DATED.sub("", model))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what was counted, by operation, provider, models and error."""
+        """Return the totals, by operation, provider, models and error."""
         with self._mutex:
             return {
                 "name": self.name,
@@ -268,7 +273,7 @@ class Operations:
 
 
 observers: Final[list[Callable[[Operation], None]]] = []
-"""Called with each operation when it is over, in its context; they must not raise."""
+"""Functions called with each finished operation, in its context; they must not raise."""
 
 
 def _provider(host: str, path: str) -> str:
@@ -279,10 +284,10 @@ def _provider(host: str, path: str) -> str:
 
 
 def note_request(request: Any) -> None:
-    """Remember what is asked for all attempts, which have a body that cannot be looked into."""
+    """Remember the request for all attempts, whose bodies cannot be inspected."""
     if not _operation(request):
         return
-    with suppress(Exception):  # of a stream, which can be read once, nothing is known
+    with suppress(Exception):  # a stream can be read only once
         if len(request.content) <= LARGEST_READ:
             asked_by((request,))
 
@@ -293,7 +298,7 @@ def _request_model(request: Any) -> str:
 
 
 def _operation(request: Any) -> str:
-    """Return what is asked for of a model, or "" if nothing is."""
+    """Return the operation that the request asks for, or "" if there is none."""
     path = request.url.path.rstrip("/")
     if request.method != "POST":
         return ""

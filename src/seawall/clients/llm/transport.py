@@ -1,9 +1,9 @@
 """The layer between a guarded transport and the network that understands language models.
 
-It sees each attempt: tells the limits what the vendor says is left, reads the usage from the body
-as it passes by, and looks at the first event of a stream. If that is an error, the answer becomes
-an error of the status that it stands for: then it can be retried, since nobody has seen an item
-yet. The body itself goes by as it came, byte for byte.
+It sees each attempt: it passes the vendor's reports to the limits, reads the usage from the body as
+it is read, and inspects the first event of a stream. If that is an error, the response becomes an
+error response with the corresponding status: then it can be retried, since the caller has not seen
+an item yet. The body itself is passed on unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STATUSES: Final = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""What the errors of the vendors are as statuses; others stay events of a stream."""
+"""Statuses for the errors of the vendors; other errors stay events of a stream."""
 
 _PACKED: Final = ("gzip", "x-gzip", "deflate")
 _READABLE: Final = "gzip, deflate"
@@ -58,12 +58,12 @@ _ABOUT_BODY: Final = ("content-encoding", "content-length", "content-type", "tra
 
 
 class Vendor:
-    """What both layers know: whose limits to tell, and whether the SDK retries by itself."""
+    """Base of both layers: the limits to update, and the warning if the SDK retries on its own."""
 
     def __init__(self, guard: Guard, transport: Any, operations: Operations | None = None) -> None:
-        """Send by `transport`; the `TokenLimits` of `guard` learn what the vendor says.
+        """Send with `transport`; pass the vendor's reports to the `TokenLimits` of `guard`.
 
-        What requests use and take is counted by `operations`, which several layers may share.
+        `operations` counts usage and duration of requests; several layers may share it.
         """
         self.transport = transport
         self._operations = Operations(guard) if operations is None else operations
@@ -75,7 +75,7 @@ class Vendor:
         return f"<{type(self).__name__} over {type(self.transport).__name__}>"
 
     def _prepare(self, request: Any) -> None:
-        """See to it that the answer can be read here, and that nobody else retries."""
+        """Ensure that the response can be read here, and warn if the SDK retries."""
         headers = request.headers
         accepted = headers.get("accept-encoding")
         if accepted and ("br" in accepted or "zstd" in accepted):
@@ -92,13 +92,13 @@ class Vendor:
             )
 
     def _failed(self, operation: Operation, error: BaseException) -> None:
-        """Take in that a request had no answer."""
+        """Record that a request had no response."""
         operation.failed(error)
         if isinstance(error, Exception):
             mark_unsent(error, self._guard)
 
     def _answered(self, request: Any, response: Any) -> tuple[Late, SseReader | None]:
-        """Tell the limits what the vendor says; return who learns the usage from the body."""
+        """Pass the vendor's report to the limits; return readers of the usage and of the events."""
         status, headers = response.status_code, response.headers
         for limits in self._limits:
             try:
@@ -106,20 +106,20 @@ class Vendor:
             except Exception:
                 import logging
 
-                # The answer is here, and is worth more than what it says of limits.
+                # The response is more important than its report about limits.
                 logging.getLogger("seawall").exception("guard %r: not understood", self._guard)
         late, events = Late(None), None
         if was_refused(status):
             late = Late(None, NONE_USED)
         elif _OK <= status < _REDIRECT:
             reader, events = _readers(response)
-            # Of a request that uses nothing, the answer can tell the usage of another one only.
+            # If a request uses no tokens, its response can only report the usage of another one.
             late = Late(events and reader, NONE_USED) if is_free(request) else Late(reader)
         response.extensions[LATE] = late
         return late, events
 
     def _pass_by(self, response: Any, passing: type, base: str, late: Late) -> Any:
-        """Let the body be seen as it passes by; return it, or None if it was read already."""
+        """Inspect the body as it is read; return it, or None if it was read already."""
         if response.is_stream_consumed:
             late.feed(response.content)
             late.end()
@@ -130,7 +130,7 @@ class Vendor:
 
 
 def _follow(operation: Operation, response: Any) -> None:
-    """Let `operation` end with its answer: at once if that is an error, else when it has passed."""
+    """End `operation` with its response: immediately for an error, else when it was read."""
     if response.status_code >= CLIENT:
         operation.failed(response.status_code)
     else:
@@ -138,7 +138,7 @@ def _follow(operation: Operation, response: Any) -> None:
 
 
 def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
-    """Return who reads the body of `response`, and who its events, if it is made of them."""
+    """Return readers for the body of `response`, and for its events if it is a stream of them."""
     reader: Reader | None = None
     events = None
     kind = response.headers.get("content-type", "")
@@ -148,7 +148,7 @@ def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
         reader = JsonReader()
     packed = response.headers.get("content-encoding", "identity").strip().lower()
     if reader is None or response.is_stream_consumed or packed == "identity":
-        return reader, events  # what was made of bytes, in this process, is not packed any more
+        return reader, events  # a body that was created here from bytes is not compressed
     return (Unpacking(reader), events) if packed in _PACKED else (None, None)
 
 
@@ -164,7 +164,7 @@ def _status_of(events: SseReader) -> int | None:
 
 
 def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
-    """Return the answer that a vendor gives who knows of its trouble before it answers."""
+    """Return the error response that a vendor sends if it fails before it answers."""
     headers = [
         (name, value)
         for name, value in response.headers.multi_items()
@@ -183,34 +183,34 @@ def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
 
 
 class _Passing:
-    """A body on its way: what was looked at already, then the rest."""
+    """A body in transit: the part that was inspected already, then the rest."""
 
     def __init__(self, stream: Any, late: Late) -> None:
         self.stream = stream
         self.late = late
         self.head: deque[bytes] = deque()
         self.held = 0
-        """How many bytes of it have been read before anybody asked for them."""
+        """Number of bytes that were read before the caller asked for them."""
         self.rest: Any = None
 
     def seen(self, chunk: bytes) -> bytes:
-        """Look at a piece, and pass it on."""
+        """Inspect a chunk, and return it."""
         self.late.feed(chunk)
         return chunk
 
     def enough(self, events: SseReader) -> bool:
-        """Tell whether the beginning of the stream is known, as far as it will be."""
+        """Return whether the beginning of the stream is known, or too long."""
         return events.began or self.held > FIRST_EVENT
 
     def hold(self, chunk: bytes) -> None:
-        """Look at a piece of the beginning, and keep it to be passed on."""
+        """Inspect a chunk of the beginning, and keep it for the caller."""
         self.head.append(self.seen(chunk))
         self.held += len(chunk)
 
 
 class _Passes(_Passing):
     def begin(self, events: SseReader) -> None:
-        """Read until the first event is there."""
+        """Read until the first event has arrived."""
         self.rest = iter(self.stream)
         try:
             while not self.enough(events):
@@ -218,7 +218,7 @@ class _Passes(_Passing):
                 if chunk is None:
                     break
                 self.hold(chunk)
-                check_deadline()  # each piece restarts the library's own timeout
+                check_deadline()  # each chunk restarts the library's own timeout
         except BaseException:
             self.close()
             raise
@@ -229,7 +229,7 @@ class _Passes(_Passing):
                 yield self.head.popleft()
             for chunk in iter(self.stream) if self.rest is None else self.rest:
                 yield self.seen(chunk)
-        except GeneratorExit:  # the reader wants no more
+        except GeneratorExit:  # the reader stopped
             raise
         except BaseException as error:
             self.late.error = type(error).__name__
@@ -246,7 +246,7 @@ class _Passes(_Passing):
 
 class _PassesAsync(_Passing):
     async def begin(self, events: SseReader) -> None:
-        """Read until the first event is there."""
+        """Read until the first event has arrived."""
         self.rest = aiter(self.stream)
         try:
             while not self.enough(events):
@@ -265,7 +265,7 @@ class _PassesAsync(_Passing):
             rest = aiter(self.stream) if self.rest is None else self.rest
             async for chunk in rest:
                 yield self.seen(chunk)
-        except GeneratorExit:  # the reader wants no more
+        except GeneratorExit:  # the reader stopped
             raise
         except BaseException as error:
             self.late.error = type(error).__name__
@@ -282,12 +282,12 @@ class _PassesAsync(_Passing):
 
 @cache
 def _stream_class(passing: type, base: type) -> Any:
-    """Return a stream that is also one of the library's: it looks at that."""
+    """Return a stream class that is also the library's, which checks the type."""
     return type(passing.__name__.strip("_"), (passing, base), {})
 
 
 def _base_of(stream: object, name: str) -> type:
-    """Return the library's own class of that name, among what `stream` is."""
+    """Return the library's own class of that name, among the bases of `stream`."""
     for kind in type(stream).__mro__:
         if kind.__name__ == name:
             return kind

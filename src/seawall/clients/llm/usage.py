@@ -1,7 +1,7 @@
-"""How many tokens a call used: read from answers, whole or streamed, without touching them.
+"""Token usage of a call: read from responses, whole or streamed, without changing them.
 
-Both vendors' dialects are understood. What comes over the wire is not trusted: a reader never
-raises, keeps a bounded amount, and where it does not understand it says that nothing is known.
+Both vendors' formats are supported. Responses are untrusted: a reader never raises, keeps a bounded
+amount of data, and reports an unknown usage if it does not understand the data.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 MOST: Final = 2**40
-"""More tokens than this are no count of tokens."""
+"""Maximum plausible number of tokens."""
 
 WHOLE: Final = 1 << 20
-"""A body of up to so many bytes is parsed whole; of a larger one only the end is looked at."""
+"""Maximum number of bytes of a body that is parsed completely; only the end of a larger one is
+searched."""
 
 TAIL: Final = 1 << 14
 LONGEST_LINE: Final = 1 << 20
 FIRST_EVENT: Final = 1 << 16
-"""The first event of a stream is looked at if it is no longer than this."""
+"""Maximum length of the first event of a stream that is inspected."""
 
 MOST_UNPACKED: Final = 1 << 26
 """Maximum size of a decompressed body, in bytes. The usage of a larger one is not known."""
 
 LONGEST_NAME: Final = 120
-"""Longer text is no name of a model."""
+"""Maximum length of a model's name."""
 
 _DECODED_AT_ONCE: Final = 1 << 16
 
@@ -37,13 +38,13 @@ class Usage(NamedTuple):
     input: int | None = None
     output: int | None = None
     cached: int = 0
-    """Tokens of the prompt that were read from a cache, where they are no part of `input`."""
+    """Tokens of the prompt that were read from a cache, if they are not part of `input`."""
     cached_input: int = 0
-    """Tokens of the prompt that were read from a cache, where they are a part of `input`."""
+    """Tokens of the prompt that were read from a cache, if they are part of `input`."""
 
     @property
     def total(self) -> int | None:
-        """Both together, if both are known."""
+        """Input plus output, if both are known."""
         return None if self.input is None or self.output is None else self.input + self.output
 
     @property
@@ -57,7 +58,7 @@ NONE_USED: Final = Usage(0, 0)
 
 
 def usage_of(answer: object) -> Usage:
-    """Return what `answer` says it used: an SDK's, its JSON, or one event of a stream."""
+    """Return the usage in `answer`: an SDK's response, its JSON, or one event of a stream."""
     if isinstance(answer, Usage):
         return answer
     for inside in (None, "message", "response"):
@@ -65,7 +66,7 @@ def usage_of(answer: object) -> Usage:
         usage = None if where is None else _get(where, "usage")
         if usage is not None:
             found = _read(usage)
-            # The first event of one vendor tells what went in, and of the output only the start.
+            # The first event of one vendor reports the input, and only the start of the output.
             return found._replace(output=None) if inside == "message" else found
     return UNKNOWN
 
@@ -89,7 +90,7 @@ def _read(usage: object) -> Usage:
 
 
 def model_of(answer: object) -> str:
-    """Return which model `answer`, its JSON, or one event of a stream says it is from; or ""."""
+    """Return the model named in `answer` (a response, its JSON, or one event), or ""."""
     for inside in (None, "message", "response"):
         where = answer if inside is None else _get(answer, inside)
         name = "" if where is None else name_of(_get(where, "model"))
@@ -99,7 +100,7 @@ def model_of(answer: object) -> str:
 
 
 def name_of(model: object) -> str:
-    """Return the name of a model if it can be one: short, printable text; else ""."""
+    """Return the name of a model if it is plausible: short, printable text; else ""."""
     known = isinstance(model, str) and len(model) <= LONGEST_NAME and model.isprintable()
     return str(model) if known else ""
 
@@ -111,7 +112,7 @@ def _get(of: object, name: str) -> Any:
         return None
     try:
         return getattr(of, name, None)
-    except Exception:  # noqa: BLE001 - somebody's property; it tells nothing
+    except Exception:  # noqa: BLE001 - a failing property counts as unknown
         return None
 
 
@@ -121,54 +122,54 @@ def _count(usage: object, name: str) -> int | None:
 
 
 LONGEST_TYPE: Final = 64
-"""Characters of the type of an error that are kept."""
+"""Maximum number of characters of an error's type that are kept."""
 
 
 class Reader(Protocol):
-    """Looks at a body as it passes by."""
+    """Reader that inspects a body as it is read."""
 
     @property
     def model(self) -> str:
-        """Which model answers, once that is known."""
+        """The model that answers, once it is known."""
 
     @property
     def failure(self) -> str:
-        """The type of an error that came after the answer had begun; empty if none did."""
+        """The type of an error after the start of the response; empty if there was none."""
 
     def feed(self, data: bytes) -> None:
-        """Look at the next piece."""
+        """Inspect the next chunk."""
 
     def usage(self) -> Usage:
-        """Return what is known by now."""
+        """Return the usage known so far."""
 
 
 class JsonReader:
-    """Reads a body that is one JSON value."""
+    """Reader of a body that is one JSON value."""
 
     __slots__ = ("_kept", "_whole", "failure", "model")
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self._kept = bytearray()
         self._whole = True
         self.failure = ""
         self.model = ""
 
     def feed(self, data: bytes) -> None:
-        """Keep the piece; of a large body the end."""
+        """Keep the chunk; keep only the end of a large body."""
         self._kept += data
         if len(self._kept) > WHOLE:
             self._whole = False
             del self._kept[:-TAIL]
 
     def usage(self) -> Usage:
-        """Return what the body says."""
+        """Return the usage in the body."""
         if self._whole:
             answer = parsed(bytes(self._kept))
             self.model = model_of(answer)
             return usage_of(answer)
         end = self._kept[-TAIL:].decode("utf-8", "replace")
-        # Inside of text a quotation mark is escaped, so this is a name: the last one of that kind.
+        # Inside strings a quotation mark is escaped, so this is a key: the last one of that name.
         place = end.rfind('"usage":')
         if place < 0:
             return UNKNOWN
@@ -180,9 +181,9 @@ class JsonReader:
 
 
 class SseReader:
-    """Reads a stream of events, as far as they are about usage or errors.
+    """Reader of a stream of events, for usage and errors.
 
-    Nothing is kept but an unfinished line and, until it is complete, the first event.
+    It keeps only an unfinished line and, until it is complete, the first event.
     """
 
     __slots__ = (
@@ -198,23 +199,23 @@ class SseReader:
     )
 
     def __init__(self) -> None:
-        """Begin before the first event."""
+        """Start before the first event."""
         self._line = bytearray()
         self._skipping = False
         self._usage = UNKNOWN
         self._first: list[bytes] = []
         self._gathered = 0
         self.began = False
-        """Whether the first event has come."""
+        """Whether the first event has arrived."""
         self.error: dict[str, Any] | None = None
-        """The first event, if that is an error."""
+        """The first event, if it is an error."""
         self.failure = ""
-        """The type of an error that came as a later event; empty if none did."""
+        """The type of an error in a later event; empty if there was none."""
         self.model = ""
-        """Which model answers, by the first event."""
+        """The model that answers, from the first event."""
 
     def feed(self, data: bytes) -> None:
-        """Look at the next piece."""
+        """Inspect the next chunk."""
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
             whole = data[:end] if self._skipping else bytes(self._line) + data[:end]
@@ -222,7 +223,7 @@ class SseReader:
             self._skipping = False
             if not self.began:
                 self._begin(whole)
-            # Most events are about neither: these cost no more than these searches.
+            # Most events contain neither: they cost no more than these searches.
             if b'"usage"' in whole or b'"error"' in whole:
                 for line in whole.splitlines():
                     self._look(line)
@@ -247,7 +248,7 @@ class SseReader:
             )
 
     def _begin(self, lines: bytes) -> None:
-        """Gather the first event; what only keeps the line open is none."""
+        """Collect the first event; keep-alive comments and pings do not count."""
         for line in lines[:FIRST_EVENT].splitlines():
             self._gathered += len(line) + 1
             if line:
@@ -259,7 +260,7 @@ class SseReader:
             self._first = []
 
     def _is_first(self) -> bool:
-        """Tell whether what was gathered is an event; look at it, if it is."""
+        """Return whether the collected lines are an event; inspect it if so."""
         gathered, self._first = self._first, []
         data = b"\n".join(line[5:] for line in gathered if line.startswith(b"data:"))
         kinds = [line[6:].strip() for line in gathered if line.startswith(b"event:")]
@@ -273,12 +274,12 @@ class SseReader:
         return True
 
     def usage(self) -> Usage:
-        """Return what the events have told by now."""
+        """Return the usage in the events so far."""
         return self._usage
 
 
 def _failure_in(event: Any) -> str:
-    """Return the type of the error that an event tells, "error" if it has none; empty if well."""
+    """Return the type of the error in an event, "error" if it has no type; "" without error."""
     for told in (event, event.get("response")) if isinstance(event, dict) else ():
         error = told.get("error") if isinstance(told, dict) else None
         if isinstance(error, dict):
@@ -332,44 +333,42 @@ class Unpacking:
 
     @property
     def model(self) -> str:
-        """Which model answers, as the other reader knows it."""
+        """The model that answers, from the inner reader."""
         return self._reader.model
 
     @property
     def failure(self) -> str:
-        """The error that came as an event, as the other reader knows it."""
+        """The error in an event, from the inner reader."""
         return self._reader.failure
 
     def usage(self) -> Usage:
-        """Return what the other reader knows; nothing if the body could not be decompressed."""
+        """Return the usage of the inner reader; unknown if the body could not be decompressed."""
         return UNKNOWN if self._inflate is None else self._reader.usage()
 
 
 class Late:
-    """The usage of an answer, which is known when its body has passed by; told once."""
+    """The usage of a response, which is known when its body was read; reported once."""
 
     __slots__ = ("_reader", "_then", "_told", "error", "model")
 
     def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
-        """Learn it by `reader`, unless it is known from the start."""
+        """Read the usage with `reader`, unless it is known from the start."""
         self.model = ""
-        """Which model answered, known with the usage."""
+        """The model that answered, known together with the usage."""
         self.error = ""
-        """The exception that broke the body off, or the error that it ended with, by its name.
-
-        Empty if there was none.
-        """
+        """The name of the exception that interrupted the body, or of the error at its end. Empty if
+        there was none."""
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
         self._told = told
 
     def feed(self, data: bytes) -> None:
-        """Look at a piece of the body."""
+        """Inspect a chunk of the body."""
         if self._reader is not None:
             self._reader.feed(data)
 
     def end(self) -> None:
-        """Tell what is known: the body has ended, or nobody wants the rest."""
+        """Report the usage: the body has ended, or the rest is not needed."""
         if self._told is None:
             self._told = UNKNOWN if self._reader is None else self._reader.usage()
             if self._reader is not None:
@@ -378,7 +377,7 @@ class Late:
             self._reader = None
         while self._then:
             try:
-                then = self._then.pop()  # atomic: of two threads, one gets it
+                then = self._then.pop()  # atomic: only one of two threads gets it
             except IndexError:
                 return
             try:
@@ -386,7 +385,7 @@ class Late:
             except Exception:
                 import logging
 
-                # Who reads a body has nothing to do with what becomes of a limit.
+                # A failure of a limit must not affect the reader of the body.
                 logging.getLogger("seawall").exception("the usage could not be settled")
 
     def then(self, told: Callable[[Usage], None]) -> None:
@@ -397,7 +396,7 @@ class Late:
 
 
 def parsed(data: bytes) -> Any:
-    """Return the JSON value, or None."""
+    """Return the JSON value, or None if it is invalid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

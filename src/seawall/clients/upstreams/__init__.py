@@ -1,4 +1,4 @@
-"""Several hosts behind one name: ask the one that will answer soonest, and none in trouble."""
+"""Several hosts behind one name: choose the fastest, and avoid failing ones."""
 
 from seawall.clients.upstreams.checks import HealthCheck
 from seawall.clients.upstreams.picks import Pick

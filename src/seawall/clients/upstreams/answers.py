@@ -1,8 +1,8 @@
-"""What a host answered, on its way back: its body is watched, and its redirects lead back here.
+"""Responses of hosts: their bodies are watched, and their redirects lead back to the set.
 
 A host is done when the body is: a hundred open streams are load, and a body that breaks off is a
-failure, however well it began. What comes of a body is told once: at its end, when it is closed, or
-when nobody is left who could close it.
+failure, however well it began. The outcome of a body is reported once: at its end, when it is
+closed, or when it is garbage-collected.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ REDIRECTS: Final = range(300, 400)
 
 
 class Body:
-    """The body of an answer; `pick` learns how it ended."""
+    """The body of a response; reports its end to `pick`."""
 
     def __init__(self, stream: Any, pick: Pick) -> None:
-        """Pass on what `stream` gives."""
+        """Pass on the chunks of `stream`."""
         self._stream = stream
         self._pick = pick
 
     def __del__(self) -> None:
-        self._pick._end(GeneratorExit())  # nobody's verdict; nothing, if it has ended
+        self._pick._end(GeneratorExit())  # not a failure; does nothing if it has ended
 
 
 class SyncBody(Body):
-    """Of a plain client."""
+    """The body of a response of a sync client."""
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             yield from self._stream
         except GeneratorExit:
-            raise  # somebody stopped reading: closing the body is what ends it
+            raise  # the reader stopped: closing the body ends it
         except BaseException as error:
             self._pick._end(error)
             raise
@@ -55,14 +55,14 @@ class SyncBody(Body):
 
 
 class AsyncBody(Body):
-    """Of an async client."""
+    """The body of a response of an async client."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for part in self._stream:
                 yield part
         except GeneratorExit:
-            raise  # somebody stopped reading: closing the body is what ends it
+            raise  # the reader stopped: closing the body ends it
         except BaseException as error:
             self._pick._end(error)
             raise
@@ -77,18 +77,18 @@ class AsyncBody(Body):
 
 
 class Library(NamedTuple):
-    """What is needed of httpx, or of httpx2."""
+    """The required parts of httpx or httpx2."""
 
     module: Any
     failures: tuple[type[Exception], ...]
-    """Errors that may be a host's: others come from the user's own body, or are mistakes."""
+    """Exceptions that a host may have caused: others come from the user's own body, or are bugs."""
     sync_body: Any
     async_body: Any
 
 
 @lru_cache(maxsize=64)
 def library_of(kind: Any) -> Library:
-    """Return the library that a class of requests is of, if only by its bases."""
+    """Return the library of a request class, possibly found by its bases."""
     for base in kind.__mro__:
         name = base.__module__.partition(".")[0]
         if name in LIBRARIES:
@@ -102,23 +102,24 @@ def _library(name: str) -> Library:
     return Library(
         module,
         (module.TransportError, OSError),
-        # A client insists on a stream of its own library, and of its own kind.
+        # A client requires a stream class of its own library, and of its own kind.
         type("SyncBody", (SyncBody, module.SyncByteStream), {}),
         type("AsyncBody", (AsyncBody, module.AsyncByteStream), {}),
     )
 
 
 def send_back(response: Any, asked: Any, sent: Any, prefix: str) -> None:
-    """Let a `Location` at the host that was asked name what the user had asked instead.
+    """Rewrite a `Location` at the chosen host to the host that the user requested.
 
-    `asked` is the URL that the user wrote, `sent` what became of it. Else a redirect would lead
-    away from the other hosts, and take the user's credentials for another's.
+    `asked` is the URL that the user wrote, `sent` the one that was sent. Otherwise a redirect would
+    bypass the other hosts, and the client would treat it as another origin and drop the user's
+    credentials.
     """
     if response.status_code not in REDIRECTS and response.status_code != CREATED:
         return
     location = response.headers.get("location")
     if location is None or not (prefix or "//" in location):
-        return  # one that is relative fits both
+        return  # a relative URL fits both
     try:
         target = sent.join(location)
         own = (target.scheme, target.host, target.port) == (sent.scheme, sent.host, sent.port)
@@ -131,6 +132,6 @@ def send_back(response: Any, asked: Any, sent: Any, prefix: str) -> None:
         back = asked.copy_with(
             userinfo=b"", raw_path=rest.encode("ascii"), fragment=target.fragment or None
         )
-    except Exception:  # noqa: BLE001 - what a host wrote may be anything, and is left as it is
+    except Exception:  # noqa: BLE001 - a host may send anything: leave it unchanged
         return
     response.headers["location"] = str(back)

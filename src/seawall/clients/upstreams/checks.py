@@ -1,8 +1,8 @@
-"""Ask hosts how they are, in the background, so that no user has to find out.
+"""Active health checks of hosts, in the background, so that no request has to find out.
 
-One daemon thread for a set, with an event loop of its own: it serves plain code and coroutines
-alike, does not end with the loop of whoever came first, and asks all hosts at once. It begins with
-the first request, so that a process may fork before, and again in a child.
+One daemon thread for a set, with its own event loop: it serves sync and async code alike, does not
+end with the loop of the first caller, and checks all hosts concurrently. It starts with the first
+request, so that a process may fork before, and again in a child.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from seawall.clients.upstreams.host_set import HostSet
 
 Probe = Callable[[str], Awaitable[bool]]
-"""`await probe(url)`: whether the host is well."""
+"""`await probe(url)` returns whether the host is healthy."""
 
 AT_ONCE: Final = 64
-"""At most so many hosts are asked at the same moment."""
+"""Maximum number of concurrent checks."""
 
 JITTER: Final = 0.2
-"""Pauses differ by this share, or the checks of all pods would arrive together for ever."""
+"""Fraction by which pauses vary, so that the checks of all pods do not stay synchronized."""
 
 JOIN: Final = 2.0
 """Seconds that closing waits for the thread."""
 
 LINGER: Final = 0.1
-"""Seconds for a host to hang up first, so that it need not notice a reset."""
+"""Seconds for a host to close the connection first, so that it does not see a reset."""
 
 
 class HealthCheck:
-    """How hosts are asked how they are: `HealthCheck("/health/ready")`."""
+    """Settings of active health checks: `HealthCheck("/health/ready")`."""
 
     __slots__ = ("every", "failures", "panic", "path", "probe", "ssl", "successes", "timeout")
 
@@ -58,13 +58,14 @@ class HealthCheck:
         probe: Probe | None = None,
         ssl: SSLContext | None = None,
     ) -> None:
-        """GET `path` `every` so many seconds; 200 to 399 within `timeout` is a pass.
+        """GET `path` once in `every` seconds; 200 to 399 within `timeout` is a pass.
 
-        So many `failures` in a row put a host out of service, so many `successes` back. If more
-        than a share of `panic` is out (and more than one), all are asked: it is not the hosts.
-        `probe`, an async function of the host's URL that returns True or False, is asked
-        instead, for hosts that do not speak HTTP; it runs in the thread of the checks. `ssl` is
-        for https hosts whose certificates the system does not know.
+        A host goes out of service after this number of consecutive `failures`, and returns after
+        this number of consecutive `successes`. If more than the ratio `panic` of hosts is out (and
+        more than one), all are used: the hosts are not the cause. `probe`, an async function of the
+        host's URL that returns True or False, replaces the request, for hosts that do not speak
+        HTTP; it runs in the thread of the checks. `ssl` is for https hosts whose certificates the
+        system does not trust.
         """
         if not isinstance(path, str) or not path.startswith("/") or not _is_plain(path):
             raise ValueError(f"path={path!r}: write a path, such as '/health/ready'")
@@ -88,10 +89,10 @@ def _is_plain(path: str) -> bool:
 
 
 class Checker:
-    """The checks of one set, and the thread that does them; the set itself it does not keep."""
+    """The checks of one set, and their thread; holds only a weak reference to the set."""
 
     def __init__(self, hosts: HostSet, settings: HealthCheck) -> None:
-        """Begin when told to."""
+        """Prepare the checks; `begin` starts them."""
         self.settings = settings
         self._hosts = ref(hosts)
         self._rng = hosts.rng
@@ -102,26 +103,27 @@ class Checker:
         self._stop: Callable[[], None] | None = None
         self._stopped = False
         self.wanted = not self._virtual
-        """Whether the thread is to be begun: it is not, was not stopped, and time is real."""
+        """Whether the thread should be started: it is not running, was not stopped, and time is
+        real."""
 
     def begin(self) -> None:
-        """Begin the thread, unless it runs, was stopped, or time is virtual."""
+        """Start the thread, unless it runs, was stopped, or time is virtual."""
         with self._lock:
             if not self.wanted:
                 return
-            # Nobody's context: a deadline of whoever came first is no business of the checks.
+            # An empty context: the deadline of the first caller must not apply to the checks.
             thread = threading.Thread(
                 target=Context().run, args=(self._run,), name="seawall-checks", daemon=True
             )
             try:
                 thread.start()
             except RuntimeError:
-                return  # the system has none to give: the next request tries again
+                return  # no thread available: the next request tries again
             self._thread = thread
             self.wanted = False
 
     def stop(self) -> Callable[[], None]:
-        """Begin to end the thread; what is returned waits until it has ended."""
+        """Signal the thread to end; return a function that waits until it has ended."""
         with self._lock:
             self.wanted = False
             self._stopped = True
@@ -133,7 +135,7 @@ class Checker:
         return lambda: thread.join(JOIN)
 
     def after_fork(self) -> None:
-        """Begin anew in a child process, where the thread is not, with its next request."""
+        """Prepare a restart in a child process, which has no thread, with its next request."""
         self._lock = threading.Lock()
         self._thread = self._stop = None
         self.wanted = not self._stopped and not self._virtual
@@ -152,7 +154,7 @@ class Checker:
             try:
                 loop.call_soon_threadsafe(over.set)
             except RuntimeError:
-                pass  # it has ended
+                pass  # the loop has ended
 
         with self._lock:
             self._stop = stop
@@ -169,7 +171,7 @@ class Checker:
         ending.cancel()
 
     async def ask_all(self) -> None:
-        """Ask all hosts once, at the same time."""
+        """Check all hosts once, concurrently."""
         hosts = self._hosts()
         if hosts is None:
             return
@@ -189,14 +191,14 @@ class Checker:
                 return host.endpoint is not None and await self._get(host.endpoint)
             async with asyncio.timeout(timeout):
                 return bool(await probe(host.url))
-        except (OSError, EOFError, ValueError):  # refused, late, broken off, or no HTTP
+        except (OSError, EOFError, ValueError):  # refused, late, broken off, or not HTTP
             return False
         except Exception:
             logging.getLogger("seawall").exception("a health check failed to run")
             return False
 
     async def _get(self, endpoint: Endpoint) -> bool:
-        """GET the path, and tell whether the status is a good one."""
+        """GET the path, and return whether the status is good."""
         settings = self.settings
         status = await http_status(
             endpoint.address,

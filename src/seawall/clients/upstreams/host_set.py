@@ -1,8 +1,8 @@
-"""The hosts of a set and the rules between them: who is in service, who is asked, who is out.
+"""The hosts of a set, and the rules that decide which are in service and which is chosen.
 
-All state is changed under one lock, which is never held while a request is under way or a listener
-is told. What may come from the garbage collector (a request that nobody finished) waits for it in
-the lock's own way, see `seawall.runtime.mutex`.
+All state is changed under one lock, which is never held while a request is in progress or a
+listener is called. Changes that come from the garbage collector (an abandoned request) wait for the
+lock as described in `seawall.runtime.mutex`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     from seawall.models.balance import Load
 
 NO_EJECTION = Outliers(consecutive=None, failure_ratio=None, deviations=None)
-"""For sets that eject nobody: what is left is how many may fail their checks at once."""
+"""Settings for sets without ejection: they still limit how many hosts may fail their checks at the
+same time."""
 
 
 class Sent(NamedTuple):
-    """A request on its way."""
+    """A request in progress."""
 
     host: Host
     began: float
     generation: int
-    """The host's, by which is known what was sent before it was ejected or restored."""
+    """The host's generation, which shows whether the request was sent before an ejection or
+    restoration."""
 
 
 class HostSet:
@@ -55,7 +57,7 @@ class HostSet:
         breaker: Breaker | Callable[[str], Breaker] | None,
         panic: float | None,
     ) -> None:
-        """Have no host yet: `replace` gives them. `panic` is that of the active checks, if any."""
+        """Start without hosts: `replace` sets them. `panic` is that of the checks, if any."""
         self.name = name
         self.clock = clock
         self.rng = rng
@@ -64,7 +66,7 @@ class HostSet:
         self.mutex = Mutex()
         self.hosts: tuple[Host, ...] = ()
         self.panic = False
-        """Whether more hosts are out than may be: then all are asked."""
+        """Whether more hosts are out than permitted: then all are used."""
         self.gated = breaker is not None
         self._breaker = breaker
         self._keyed = None
@@ -80,18 +82,18 @@ class HostSet:
         self._loads: tuple[Load, ...] = ()
         self._review_at = float("inf")
         self._doubts: dict[ActionBound, tuple[Sequence[str], str]] = {}
-        """Hosts that are to be set aside and why, for each action that asks for it."""
+        """Hosts to set aside and why, for each action that requests it."""
         self._untold: list[tuple[type[Event], dict[str, Any]]] = []
 
     def replace(self, urls: list[str]) -> None:
-        """Have these hosts from now on; who was there before keeps all that is known of it."""
+        """Use these hosts from now on; hosts that stay keep their records."""
         now = self.clock.now()
         made: dict[str, Host] = {}
         known = {host.url: host for host in self.hosts}
         while True:
             for url in urls:
                 if url not in known and url not in made:
-                    made[url] = self._new(url, now)  # asks the user's function: not in the lock
+                    made[url] = self._new(url, now)  # calls the user's function: not under the lock
             with self.mutex:
                 known = {host.url: host for host in self.hosts}
                 if all(url in known or url in made for url in urls):
@@ -115,10 +117,10 @@ class HostSet:
         return HostGate(made, bind(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
 
     def take(self, tried: set[str] | None, refused: Collection[Host]) -> Sent | None:
-        """Choose a host and count a request in; None if all that are left have `refused`.
+        """Choose a host and count a request in; return None if all remaining hosts `refused`.
 
-        Those `tried` in this call already are taken only when no other is left; the host is added
-        to them.
+        Hosts in `tried` were used in this call already, and are chosen only when no other is left;
+        the chosen host is added to them.
         """
         with self.mutex:
             now = self.clock.now()
@@ -142,22 +144,22 @@ class HostSet:
         return taken if hosts else None
 
     def put_back(self, host: Host) -> None:
-        """Take back a `take`: nothing was sent."""
+        """Undo a `take`: nothing was sent."""
         self.mutex.do(partial(_count_out, host.load))
 
     def end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        """Take in how a request ended, all of it.
+        """Record the complete end of a request.
 
-        `refused` is a good answer that may have come sooner than another would have.
+        `refused` is a good response that may have been faster than a normal one.
         """
         self._do(partial(self._end, sent, outcome, refused=refused))
 
     def end_head(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        """Take in the head of an answer. Of a good one the body will tell how the host did."""
+        """Record the head of a response. If it is good, the body determines the outcome."""
         self._do(partial(self._end_head, sent, outcome, refused=refused))
 
     def end_body(self, sent: Sent, outcome: Outcome) -> None:
-        """Take in how the body ended whose head was there; the request is over."""
+        """Record the end of a body after its head; the request is over."""
         self._do(partial(self._end_body, sent, outcome))
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -181,7 +183,7 @@ class HostSet:
         self._conclude(sent, outcome, self.clock.now())
 
     def _hear(self, sent: Sent, outcome: Outcome, *, refused: bool) -> float:
-        """Take in how long it took until now, which is returned."""
+        """Record the latency until now; return the current time."""
         now = self.clock.now()
         host = sent.host
         host.requests += 1
@@ -196,7 +198,7 @@ class HostSet:
         return now
 
     def _conclude(self, sent: Sent, outcome: Outcome, now: float) -> None:
-        """Take in a verdict, and whatever it leads to."""
+        """Record an outcome, and apply its consequences."""
         host = sent.host
         host.failures += outcome is FAILED
         if sent.generation != host.record.generation:
@@ -204,7 +206,7 @@ class HostSet:
         if outcome is OK:
             host.record.succeeded(now)
         elif outcome is FAILED:
-            host.load.failed(0.0, now)  # how long it took is known already
+            host.load.failed(0.0, now)  # the latency is recorded already
             host.record.failed(now)
             self._judge(host, now)
 
@@ -219,7 +221,7 @@ class HostSet:
             self._review(now)
 
     def checked(self, host: Host, *, passed: bool, settings: HealthCheck) -> None:
-        """Take in the result of an active check."""
+        """Record the result of an active check."""
         failures, successes = settings.failures, settings.successes
         with self.mutex:
             was_out = host.out
@@ -232,16 +234,16 @@ class HostSet:
                 host.record.restore(self.judge.settings, now)
                 self._untold.append((HostRestored, {"host": host.url, "cause": "checks passed"}))
             elif not was_out:
-                seconds = settings.every * successes  # it cannot be back sooner
+                seconds = settings.every * successes  # the minimum time out
                 fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
                 self._untold.append((HostEjected, fields))
             self._review(now)
         self._tell()
 
     def set_aside(self, urls: Sequence[str], cause: str, bound: ActionBound) -> None:
-        """Ask `urls` no more as far as `bound` and the set's own bound allow, until the next call.
+        """Stop using `urls`, as far as `bound` and the set's own limit permit, until the next call.
 
-        Each call replaces what the one before with the same `bound` asked for.
+        Each call replaces the previous one with the same `bound`.
         """
         with self.mutex:
             self._doubts.pop(bound, None)
@@ -253,7 +255,7 @@ class HostSet:
         self._tell()
 
     def _doubt(self) -> None:
-        """Set hosts aside: as many as may be out beside those that have failed by themselves."""
+        """Set hosts aside: as many as may be out in addition to those that have failed."""
         if not self._doubts and not any(host.doubt for host in self.hosts):
             return
         known = {host.url: host for host in self.hosts}
@@ -274,13 +276,13 @@ class HostSet:
                 self._untold.append((HostRestored, {"host": url, "cause": f"no longer {was}"}))
 
     def _review(self, now: float) -> None:
-        """Restore whose time is over, and see anew who is in service."""
+        """Restore hosts whose ejection is over, and update the hosts in service."""
         for host in self.hosts:
             until = host.record.until
             if until is not None and now >= until:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
-                if not host.out:  # or it fails its checks still
+                if not host.out:  # otherwise it still fails its checks
                     fields = {"host": host.url, "cause": "its time was over"}
                     self._untold.append((HostRestored, fields))
         self._doubt()
@@ -295,14 +297,14 @@ class HostSet:
         )
 
     def _most_out(self, hosts: int) -> int:
-        """Return how many may be out before all are asked: more than are ejected, by checks."""
+        """Return how many hosts may be out before all are used; checks allow more than ejection."""
         most = self.judge.settings.most_out(hosts)
         if self._panic is None or hosts == 1:
             return most
         return max(most, 1, share_of(self._panic, hosts))
 
     def all_open(self, refusals: list[CircuitOpen]) -> CircuitOpen:
-        """Return the error for a call that no host's breaker let through."""
+        """Return the exception for a call that all breakers refused."""
         now = self.clock.now()
         waits = [error.retry_after for error in refusals if error.retry_after is not None]
         with self.mutex:
@@ -321,7 +323,7 @@ class HostSet:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of the set and of each host."""
+        """Return the state of the set and of each host."""
         with self.mutex:
             now = self.clock.now()
             if now >= self._review_at:
@@ -336,14 +338,14 @@ class HostSet:
         return seen
 
     def _tell(self) -> None:
-        """Tell what happened, outside of the lock: a listener may ask for a snapshot."""
+        """Emit pending events, outside of the lock: a listener may ask for a snapshot."""
         with self.mutex:
             untold, self._untold = self._untold, []
         for kind, fields in untold:
             emit(kind, self.name, **fields)
 
     def after_fork(self) -> None:
-        """Begin in a child process without the requests and detectors of threads that are gone."""
+        """Reset in a child process: the requests and detectors of other threads are gone."""
         self.mutex = Mutex()
         self._doubts = {}
         self._untold = []
@@ -354,5 +356,5 @@ class HostSet:
 
 
 def _count_out(load: Load) -> None:
-    if load.in_flight:  # none are left of those that a child process inherited
+    if load.in_flight:  # a child process resets the count
         load.in_flight -= 1

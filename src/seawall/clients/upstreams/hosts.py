@@ -1,4 +1,4 @@
-"""One host of a set: where it is, how it does, and the breaker in front of it."""
+"""One host of a set: its address, its record, and its breaker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PORTS: Final = {"http": 80, "https": 443}
 TEXT: Final = re.compile(r"[!-~]{1,2048}")
-"""What the text of a host may be: visible ASCII, as in every URL."""
+"""Valid text of a host: visible ASCII, as in every URL."""
 
 
 class Endpoint(NamedTuple):
@@ -34,7 +34,7 @@ class Endpoint(NamedTuple):
     port: int
     netloc: str
     prefix: str
-    """The path that comes before a request's own; empty if there is none."""
+    """The path before that of a request; empty if there is none."""
 
 
 def endpoint_of(url: str) -> Endpoint | None:
@@ -47,7 +47,7 @@ def endpoint_of(url: str) -> Endpoint | None:
 
 
 def check_hosts(hosts: object) -> list[str]:
-    """Return the hosts as a list, or raise: at least one, each once, each fit to be told."""
+    """Return the hosts as a list, or raise: at least one, no duplicates, all valid."""
     if isinstance(hosts, (str, bytes)) or not hasattr(hosts, "__iter__"):
         raise TypeError(f"hosts={hosts!r}: write a list, such as ['http://10.0.0.1:8080']")
     listed = list(hosts)
@@ -70,7 +70,7 @@ def check_hosts(hosts: object) -> list[str]:
         endpoint = endpoint_of(host)
         same = (
             host if endpoint is None else endpoint._replace(netloc="")
-        )  # as given: with :80 or not
+        )  # netloc may have an explicit :80
         if same in seen:
             raise ValueError(f"hosts: {host!r} is there twice: write each host once")
         seen.add(same)
@@ -80,7 +80,7 @@ def check_hosts(hosts: object) -> list[str]:
 
 
 class Host:
-    """What is known of one host; all of it is read and changed under the lock of its set."""
+    """State of one host; read and changed under the lock of its set."""
 
     __slots__ = (
         "checked",
@@ -97,14 +97,14 @@ class Host:
     def __init__(
         self, url: str, half_life: float, outliers: Outliers, gate: HostGate | None, now: float
     ) -> None:
-        """Be new in the set."""
+        """Start as a new host of the set."""
         self.url = url
         self.endpoint = endpoint_of(url)
         self.load = Load(half_life)
         self.record = Record(outliers, now)
         self.checked = Checked()
         self.doubt = ""
-        """Why it is set aside: a failure detector suspects it, say. Empty if it is not."""
+        """Why it is set aside, such as the suspicion of a failure detector. Empty if it is not."""
         self.gate = gate
         self.requests = 0
         self.failures = 0
@@ -116,7 +116,7 @@ class Host:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it has shown itself that it cannot serve: ejected, or failing its checks."""
+        """Whether it has failed by its own record: ejected, or failing its checks."""
         return self.record.until is not None or self.checked.failing
 
     @property
@@ -128,7 +128,7 @@ class Host:
         return "suspected" if self.doubt else "serving"
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return what there is to see."""
+        """Return the state of the host."""
         until = self.record.until
         return {
             "state": self._state,
@@ -146,42 +146,42 @@ class Host:
 
 
 class Seat:
-    """What a breaker may know of the set that it works for: it is no guard."""
+    """Host of a breaker in a set, in place of a guard."""
 
     idempotent = True
     keeps_statistics = False
     max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock, rng: Random) -> None:
-        """Have that name in events and errors."""
+        """Set the name for events and errors."""
         self.name = name
         self.clock = clock
         self.rng = rng
         self.stats = Stats(clock.now())
 
     def pressure_on(self, call: Call) -> Pressure:
-        """Return no pressure: nothing here adapts to it."""
+        """Return an empty pressure: no policy here adapts to it."""
         return Pressure()
 
     def pressure_inside(self) -> Pressure:
-        """Return none: no call is ever inside."""
+        """Return an empty pressure: no call is ever inside."""
         return Pressure()
 
 
 class HostGate:
-    """The breaker of one host; a keyed breaker is asked with the host's URL as its key."""
+    """The breaker of one host; a keyed breaker gets the host's URL as its key argument."""
 
     __slots__ = ("_breaker", "arguments", "layers")
 
     def __init__(self, breaker: Breaker, layers: dict[Any, Any], url: str) -> None:
-        """Ask `breaker`, through what `bind` made of it."""
+        """Use `breaker`, with the `layers` that `bind` returned."""
         self._breaker = breaker
         self.layers = layers
         self.arguments: tuple[str, ...] = () if breaker.key is None else (url,)
 
     @property
     def state(self) -> str:
-        """The state by name."""
+        """The name of the breaker's state."""
         if self._breaker.key is None:
             return self._breaker.state
         model = self._breaker.models().get(self._breaker.key(*self.arguments))
@@ -189,10 +189,10 @@ class HostGate:
 
 
 def bind(breaker: Breaker, seat: Seat) -> dict[Any, Any]:
-    """Bind `breaker` to a set; returns its gate for sync and for async calls."""
+    """Bind `breaker` to a set; return its gates for sync and async calls."""
     bound = breaker.bind(seat)
     assert isinstance(bound, GateBound)  # noqa: S101 - a breaker is a gate
-    # Another host is asked instead, so nothing was refused that anybody would miss.
+    # Another host is used instead, so this does not count as a refusal of the call.
     bound.refuse = lambda error: _decline(bound, error)  # type: ignore[method-assign]
     return {kind: bound.layer(kind) for kind in ("sync", "async")}
 
@@ -205,4 +205,4 @@ def _decline(bound: GateBound, error: Rejected) -> None:
     try:
         raise error
     finally:
-        del error  # or its own frame would keep it alive
+        del error  # Break the cycle between the exception and its frame.

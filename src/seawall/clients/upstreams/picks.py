@@ -1,4 +1,4 @@
-"""One request to one of the hosts: choose, enter its breaker, and take in how it went, once."""
+"""One request to one of the hosts: choose it, enter its breaker, and record the outcome once."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from seawall.runtime.runners import wait_async, wait_sync
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 
 Classifier = Callable[[Exception | None, Any], bool]
-"""`is_failure(error, response)`: whether what a host raised, or answered, is its own failure."""
+"""`is_failure(error, response)` returns whether an exception or a response is the host's failure.
+"""
 
 NEVER_SENT: Final = frozenset({"PoolTimeout", "LocalProtocolError", "UnsupportedProtocol"})
-"""Errors of HTTP clients, by name, that arise before anything was sent."""
+"""Exceptions of HTTP clients, by name, that are raised before anything was sent."""
 
 REFUSED: Final = 400
-"""From this status on an answer may come sooner than a good one would have."""
+"""Lowest status of responses that may be faster than a good one."""
 
 NOT_FAILURES: Final = frozenset({501, 505})
-"""Statuses from 500 on that say something of the request, not of the host."""
+"""Statuses from 500 on that are about the request, not about the host."""
 
 
 def failed_by_itself(error: Exception | None, response: Any) -> bool:
-    """Tell whether a host failed: it raised, or answered with a status of its own trouble."""
+    """Return whether a host failed: by an exception, or by a status that means its own failure."""
     if error is not None:
         return type(error).__name__ not in NEVER_SENT
     status = _status(response)
     headers = getattr(response, "headers", None)
     if isinstance(headers, Mapping) and is_replayed(headers.get(REPLAYED_HEADER)):
-        return False  # an old answer, of a host that is well now
+        return False  # a replayed response, of a host that is healthy now
     return status == 408 or (status >= 500 and status not in NOT_FAILURES)  # noqa: PLR2004
 
 
@@ -45,12 +46,12 @@ def _status(response: Any) -> int:
 
 
 class Pick:
-    """`with upstreams.pick() as host:` or `async with ...`; one use each.
+    """Context manager: `with upstreams.pick() as host:` or `async with ...`; one use each.
 
-    `host.url` is whom to ask. An error that leaves the block is the host's failure, unless
-    `is_failure` says otherwise; `host.answered(response)` lets it judge an answer, and
-    `host.failed()` says so outright: what is raised after either changes nothing. A cancelled
-    block is no verdict.
+    `host.url` is the URL to use. An exception that leaves the block is the host's failure, unless
+    `is_failure` says otherwise; `host.answered(response)` classifies a response with `is_failure`,
+    and `host.failed()` reports a failure directly: an exception after either changes nothing. A
+    cancelled block is neither success nor failure.
     """
 
     __slots__ = (
@@ -69,18 +70,18 @@ class Pick:
     )
 
     def __init__(self, hosts: HostSet, is_failure: Classifier, tried: set[str] | None) -> None:
-        """Choose when the block begins; those in `tried` only if no other is left."""
+        """Choose when the block begins; hosts in `tried` only if no other is left."""
         self._set = hosts
         self._is_failure = is_failure
         self._tried = tried
         self._kind: Kind = "sync"
         self._used = False
         self._blamed: type[Exception] | tuple[type[Exception], ...] = Exception
-        """The errors that may be a host's at all."""
+        """The exceptions that a host can have caused."""
         self._verdict: Outcome | None = None
         self._refused = False
         self._headed = False
-        """Whether the head of an answer is there, and its body under way."""
+        """Whether the head of a response has arrived, and its body is in progress."""
         self._answer: Any = None
         self._ticket: Any = None
         self._sent: Sent | None = None
@@ -98,20 +99,20 @@ class Pick:
 
     @property
     def _endpoint(self) -> Endpoint:
-        """The parts of that URL; only of http and https hosts."""
+        """The parts of that URL; only for http and https hosts."""
         endpoint = None if self._sent is None else self._sent.host.endpoint
         if endpoint is None:
             raise ValueError(f"{self.url!r} is no http or https URL: send HTTP to such hosts only")
         return endpoint
 
     def answered(self, response: Any) -> None:
-        """Let `is_failure(None, response)` judge what the host answered."""
+        """Classify the response of the host with `is_failure(None, response)`."""
         self._answer = response
         self._verdict = FAILED if self._judge(None, response) else OK
         self._refused = self._verdict is OK and _status(response) >= REFUSED
 
     def failed(self) -> None:
-        """Say that the host failed, though no error leaves the block."""
+        """Report that the host failed, though no exception leaves the block."""
         self._verdict = FAILED
 
     def __enter__(self) -> Self:
@@ -179,7 +180,7 @@ class Pick:
         return None if self._sent is None else self._sent.host
 
     def _steps(self) -> Generator[Waiter, Any, None]:
-        """Go from host to host until a breaker lets the request through."""
+        """Try host after host until a breaker admits the request."""
         refused: set[Host] = set()
         refusals: list[CircuitOpen] = []
         while (host := self._take(refused)) is not None:
@@ -199,7 +200,7 @@ class Pick:
         try:
             raise self._set.all_open(refusals)
         finally:
-            refusals.clear()  # or they and this frame would keep each other alive
+            refusals.clear()  # Break the cycle between the exceptions and this frame.
 
     def _enter(self, host: Host) -> Generator[Waiter, Any, None]:
         if host.gate is None or self._sent is None:
@@ -210,7 +211,7 @@ class Pick:
             try:
                 if waiter is None:
                     self._ticket = enter(layer, self._sent.began, host.gate.arguments, {})
-                else:  # pods share it, and the store has to be asked
+                else:  # shared by pods: the store must be asked
                     self._ticket = yield waiter
                     self._sent = self._sent._replace(began=self._set.clock.now())
             except Wait as wait:
@@ -219,12 +220,12 @@ class Pick:
                 return
 
     def _begin_body(self) -> None:
-        """Take in the head of an answer; the end of its body is told to `_end`."""
+        """Record the head of a response; `_end` records the end of its body."""
         sent = self._sent
         assert sent is not None  # noqa: S101 - it has just been answered
         outcome = self._verdict or OK
         self._headed = True
-        # After a good head the body is to be judged; after a bad one nothing more.
+        # After a good head the body decides; after a bad one the outcome is final.
         self._verdict = None if outcome is OK else CANCELLED
         try:
             self._leave(sent.host, outcome, None)
@@ -245,7 +246,7 @@ class Pick:
             self._set.end(sent, outcome, refused=self._refused)
 
     def _leave(self, host: Host, outcome: Outcome, error: BaseException | None) -> None:
-        """Leave the breaker, which judges the head of an answer: a long body is not slow."""
+        """Leave the breaker, which judges only the head of a response: a long body is not slow."""
         ticket, self._ticket = self._ticket, None
         answer, self._answer = self._answer, None
         if host.gate is not None:
@@ -263,14 +264,14 @@ class Pick:
             if not self._judge(error, None):
                 return UNUSED if type(error).__name__ in NEVER_SENT else CANCELLED
             return CANCELLED if self._cut_short(sent) else FAILED
-        # A body may be longer than anybody has time for; one that stalls is an error of reading.
+        # A body may be longer than the caller has time for; a stalled body is a read error.
         late = not self._headed and _out_of_time(error) and not self._cut_short(sent)
         return FAILED if late else CANCELLED
 
     def _cut_short(self, sent: Sent) -> bool:
-        """Tell whether the caller's deadline left less time than the host usually takes."""
+        """Return whether the caller's deadline left less time than the host usually takes."""
         held = deadline_scope()
-        while held is not None and held[3] is not True:  # a Timeout's: time that the host has had
+        while held is not None and held[3] is not True:  # of a Timeout: the host had that time
             held = live_scope(held[2])
         if held is None or held[1].now() < held[0]:
             return False
@@ -290,7 +291,7 @@ class Pick:
 
 
 def _out_of_time(error: BaseException) -> bool:
-    # asyncio is loaded if the error is a CancelledError; a sync service never pays for it.
+    # If the error is a CancelledError, asyncio is loaded; a sync service never imports it.
     if type(error).__name__ != "CancelledError":
         return False
     from seawall._expiry import is_expiry

@@ -1,8 +1,8 @@
 """A transport that sends each request to one of several hosts; for httpx and httpx2.
 
-It is written once for both libraries, and for plain and async clients: all it needs of a library is
-in the request that it is handed. The request itself is never changed, since another attempt may be
-under way with it: what is sent is a copy with another address.
+One implementation serves both libraries, and sync and async clients: everything it needs of a
+library is in the request. It never changes the request itself, since another attempt may be using
+it: it sends a copy with another address.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from seawall.errors import CircuitOpen
 if TYPE_CHECKING:
     from seawall.clients.upstreams.upstreams import Upstreams
 
-    _Base = Any  # fits wherever a transport of httpx or httpx2 is asked for
+    _Base = Any  # accepted wherever a transport of httpx or httpx2 is expected
 else:
     _Base = object
 
 KEPT: Final = 256
-"""How many addresses are remembered: making one costs more than all the rest of a request here."""
+"""Maximum number of cached addresses: creating one costs more than all the rest of a request here.
+"""
 
 HOST: Final = "seawall.host"
-"""The extension of a response that tells which host gave it."""
+"""Extension of a response that names its host."""
 
 
 class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
     """Send requests to the hosts of `upstreams`, whatever host their URLs name.
 
     Path and query are kept, behind the path of the host's own URL if it has one. The `Host` header
-    names the host that is asked, unless the user wrote another than the URL's.
+    names the chosen host, unless the user set another than the URL's.
     """
 
     def __init__(self, upstreams: Upstreams, transport: Any = None) -> None:
-        """Send by `transport`, any of the library's own; by default a new one of its default kind.
+        """Send with `transport`, any of the library's own; by default a new one.
 
         Place it inside a `GuardedTransport`: then each attempt is sent to another host.
         """
@@ -100,11 +101,11 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         return pick
 
     def _received(self, response: Any, request: Any, sent: Any, pick: Pick, body: Any) -> Any:
-        """Take in the head of an answer; the request is over when its body is."""
+        """Record the head of a response; the request is over when its body is."""
         response.extensions[HOST] = pick.url
         send_back(response, request.url, sent.url, pick._endpoint.prefix)
         pick.answered(response)
-        if response.is_closed:  # there is no body, or it was there at once
+        if response.is_closed:  # there is no body, or it is complete
             pick._end(None)
         else:
             pick._begin_body()
@@ -113,7 +114,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     def _readdressed(self, request: Any, pick: Pick, library: Library) -> Any:
         before = request.url
-        # With a query it is mostly used once, and may hold what should not be kept.
+        # A URL with a query is mostly used once, and may contain secrets.
         key = None if before.query else (pick.url, str(before))
         after = self._addresses.get(key)
         if after is None:
@@ -136,13 +137,13 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         )
 
     def _sender(self, library: Library, default: str, name: str) -> Any:
-        """Return what sends: of the transport inside, or of the library's own, made when needed."""
+        """Return the send function of the inner transport, or of a default one, made on demand."""
         inner = self._inner
         if inner is None:
             key = library.module.__name__, default
             inner = self._made.get(key)
             if inner is None:
-                # Of two threads that are the first, one has made its own in vain.
+                # Of two concurrent first threads, one discards its own.
                 inner = self._made.setdefault(key, getattr(library.module, default)())
         send = getattr(inner, name, None)
         if send is None:
@@ -152,13 +153,13 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         return send
 
     def close(self) -> None:
-        """Close the transport inside; the hosts, which others may use too, stay as they are."""
+        """Close the inner transport; the hosts, which may be shared, stay usable."""
         for inner in (self._inner, *self._made.values()):
             if hasattr(inner, "close"):
                 inner.close()
 
     async def aclose(self) -> None:
-        """Close the transport inside; the hosts, which others may use too, stay as they are."""
+        """Close the inner transport; the hosts, which may be shared, stay usable."""
         for inner in (self._inner, *self._made.values()):
             if hasattr(inner, "aclose"):
                 await inner.aclose()
@@ -187,7 +188,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
 
 def _told(error: CircuitOpen, request: Any, library: Library) -> Exception:
-    """Return a refusal as an error of the library too, as a guarded transport does."""
+    """Return a refusal as an exception of the library too, as a guarded transport does."""
     guarded = import_module(f"seawall.clients.{library.module.__name__}")
     return as_library_error(error, guarded._LIBRARY, request)
 

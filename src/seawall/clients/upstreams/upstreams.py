@@ -1,11 +1,16 @@
-"""Several hosts behind one name: ask the one that will answer soonest, and none that is in trouble.
+"""Several hosts behind one name: choose the fastest, and avoid failing ones.
 
-Promises: of two hosts drawn by chance the dearer one, by load and latency, is not asked; a host
-that does worse than it should is left alone for a while, a longer one each time, and one that was
-set aside until that is taken back; never more than a share of the hosts is left alone because of
-either, and never the last; within one call no host is asked twice while
-there is another; what was in flight is counted out exactly once, whatever happens; a cancelled
-request is no verdict. The rules are in `seawall.models.balance` and `seawall.models.outliers`.
+Promises:
+
+- Of two hosts drawn at random, the one with the lower cost, by load and latency, is used.
+- A host that does worse than it should is ejected for a while, longer each time. A host that was
+  set aside stays out until that is revoked. Never more than a fraction of the hosts is out because
+  of either, and never the last one.
+- Within one call, no host is used twice while there is another.
+- Each request in flight is counted out exactly once. A cancelled request is neither success nor
+  failure.
+
+The rules are in `seawall.models.balance` and `seawall.models.outliers`.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ DEFAULT_OUTLIERS: Final = Outliers()
 
 
 class Upstreams:
-    """Hosts that can answer the same requests, for threads and event loops at once."""
+    """Hosts that can answer the same requests, for threads and event loops alike."""
 
     def __init__(
         self,
@@ -52,11 +57,11 @@ class Upstreams:
     ) -> None:
         """Choose among `hosts`, base URLs such as "http://10.0.0.1:8080"; names are not resolved.
 
-        Latency that is not confirmed by answers halves each `half_life` seconds. `outliers` says
-        who is ejected (None: nobody), `health` how hosts are asked how they are (None: not).
-        `breaker(url)` makes the breaker of one host; or pass a keyed one, whose key is a function
-        of the URL. `is_failure(error, response)`, or types of errors, tells what is a host's own
-        failure: by default errors, and the statuses 408 and from 500 on but 501 and 505.
+        Latency that no new response confirms halves every `half_life` seconds. `outliers` sets the
+        rules of ejection (None: no ejection), `health` the active checks (None: no checks).
+        `breaker(url)` creates the breaker of one host; or pass a keyed one, whose key is a function
+        of the URL. `is_failure(error, response)`, or exception types, determine what is a host's
+        own failure: by default exceptions, status 408, and statuses from 500 on except 501 and 505.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Upstreams({name!r}): the first argument is a name, such as 'vendor'")
@@ -77,7 +82,7 @@ class Upstreams:
         self._set = HostSet(
             name,
             current_clock() if clock is None else check_clock(clock),
-            Random() if rng is None else rng,  # noqa: S311 - which host is asked is no secret
+            Random() if rng is None else rng,  # noqa: S311 - the choice of a host is no secret
             check.seconds("half_life", half_life),
             NO_EJECTION if outliers is None else outliers,
             breaker,
@@ -103,10 +108,10 @@ class Upstreams:
         return [host.url for host in self._set.hosts]
 
     def pick(self, *, tried: set[str] | None = None) -> Pick:
-        """Choose a host for a `with` or `async with` block, which tells how it went.
+        """Choose a host for a `with` or `async with` block, which reports the outcome.
 
-        Give the same `tried` to all attempts of one call: each host asked is added to it, and
-        others are preferred. Raises CircuitOpen if no breaker lets the request through.
+        Pass the same `tried` to all attempts of one call: each used host is added to it, and others
+        are preferred. Raise CircuitOpen if no breaker admits the request.
         """
         if tried is not None and not isinstance(tried, set):
             raise TypeError(f"tried={tried!r}: write a set, the same for all attempts of a call")
@@ -116,11 +121,11 @@ class Upstreams:
         return Pick(self._set, self._is_failure, tried)
 
     def transport(self, transport: Any = None) -> UpstreamTransport:
-        """Return a transport for clients of httpx or httpx2, plain or async, over `transport`."""
+        """Return a transport for clients of httpx or httpx2, sync or async, over `transport`."""
         return UpstreamTransport(self, transport)
 
     def update(self, *, hosts: Sequence[str]) -> None:
-        """Have other hosts from now on. Requests under way go on; who stays keeps its record."""
+        """Replace the hosts. Requests in progress continue; hosts that stay keep their records."""
         listed = check_hosts(hosts)
         if self._urls_only:
             _check_urls(listed)
@@ -129,10 +134,10 @@ class Upstreams:
     def set_aside(self, hosts: Sequence[str], *, cause: str, bound: ActionBound) -> None:
         """Send no requests to `hosts` until the next call with the same `bound`; [] ends it.
 
-        For what is known from elsewhere, such as a failure detector: see `eject_suspected` in
-        `seawall.members`. `bound` limits how many are set aside, the first of `hosts` before the
-        others, and so does the `max_ejected` of the set's `Outliers`, for all that are out
-        together. Hosts that are not of this set are ignored. `cause` is for events.
+        This is for external knowledge, such as that of a failure detector: see `eject_suspected` in
+        `seawall.members`. `bound` limits how many are set aside, the first of `hosts` first, and
+        the `max_ejected` of the set's `Outliers` limits all hosts that are out together. Hosts that
+        are not in this set are ignored. `cause` is for events.
         """
         if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Sequence):
             raise TypeError(f"hosts={hosts!r}: write a list, such as ['http://10.0.0.1:8080']")
@@ -143,22 +148,22 @@ class Upstreams:
         self._set.set_aside(list(hosts), cause, bound)
 
     async def acheck(self) -> None:
-        """Ask all hosts now how they are, as `health` says; beside the checks of the background."""
+        """Check all hosts now, as `health` says; in addition to the background checks."""
         if self._checker is None:
             raise RuntimeError("acheck(): write health=HealthCheck(...) when making the Upstreams")
         await self._checker.ask_all()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see: of the set, and of each host by its URL."""
+        """Return the state of the set, and of each host by its URL."""
         return self._set.snapshot()
 
     def close(self) -> None:
-        """End the checks of the background. Hosts are chosen as before, as they were last seen."""
+        """Stop the background checks. Hosts are still chosen, by their last known state."""
         if self._checker is not None:
             self._checker.stop()()
 
     async def aclose(self) -> None:
-        """End the checks of the background, as `close` does, without blocking the event loop."""
+        """Async twin of `close`: does not block the event loop."""
         if self._checker is not None:
             import asyncio
 
@@ -177,12 +182,12 @@ class Upstreams:
         await self.aclose()
 
     def _require_urls(self) -> None:
-        """Take only http and https hosts from now on: something sends HTTP to them."""
+        """Accept only http and https hosts from now on: a transport sends HTTP to them."""
         _check_urls(self.hosts)
         self._urls_only = True
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, which draws other numbers and has its own checks."""
+        """Prepare for a child process, which needs other random numbers and its own checks."""
         self._set.after_fork()
         if self._own_rng:
             self._set.rng.seed()
