@@ -1,4 +1,4 @@
-"""Connections of a database on which each statement is a transaction of its own."""
+"""Connections of a database in autocommit mode: each statement is its own transaction."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from seawall.durable.database import Database
 
 @asynccontextmanager
 async def aautocommit(database: Database) -> AsyncIterator[Any]:
-    """Lend a connection on which each statement is a transaction, awaited."""
+    """Lend a connection in autocommit mode."""
     source: Any = database.source
-    if hasattr(source, "acquire"):  # asyncpg: without a transaction each statement is one
+    if hasattr(source, "acquire"):  # asyncpg: outside a transaction, each statement is one
         async with source.acquire() as raw:
             yield raw
     elif hasattr(source, "execution_options"):
@@ -22,19 +22,19 @@ async def aautocommit(database: Database) -> AsyncIterator[Any]:
     else:
         async with source.connection() as raw:
             before = raw.autocommit
-            await raw.set_autocommit(True)  # psycopg: the same; it asks the server nothing
+            await raw.set_autocommit(True)  # psycopg: the same; this sends nothing to the server
             try:
                 yield raw
             finally:
                 try:
                     await raw.set_autocommit(before)
-                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
+                except Exception:  # noqa: BLE001 - broken or busy: it must not return to the pool
                     await raw.close()
 
 
 @contextmanager
 def autocommit(database: Database) -> Iterator[Any]:
-    """Do the same, blocking."""
+    """Sync twin of `aautocommit`."""
     source: Any = database.source
     if hasattr(source, "execution_options"):
         with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
@@ -48,5 +48,5 @@ def autocommit(database: Database) -> Iterator[Any]:
             finally:
                 try:
                     raw.set_autocommit(before)
-                except Exception:  # noqa: BLE001 - it is gone, or busy: nobody else may have it
+                except Exception:  # noqa: BLE001 - broken or busy: it must not return to the pool
                     raw.close()

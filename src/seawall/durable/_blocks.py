@@ -1,9 +1,12 @@
-"""Blocks inside a transaction of the user's: `with` or `async with`, as the connection is.
+"""Blocks inside a transaction of the user: `with` or `async with`, as the connection requires.
 
-Promises: what a block has to do at its end is done before the block is left. Left by an error (also
-by a cancellation, or because its end fails), it takes back what it did at its beginning, and the
-error goes on: who catches it may commit. Where the transaction was ended inside there is nothing to
-take back: it was rolled back, or it is committed with its effect.
+Promises:
+
+- The final work of a block is done before the block is left.
+- If the block raises (also by a cancellation, or because its final work fails), it undoes its first
+  work, and the exception propagates: a caller that catches it may commit.
+- If the transaction was ended inside the block, there is nothing to undo: it was rolled back, or it
+  is   committed with its effect.
 """
 
 from __future__ import annotations
@@ -25,24 +28,24 @@ TOGETHER: Final = "what is noted is committed with its effect"
 
 
 class Block(Generic[T]):
-    """A block; its parts are steps on the connection."""
+    """A block whose parts are steps on the connection."""
 
     def __init__(self, connection: Connection) -> None:
-        """Be a block of that connection's transaction."""
+        """Create a block in the current transaction of the connection."""
         self._connection = connection
         self._entered = False
         self._left = False
 
     def _begin(self) -> Steps[T]:
-        """Do what comes first; its end is what `as` gives."""
+        """Do the first work; its result is the value of `as`."""
         raise NotImplementedError
 
     def _end(self) -> Steps[None]:
-        """Do what comes last."""
+        """Do the final work."""
         raise NotImplementedError
 
     def _undo(self) -> Steps[None]:
-        """Take back what `_begin` did: the user may catch the error, and commit."""
+        """Undo the work of `_begin`: the user may catch the exception and commit."""
         return
         yield  # pragma: no cover - a generator without steps
 
@@ -60,10 +63,10 @@ class Block(Generic[T]):
             )
 
     def _is_over(self) -> bool:
-        """Tell whether the transaction was ended inside: then the undoing counts, but asks not."""
+        """Return whether the transaction was ended inside; if so, only count the undoing."""
         try:
             over = not still_open(self._connection)
-        except Exception:  # noqa: BLE001 - of any driver's, where the connection itself is gone
+        except Exception:  # noqa: BLE001 - from any driver, if the connection itself is broken
             over = True
         if over:
             self._only_count()
@@ -78,7 +81,7 @@ class Block(Generic[T]):
         self._entered = True
         try:
             return self._connection.run(self._begin())
-        except Exception:  # a statement that failed has left nothing
+        except Exception:  # a failed statement has left nothing
             self._only_count()
             raise
         except BaseException:
@@ -99,7 +102,7 @@ class Block(Generic[T]):
             raise
 
     def _take_back_now(self) -> None:
-        # Where the transaction is broken this cannot be done, and is not needed: it rolls back.
+        # In a broken transaction this fails, and is not needed: it will be rolled back.
         with suppress(Exception):
             self._connection.run(self._undo())
 
@@ -113,7 +116,7 @@ class Block(Generic[T]):
             self._only_count()
             raise
         except BaseException:
-            # Who gives up may have begun all the same: a thread of the driver's went on.
+            # The work may have been done all the same, if the driver's thread went on.
             await self._take_back()
             raise
 
@@ -136,7 +139,7 @@ class Block(Generic[T]):
 
 
 def named(what: str, value: Any, longest: int = 200) -> str:
-    """Return `value` if it is a name that every database can hold, or raise."""
+    """Return `value` if it is a name that every database can store, or raise."""
     if not isinstance(value, str):
         raise TypeError(f"{what}={value!r}: write a name, such as {what}='billing'")
     if not value or len(value) > longest or not value.isprintable():

@@ -1,4 +1,4 @@
-"""Removing what is over: batch by batch, each a short transaction, for as long as there is time."""
+"""Removal of expired rows in batches, each a short transaction, within a time limit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 
 LARGEST: Final = 100_000
-"""Rows of a batch."""
+"""Maximum rows of a batch."""
 
 
 class Cleaning:
-    """One time of removing."""
+    """One run of a cleanup."""
 
     def __init__(self, batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> None:
-        """Call `removal(batch)`, which tells how many there were, for about `within` seconds.
+        """Call `removal(batch)`, which returns the number of rows, for about `within` seconds.
 
-        One after another: the next, where the one before has found less than a batch.
+        The removals run one after another: the next starts when one has found less than a batch.
         """
         self._removals = list(removals)
         self._batch = check.count("batch", batch, maximum=LARGEST)
@@ -36,13 +36,13 @@ class Cleaning:
         self._removed = 0
 
     def run(self, database: Database) -> int:
-        """Do it, blocking; return how many were removed."""
+        """Run the removals; return how many rows were removed."""
         while self._another(database.run(self._steps)):
             pass
         return self._removed
 
     async def arun(self, database: Database) -> int:
-        """Do the same, awaiting."""
+        """Async twin of `run`."""
         while self._another(await database.arun(self._steps)):
             pass
         return self._removed
@@ -58,18 +58,18 @@ class Cleaning:
 
 
 class Cleaned(Protocol):
-    """What has something that is over: `Idempotency`, `Inbox`, `Outbox`..."""
+    """A store with expired rows: `Idempotency`, `Inbox`, `Outbox`..."""
 
     async def acleanup(self) -> int:
-        """Remove it."""
+        """Remove expired rows."""
         ...
 
 
 def cleaning(*stores: Cleaned, every: float = 60.0) -> AbstractAsyncContextManager[None]:
-    """Have `stores` remove what is over while the block runs, every so many seconds.
+    """Clean up `stores` every `every` seconds while the block runs.
 
-    For the lifespan of an app, or around what a consumer does. Several processes may do it for one
-    database. What goes wrong is logged, and tried again the next time.
+    For the lifespan of an app, or around the main loop of a consumer. Several processes may do it
+    for one database. A failure is logged, and retried the next time.
     """
     for store in stores:
         if not callable(getattr(store, "acleanup", None)):
@@ -87,12 +87,12 @@ async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[
 
 
 async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:
-    deadline_var.set(None)  # of this task alone
+    deadline_var.set(None)  # affects this task alone
     while True:
         await sleep_async(pause)
         for store in stores:
             try:
                 await store.acleanup()
-            except Exception as error:  # noqa: BLE001 - of any driver's; told, and tried again
+            except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
                 log = logging.getLogger("seawall")
                 log.error("%r could not be cleaned up: %s", store, described(error))  # noqa: TRY400 - see there

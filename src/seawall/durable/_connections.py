@@ -1,9 +1,9 @@
-"""Connections of the user's, whatever library they are of, asked in one way.
+"""Connections of the user, of any supported library, behind one interface.
 
-Known are asyncpg, psycopg (3), SQLAlchemy (2: sessions and connections, sync and async), sqlite3
-and aiosqlite. They are told apart by their class, so none of these libraries is imported here. We
-never commit, roll back or change settings of a connection that we are given: it may be in the
-middle of a transaction, and behind a pooler that gives it to somebody else after that.
+Supported are asyncpg, psycopg (3), SQLAlchemy (2: sessions and connections, sync and async),
+sqlite3 and aiosqlite. They are recognised by their class, so none of these libraries is imported
+here. A given connection is never committed, rolled back or reconfigured: it may be in the middle of
+a transaction, and behind a pooler that gives it to another client afterwards.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Rows = list[tuple[Any, ...]]
 
 
 class Ask(NamedTuple):
-    """What an operation wants to know: the rows of a statement, "file.name"."""
+    """A query of an operation: a statement by its name, "file.name"."""
 
     which: str
     arguments: Arguments
 
 
 class AskText(NamedTuple):
-    """The same for a text that was made up for the purpose, as in `sql/`."""
+    """A query with a composed text, written as in `sql/`."""
 
     text: str
     arguments: Arguments
 
 
 class Connection:
-    """One connection, seen as its kind is asked."""
+    """One connection behind the common interface."""
 
     def __init__(
         self, raw: Any, kind: Kind, dialect: Dialect, names: Names, now: str | None = None
     ) -> None:
-        """Ask `raw`, about the tables of `names`."""
+        """Wrap `raw`, for the tables of `names`."""
         self.raw = raw
         self.kind = kind
         self.dialect: Dialect = dialect
@@ -57,7 +57,7 @@ class Connection:
         return rendered(asked.text, self.dialect, style, self.names, self._now)
 
     def run(self, steps: Steps[T]) -> T:
-        """Carry an operation out, blocking."""
+        """Run an operation."""
         ask = self.kind.ask
 
         def answer(asked: Ask | AskText) -> Any:
@@ -72,7 +72,7 @@ class Connection:
         return drive(steps, answer)
 
     async def arun(self, steps: Steps[T]) -> T:
-        """Carry an operation out, awaiting."""
+        """Async twin of `run`."""
         ask = self.kind.ask
 
         async def answer(asked: Ask | AskText) -> Any:
@@ -88,7 +88,7 @@ class Connection:
 
 
 class Kind(NamedTuple):
-    """A kind of connection: how it is asked, and which database is behind it."""
+    """A kind of connection: how to query it, and which database is behind it."""
 
     name: str
     style: Style
@@ -98,13 +98,13 @@ class Kind(NamedTuple):
 
 
 def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
-    """Return `raw` as we ask it; or raise, and say what is known."""
+    """Return `raw` wrapped; or raise an error that names the supported libraries."""
     kind = kind_of(raw)
     return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
 
 
 def kind_of(raw: Any) -> Kind:
-    """Return of which kind a connection is; or raise, and say what is known."""
+    """Return the kind of a connection; or raise an error that names the supported libraries."""
     kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is
     if kind is None:
         raise TypeError(
@@ -132,9 +132,9 @@ def _dialect(name: str) -> Dialect:
 
 
 def in_transaction(kind: Kind, raw: Any) -> bool:
-    """Tell whether what is done now is committed later; True where a library does not say.
+    """Return whether changes are committed later; True if the library does not say.
 
-    An `AsyncSession` says so only while it is awaited: `ain_transaction` asks it, too.
+    An `AsyncSession` can say so only when awaited: `ain_transaction` handles that.
     """
     match kind.name:
         case "asyncpg":
@@ -144,61 +144,61 @@ def in_transaction(kind: Kind, raw: Any) -> bool:
         case "sqlite3" | "aiosqlite":
             if raw.in_transaction:
                 return True
-            # Only the older way begins one by itself, before the first change.
+            # Only the legacy mode begins a transaction implicitly, before the first change.
             return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
     return not _commits_each(raw)
 
 
 async def ain_transaction(kind: Kind, raw: Any) -> bool:
-    """Tell the same of a connection that is awaited, whatever it is."""
+    """Return the same as `in_transaction`, for any async connection."""
     if hasattr(raw, "sync_session"):
-        raw = await raw.connection()  # which the next statement would take out of the pool
+        raw = await raw.connection()  # the next statement would check it out of the pool anyway
     return in_transaction(kind, raw)
 
 
 def require_transaction(connection: Connection, so_that: str) -> None:
-    """Raise unless what is done now is committed later."""
+    """Raise unless changes are committed later, with the transaction."""
     if not in_transaction(connection.kind, connection.raw):
         raise _no_transaction(connection, so_that)
 
 
 async def arequire_transaction(connection: Connection, so_that: str) -> None:
-    """Do the same for a connection that is awaited."""
+    """Async twin of `require_transaction`."""
     if not await ain_transaction(connection.kind, connection.raw):
         raise _no_transaction(connection, so_that)
 
 
 def _no_transaction(connection: Connection, so_that: str) -> RuntimeError:
     what = "has no transaction: begin one"
-    if connection.kind.name == "SQLAlchemy":  # it begins by itself, unless it was told not to
+    if connection.kind.name == "SQLAlchemy":  # it begins implicitly, unless configured otherwise
         what = "commits each statement for itself: use another isolation_level than AUTOCOMMIT"
     return RuntimeError(f"{connection!r} {what}, so that {so_that}")
 
 
 def _commits_each(raw: Any) -> bool:
-    """Tell whether SQLAlchemy was told to commit each statement for itself (AUTOCOMMIT).
+    """Return whether SQLAlchemy is configured to commit each statement (AUTOCOMMIT).
 
-    Its transactions begin by themselves, but with AUTOCOMMIT they only seem to. Nothing is asked of
-    the database for that.
+    Its transactions begin implicitly, but with AUTOCOMMIT that is only apparent. This sends nothing
+    to the database.
     """
     if hasattr(raw, "sync_session"):
-        raw = raw.get_bind()  # an engine, mostly: its connection is not to be had without awaiting
+        raw = raw.get_bind()  # usually an engine: its connection is only available by awaiting
     elif hasattr(raw, "sync_connection"):
         raw = raw.sync_connection
     elif hasattr(raw, "get_bind"):
         raw = raw.connection()
     if raw is None or getattr(raw, "closed", False):
-        return False  # the statement itself tells what is wrong
+        return False  # the statement itself will fail with the reason
     level = raw.get_execution_options().get("isolation_level")
     if level is not None:
         return bool(level == "AUTOCOMMIT")
     if getattr(raw, "invalidated", True):
-        return False  # it is an engine, or a connection that was lost
+        return False  # an engine, or a connection that was lost
     if getattr(raw.connection.dbapi_connection, "autocommit", None) is True:
         return True
     driver = raw.connection.driver_connection
-    # On SQLite such a setting is also how BEGIN is left to a listener of the user's; then it is
-    # there as soon as SQLAlchemy has begun.
+    # On SQLite, that setting is also used to leave BEGIN to a listener of the user; in that case
+    # there is a transaction as soon as SQLAlchemy has begun.
     return (
         raw.dialect.name == "sqlite"
         and raw.in_transaction()
@@ -208,7 +208,7 @@ def _commits_each(raw: Any) -> bool:
 
 
 def still_open(connection: Connection) -> bool:
-    """Tell whether the transaction in which something was asked before is still there."""
+    """Return whether the transaction of an earlier query is still open."""
     raw = connection.raw
     match connection.kind.name:
         case "asyncpg":
@@ -220,7 +220,7 @@ def still_open(connection: Connection) -> bool:
     return bool(raw.in_transaction())
 
 
-# How each is asked
+# The query functions of each kind
 
 
 async def _ask_asyncpg(raw: Any, text: Text, arguments: Arguments) -> Rows:
@@ -231,7 +231,7 @@ async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows
     from psycopg import AsyncCursor
     from psycopg.rows import tuple_row
 
-    # A cursor of our own: the user's connection may make others, with rows of other kinds.
+    # Our own cursor: those of the user's connection may produce rows of another type.
     cursor = await AsyncCursor(raw, row_factory=tuple_row).execute(text.sql, arguments)
     return await cursor.fetchall() if cursor.description else []
 
@@ -260,7 +260,7 @@ def _ask_sqlalchemy(raw: Any, text: Text, arguments: Arguments) -> Rows:
 
 def _ask_sqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
     cursor = raw.cursor()
-    cursor.row_factory = None  # the user's may make anything of a row
+    cursor.row_factory = None  # the user's factory may turn a row into anything
     return list(cursor.execute(text.sql, arguments).fetchall())
 
 

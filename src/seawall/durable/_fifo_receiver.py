@@ -1,9 +1,11 @@
-"""The receiver's side: in order, each once, and the place is kept with the effect.
+"""Receiving side of FIFO messages: in order, each once, with the position stored with the effect.
 
-Promises: messages of a sender are given out in the order of their numbers, and where the
-transaction in which they are is committed, never again. What is ahead is buffered, durably, up to
-`window`; what is further ahead is refused. Whatever crashes: what is not committed is as if it had
-not come.
+Promises:
+
+- Messages of a sender are delivered in the order of their numbers. If the transaction of a delivery
+  is committed, they are never delivered again.
+- Messages that arrive early are buffered durably, up to `window`; those beyond it are refused.
+- After any crash, uncommitted work counts as never received.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.stepping import Steps
 
 WIDEST: Final = 10_000
-"""Messages that may be buffered for a sender."""
+"""Maximum number of buffered messages of a sender."""
 KEEP_SKIPPED: Final = 90 * 86_400.0
-"""Seconds for which it is kept what was given up."""
+"""Seconds for which records of skipped messages are kept."""
 MOST_TOLD: Final = 10_000
-"""Senders whose last gap is remembered, so that it is told once."""
+"""Maximum number of senders whose last gap is remembered, in order to report it once."""
 
 OnGap = Literal["wait", "skip"]
 
 
 class FifoReceiver:
-    """One receiver, of any number of senders; any number of processes may receive as it."""
+    """One receiver for any number of senders; any number of processes may receive as it."""
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class FifoReceiver:
         on_gap: OnGap = "wait",
         max_payload: int = LARGEST,
     ) -> None:
-        """Receive as `name`, and buffer what is ahead, less than `window` messages of a sender.
+        """Receive as `name`; buffer less than `window` early messages per sender.
 
-        At most `batch` are given out at once. A message that is missing for `gap_timeout` seconds
-        is told (`FifoGap`), and with `on_gap="skip"` given up, which is recorded.
+        At most `batch` messages are delivered at once. A message that is missing for `gap_timeout`
+        seconds is reported (`FifoGap`); with `on_gap="skip"` it is also skipped, which is recorded.
         """
         if not isinstance(database, Database):
             raise TypeError(f"FifoReceiver({database!r}, ...): pass a Database")
@@ -78,7 +80,7 @@ class FifoReceiver:
         registry.enter(self, "fifo_receiver", self.name)
 
     def _after_fork(self) -> None:
-        """Have a lock that nobody holds."""
+        """Replace the lock, which another thread may have held."""
         self._mutex = Mutex()
 
     def __repr__(self) -> str:
@@ -87,29 +89,29 @@ class FifoReceiver:
     def receive(
         self, conn: Any, sender: str, sequence: int, payload: bytes | str, epoch: int = 1
     ) -> Block[Received]:
-        """Take a message: `async with receiver.receive(conn, *message) as ready:`.
+        """Receive a message: `async with receiver.receive(conn, *message) as ready:`.
 
-        `ready` are the messages whose turn it is now, in order: none, this one, or this one and
-        those that waited for it. Make their effects in the block, by the same `conn`, which
-        has a transaction begun; commit it, then send `ready.ack` back. Left by an error, nothing is
-        received. For connections that are not awaited, write `with`.
+        `ready` are the messages that are deliverable now, in order: none, this one, or this one and
+        those that waited for it. Apply their effects in the block with the same `conn`, which must
+        have an open transaction; commit it, then send `ready.ack` back. If the block raises,
+        nothing is received. For a blocking connection, write `with`.
         """
         message = checked_message(sender, sequence, payload, epoch, self.max_payload)
         return _Receiving(self, self.database.connection(conn), message.sender, message)
 
     def drain(self, conn: Any, sender: str) -> Block[Received]:
-        """Give out what is ready without a new message: behind a gap that is too old, or `more`."""
+        """Deliver buffered messages without a new one: after an expired gap, or if `more`."""
         own = self.database.connection(conn)
         return _Receiving(self, own, named("sender", sender), None)
 
-    # What is missing
+    # Gaps
 
     async def agaps(self, limit: int = 100) -> list[Gap]:
-        """Return where messages are missing, the oldest first; each is told if it is too old."""
+        """Return the gaps, the oldest first; report those older than `gap_timeout`."""
         return await self.database.arun(lambda: self._gaps(limit))
 
     def gaps(self, limit: int = 100) -> list[Gap]:
-        """Do the same, blocking."""
+        """Sync twin of `agaps`."""
         return self.database.run(lambda: self._gaps(limit))
 
     def _gaps(self, limit: int) -> Steps[list[Gap]]:
@@ -122,14 +124,14 @@ class FifoReceiver:
         return gaps
 
     async def askip(self, sender: str, to: int) -> int:
-        """Give up all before the number `to`, recorded; return how many numbers that were.
+        """Skip all messages before the number `to`, recorded; return how many numbers that were.
 
-        Then `drain` gives out what waited behind them.
+        Then `drain` delivers the messages that waited behind them.
         """
         return await self.database.arun(lambda: self._skipping(sender, to))
 
     def skip(self, sender: str, to: int) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `askip`."""
         return self.database.run(lambda: self._skipping(sender, to))
 
     def _skipping(self, sender: str, to: int) -> Steps[int]:
@@ -140,9 +142,9 @@ class FifoReceiver:
             return 0
         epoch, expected, _, _, version = rows[0]
         yield from self._record(pair, Position(epoch, expected), to)
-        # Those that are given up may be among the buffered: they are of no use any more.
+        # Skipped messages may be among the buffered ones: remove them.
         moved = {"epoch": epoch, "expected": to, "buffered": 1, "version": version}
-        yield Ask("fifo.move", {**pair, **moved})  # whether any are buffered, the next one sees
+        yield Ask("fifo.move", {**pair, **moved})  # the next call finds out whether any remain
         yield Ask("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
         return int(to - expected)
 
@@ -151,11 +153,11 @@ class FifoReceiver:
         yield Ask("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
 
     async def askipped(self, limit: int = 100) -> list[Skipped]:
-        """Return what was given up, the latest first."""
+        """Return the skipped messages, the latest first."""
         return await self.database.arun(lambda: self._skipped(limit))
 
     def skipped(self, limit: int = 100) -> list[Skipped]:
-        """Do the same, blocking."""
+        """Sync twin of `askipped`."""
         return self.database.run(lambda: self._skipped(limit))
 
     def _skipped(self, limit: int) -> Steps[list[Skipped]]:
@@ -166,16 +168,16 @@ class FifoReceiver:
     async def acleanup(
         self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
     ) -> int:
-        """Remove records of what was given up `older_than` so many seconds ago; return how many.
+        """Remove records of skips older than `older_than` seconds; return how many.
 
-        Batch by batch. It ends after about `within` seconds, done or not.
+        Works in batches. It ends after about `within` seconds, finished or not.
         """
         return await Cleaning(batch, within, self._cleaning(older_than)).arun(self.database)
 
     def cleanup(
         self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
     ) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `acleanup`."""
         return Cleaning(batch, within, self._cleaning(older_than)).run(self.database)
 
     def _cleaning(self, older_than: float) -> Callable[[int], Steps[int]]:
@@ -187,17 +189,17 @@ class FifoReceiver:
 
         return removing
 
-    # What is told
+    # Counters and events
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what became of the messages that came to this process.
+        """Return the counts of messages that this process received.
 
-        `agaps` tells the age of the oldest gap, which is in the database.
+        The age of the oldest gap is in the database: see `agaps`.
         """
         return {"receiver": self.name, "window": self.window, **self._counts}
 
     def _tell(self, sender: str, position: Position, age: float, to: int | None) -> None:
-        """Tell of a gap, once in this process while it is waited for."""
+        """Report a gap, once per process while it is open."""
         with self._mutex:
             if to is None and self._told.get(sender) == position:
                 return
@@ -218,20 +220,20 @@ class FifoReceiver:
 
 
 class Received:
-    """What it is the turn of now, in order; and what became of the message that came.
+    """The messages that are deliverable now, in order, and the verdict on the received one.
 
-    Made by `FifoReceiver.receive` and `drain`, and by nobody else.
+    Created by `FifoReceiver.receive` and `drain` only.
     """
 
     def __init__(self, verdict: str, messages: list[FifoMessage], ack: FifoAck) -> None:
-        """Hold the messages that are to take effect."""
+        """Hold the deliverable messages."""
         self.verdict = verdict
-        """As of the model; or "late" if it was skipped before, "drained" if none came."""
+        """As in the model; or "late" if the message was skipped before, "drained" if none came."""
         self.messages = messages
         self.ack = ack
-        """How far the receiver is after the block; true once the transaction is committed."""
+        """The receiver's position after the block; valid once the transaction is committed."""
         self.more = False
-        """Whether more is ready than was given out: call `drain`."""
+        """Whether more messages are deliverable: call `drain`."""
 
     def __repr__(self) -> str:
         return f"<Received {self.verdict}: {len(self.messages)} ready>"
@@ -244,9 +246,9 @@ class Received:
 
 
 class _Receiving(Block[Received]):
-    """A message, from its arrival until the place is moved behind it.
+    """A message from its arrival until the position has moved past it.
 
-    All is written at the end, the place first: what is left behind it is of no use to anybody.
+    Everything is written at the end, the position first: rows left behind it are never used.
     """
 
     def __init__(
@@ -306,12 +308,12 @@ class _Receiving(Block[Received]):
         return received
 
     def _behind(self, position: Position, now: int) -> Position:
-        """Return where it goes on behind a gap that is too old; else the same."""
+        """Return the position after a gap that is too old; else the same position."""
         held = {number: at for number, at in self._held.items() if number >= position.expected}
         return skip_to(position, held, now, int(self._receiver.gap_timeout * 1_000_000))
 
     def _look_at_gap(self, position: Position, now: int) -> Position:
-        """Tell of a gap that is too old; return where it goes on."""
+        """Report or skip a gap that is too old; return the position to continue from."""
         receiver, behind = self._receiver, self._behind(position, now)
         if behind == position:
             return position
@@ -368,7 +370,7 @@ class _Receiving(Block[Received]):
 
     @property
     def _kept(self) -> bool:
-        """Whether the message is one of those that wait."""
+        """Whether the message counts as received, and is buffered if it is not its turn."""
         return self._verdict in ("delivered", "buffered")
 
     def _undo(self) -> Steps[None]:

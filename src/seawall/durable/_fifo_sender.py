@@ -1,8 +1,11 @@
-"""The sender's side: numbers without gaps, and what is not acknowledged is kept.
+"""Sending side of FIFO messages: numbers without gaps, kept until they are acknowledged.
 
-Promises: a message has its number if, and only if, the transaction that sent it is committed; the
-numbers of a sender and a receiver have no gap. A message is kept until the receiver says that it
-took effect. A sender whose records were lost begins a later epoch by itself.
+Promises:
+
+- A message has its number if and only if the transaction that sent it is committed. The numbers of
+  a   sender and receiver have no gaps.
+- A message is kept until the receiver confirms that it took effect.
+- A sender whose records were lost starts a later epoch automatically.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from seawall.errors import FifoFull, FifoStateLost
 from seawall.runtime.stepping import Steps, adrive, drive
 
 Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
-"""Brings a message to the receiver, and its answer back; None if there is none."""
+"""Transports a message to the receiver and returns its acknowledgement; None if there is none."""
 
 TOGETHER: Final = "a number is taken if, and only if, its message is kept"
 
 
 class FifoSender:
-    """One sender of messages to one receiver; any number of processes may send as it."""
+    """One sender of messages to one receiver; any number of processes may send under its name."""
 
     def __init__(
         self,
@@ -43,9 +46,9 @@ class FifoSender:
         max_unacknowledged: int = 10_000,
         max_payload: int = LARGEST,
     ) -> None:
-        """Send as `sender` to the receiver `to`, and keep what it has not acknowledged.
+        """Send as `sender` to the receiver `to`, and keep unacknowledged messages.
 
-        With `max_unacknowledged` messages kept, more are refused with `FifoFull`.
+        Beyond `max_unacknowledged` kept messages, more are refused with `FifoFull`.
         """
         if not isinstance(database, Database):
             raise TypeError(f"FifoSender({database!r}, ...): pass a Database")
@@ -62,17 +65,18 @@ class FifoSender:
         return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
 
     async def asend(self, conn: Any, payload: bytes | str) -> FifoMessage:
-        """Give a message its number and keep it, in the transaction of `conn`.
+        """Number and store a message, in the transaction of `conn`.
 
-        Bring it to the receiver after the commit: what `aunacknowledged` or `aresend` finds. Others
-        who send as this sender wait for the end of the transaction. Without one it is refused.
+        Transport it to the receiver after the commit: `aunacknowledged` and `aresend` find it.
+        Others that send as this sender wait for the end of the transaction. A connection without
+        one is refused.
         """
         own = self.database.connection(conn)
         await arequire_transaction(own, TOGETHER)
         return await own.arun(self._sending(checked_payload(payload, self.max_payload)))
 
     def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
-        """Do the same, on a connection that is not awaited."""
+        """Sync twin of `asend`."""
         own = self.database.connection(conn)
         require_transaction(own, TOGETHER)
         return own.run(self._sending(checked_payload(payload, self.max_payload)))
@@ -91,14 +95,14 @@ class FifoSender:
         self._counts["sent"] += 1
         return FifoMessage(self.sender, sequence, payload, epoch)
 
-    # What the receiver has not
+    # Unacknowledged messages
 
     async def aunacknowledged(self, limit: int = 100) -> list[FifoMessage]:
-        """Return what is to be sent (again), in order: the first `limit` that have room there."""
+        """Return the first `limit` messages to send (again) that the receiver has room for."""
         return await self.database.arun(lambda: self._unacknowledged(limit))
 
     def unacknowledged(self, limit: int = 100) -> list[FifoMessage]:
-        """Do the same, blocking."""
+        """Sync twin of `aunacknowledged`."""
         return self.database.run(lambda: self._unacknowledged(limit))
 
     def _unacknowledged(self, limit: int) -> Steps[list[FifoMessage]]:
@@ -110,11 +114,11 @@ class FifoSender:
         ]
 
     async def aresend(self, post: Post, limit: int = 100) -> int:
-        """Send the first `limit` that are not acknowledged, in order; return how many now are.
+        """Send the first `limit` unacknowledged messages; return how many were acknowledged.
 
-        `await post(message)` brings one to the receiver, and returns what it acknowledges, or None.
-        Call it in a loop of your own, which pauses where it returns 0. An error of `post` goes on;
-        what came before it counts.
+        The messages are sent in order. `await post(message)` transports one to the receiver and
+        returns its acknowledgement, or None. Call it in a loop that pauses when it returns 0. An
+        exception of `post` propagates; acknowledgements before it count.
         """
         check.function("post", post)
         messages = await self.aunacknowledged(limit)
@@ -126,7 +130,7 @@ class FifoSender:
         return await adrive(self._resending(messages), answer)
 
     def resend(self, post: Callable[[FifoMessage], FifoAck | None], limit: int = 100) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `aresend`."""
         check.function("post", post)
         messages = self.unacknowledged(limit)
 
@@ -136,7 +140,7 @@ class FifoSender:
         return drive(self._resending(messages), answer)
 
     def _resending(self, messages: list[FifoMessage]) -> Steps[int]:
-        """Ask for each message's acknowledgement; in the end have the latest of these heard."""
+        """Yield each message to post it; at the end, yield the latest acknowledgement."""
         last: FifoAck | None = None
         news = False
         try:
@@ -151,15 +155,15 @@ class FifoSender:
         return last.expected - messages[0].sequence if news and last is not None else 0
 
     async def aacknowledge(self, ack: FifoAck) -> bool:
-        """Keep no longer what the receiver has; False if that is no news.
+        """Delete acknowledged messages; return False if the acknowledgement brings no news.
 
-        Raises `FifoStateLost` where the receiver has what was never sent, as far as is known here.
+        Raises `FifoStateLost` if the receiver has messages that, by our records, were never sent.
         """
         known = self._own(ack)
         return known is not None and await self.database.arun(lambda: self._acknowledging(known))
 
     def acknowledge(self, ack: FifoAck) -> bool:
-        """Do the same, blocking."""
+        """Sync twin of `aacknowledge`."""
         known = self._own(ack)
         return known is not None and self.database.run(lambda: self._acknowledging(known))
 
@@ -184,22 +188,22 @@ class FifoSender:
         return False
 
     async def arestart(self) -> int:
-        """Begin a later epoch, in which what is not acknowledged is numbered from 1; return it.
+        """Start a later epoch, with unacknowledged messages numbered from 1; return the epoch.
 
-        For a sender or a receiver whose records were put back to an earlier state. What took effect
-        and was not acknowledged takes effect once more.
+        For a sender or a receiver whose records were reset to an earlier state. Messages that took
+        effect without being acknowledged take effect once more.
         """
         return await self.database.arun(self._restarting)
 
     def restart(self) -> int:
-        """Do the same, blocking."""
+        """Sync twin of `arestart`."""
         return self.database.run(self._restarting)
 
     def _restarting(self) -> Steps[int]:
         yield Ask("fifo.lock_sender", self._pair)
         rows = yield Ask("fifo.sender", self._pair)
         if not rows:
-            return 0  # it has sent nothing: its first message begins an epoch
+            return 0  # nothing was sent yet: its first message starts an epoch
         acknowledged = rows[0][2]
         ((epoch, _),) = yield Ask("fifo.restart", self._pair)
         renumbered = {**self._pair, "epoch": epoch, "acknowledged": acknowledged}
@@ -207,5 +211,5 @@ class FifoSender:
         return int(epoch)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what this process has sent, refused and sent again, and what it was told."""
+        """Return the counts of messages sent, refused and resent, and of acknowledgements."""
         return {"sender": self.sender, "receiver": self.receiver, **self._counts}

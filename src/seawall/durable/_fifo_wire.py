@@ -1,4 +1,4 @@
-"""What goes between a sender and a receiver: numbered messages, and how far they have come."""
+"""Wire format of FIFO messages: numbered messages and acknowledgements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from seawall import _checks as check
 from seawall.durable._blocks import named
 
 LARGEST: Final = 1024 * 1024
-"""Bytes of a payload, unless more are allowed."""
+"""Default maximum bytes of a payload."""
 
 
 class FifoMessage(NamedTuple):
-    """A numbered message: what a transport carries, and `receive(connection, *message)` takes."""
+    """A numbered message: a transport carries it, and `receive(connection, *message)` takes it."""
 
     sender: str
     sequence: int
@@ -21,7 +21,7 @@ class FifoMessage(NamedTuple):
 
 
 class FifoAck(NamedTuple):
-    """How far a receiver is: all below `expected` took effect; up to `allowed` there is room."""
+    """A receiver's position: all below `expected` took effect; up to `allowed` there is room."""
 
     sender: str
     receiver: str
@@ -31,7 +31,7 @@ class FifoAck(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A message that is missing while later ones are there."""
+    """A missing message, while later ones have arrived."""
 
     sender: str
     epoch: int
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Messages that were given up, from `first` to `last`."""
+    """Skipped messages, from `first` to `last`."""
 
     sender: str
     epoch: int
@@ -51,7 +51,7 @@ class Skipped(NamedTuple):
 
 
 def checked_payload(payload: Any, largest: int) -> bytes:
-    """Return a payload as bytes, or raise: it may come from anybody."""
+    """Return a payload as bytes, or raise: it is untrusted input."""
     if isinstance(payload, str):
         payload = payload.encode()
     if not isinstance(payload, (bytes, bytearray, memoryview)):
@@ -64,7 +64,7 @@ def checked_payload(payload: Any, largest: int) -> bytes:
 def checked_message(
     sender: Any, sequence: Any, payload: Any, epoch: Any, largest: int
 ) -> FifoMessage:
-    """Return a message that came by the wire, or raise."""
+    """Return a message received over the wire, or raise."""
     return FifoMessage(
         named("sender", sender),
         check.count("sequence", sequence),
@@ -74,7 +74,7 @@ def checked_message(
 
 
 def checked_ack(ack: Any) -> FifoAck:
-    """Return an acknowledgement that came by the wire, or raise."""
+    """Return an acknowledgement received over the wire, or raise."""
     if not isinstance(ack, (tuple, list)) or len(ack) != len(FifoAck._fields):
         raise TypeError(f"acknowledgement: pass a FifoAck, or its {len(FifoAck._fields)} values")
     sender, receiver, epoch, expected, allowed = ack

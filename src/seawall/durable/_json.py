@@ -1,8 +1,8 @@
-"""JSON for what is stored: the types of `json`, and those that business values have.
+"""JSON for stored values: the types of `json`, and common business types.
 
-`Decimal` and `UUID` are written as their text, `datetime` and `date` as ISO 8601, a dataclass as an
-object of its fields, a pydantic model as its own JSON mode writes it. Reading gives them back as
-text and objects: JSON does not know the types.
+`Decimal` and `UUID` are written as text, `datetime` and `date` as ISO 8601, a dataclass as an
+object of its fields, a pydantic model by its own JSON mode. Decoding returns text and objects: JSON
+does not know these types.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from uuid import UUID
 
 
 def plain(value: object) -> Any:
-    """Return a value that `json` cannot write as one that it can, or raise TypeError.
+    """Return a JSON type for a value that `json` cannot encode, or raise TypeError.
 
-    It is the `default=` of an encoder. A container is not searched: the encoder asks for each part.
+    It is the `default=` of an encoder. It does not descend into containers: the encoder calls it
+    for each part.
     """
     if isinstance(value, (Decimal, UUID)):
         return str(value)
-    if isinstance(value, date):  # a datetime is one, too
+    if isinstance(value, date):  # includes datetime
         return value.isoformat()
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -56,21 +57,21 @@ json_text: Final = encoder()
 canonical_json: Final = _checked(
     json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=plain).encode
 )
-"""Write a value as the text that all equal values have, or raise TypeError.
+"""Write a value as text that is the same for all equal values, or raise TypeError.
 
-Keys are sorted; NaN and infinity are written. It is for comparing, not for reading back.
+Keys are sorted; NaN and infinity are written. For comparison only, not for reading back.
 """
 
 MOST_COMPARED: Final = 64 * 1024
-"""Bytes of a document whose meaning is looked at: the event loop waits for that."""
+"""Maximum bytes of a document that is parsed for comparison: it blocks the event loop."""
 
 
 def canonical_document(data: bytes) -> bytes | None:
-    """Return the bytes that all JSON documents of the same meaning have; None in case of doubt.
+    """Return the same bytes for all JSON documents of equal meaning; None if in doubt.
 
-    The order of members, spaces and escapes do not matter. In doubt are duplicate members, numbers
-    that are not in their shortest form (1.50, 1E3, -0), NaN, what is large or deeply nested, and
-    what is no UTF-8 or no JSON. 1 and 1.0 are different.
+    The order of members, spaces and escapes do not matter. Doubtful are duplicate members, numbers
+    that are not in their shortest form (1.50, 1E3, -0), NaN, large or deeply nested documents, and
+    input that is not UTF-8 or not JSON. 1 and 1.0 are different.
     """
     if len(data) > MOST_COMPARED:
         return None

@@ -1,7 +1,9 @@
-"""A statement of ours that failed since one of our tables is missing: say what was forgotten.
+"""Helpful errors for a statement of ours that failed because one of our tables is missing.
 
-Promises: only a missing table of ours is told of in this way; one of the user's, which a statement
-may name beside ours, is the user's error, and is raised as the driver raised it.
+Promises:
+
+- Only a missing table of ours is reported in this way. A missing table of the user, which a
+  statement may use together with ours, is raised as the driver raised it.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from typing import Final
 from seawall.durable._sql import Names
 
 UNDEFINED_TABLE: Final = "42P01"
-"""What PostgreSQL says of a table that is not there; the same where its schema is not."""
+"""PostgreSQL's SQLSTATE for a missing table, also if its schema is missing."""
 
 _SQLITE: Final = "no such table: "
 _CREATED: Final = re.compile(r"CREATE TABLE \{(\w+)\}")
 
 
 class TablesMissing(RuntimeError):
-    """Our tables were never made: nobody but who runs the service can help, and no waiting does."""
+    """Our tables were never created. Only the operator can fix that; waiting does not help."""
 
 
 def tables_missing(error: Exception, names: Names) -> TablesMissing | None:
-    """Return what to raise from `error` where it tells of a missing table of ours; else None."""
+    """Return the exception to raise from `error` if a table of ours is missing; else None."""
     table = _missing(error, names)
     if table is None:
         return None
@@ -35,9 +37,9 @@ def tables_missing(error: Exception, names: Names) -> TablesMissing | None:
 
 
 def _missing(error: Exception, names: Names) -> str | None:
-    """Return which table of ours a driver says is not there."""
+    """Return the table of ours that a driver reports as missing."""
     seen: BaseException | None = error
-    for _ in range(4):  # SQLAlchemy puts what a driver raised into its own error
+    for _ in range(4):  # SQLAlchemy wraps the driver's exception
         if seen is None:
             return None
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
@@ -50,12 +52,12 @@ def _missing(error: Exception, names: Names) -> str | None:
 
 
 def _named(text: str, names: Names) -> str | None:
-    # The sentence and its quotation marks are of the server's language: only the name counts.
+    # The message and its quotation marks are localised: only the name counts.
     line = text.partition("\n")[0]
     for table in _tables():
         own = names.prefix + table
         name = own if names.schema is None else f"{names.schema}.{own}"
-        # What stands in another schema, or has a longer name, is somebody else's.
+        # A table in another schema, or with a longer name, is not ours.
         if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", line):
             return name
     return None

@@ -1,10 +1,10 @@
-"""The statements of `sql/`, as each database and driver wants them.
+"""The statements of `sql/`, rendered for each database and driver.
 
-A file is a list of statements, each below a line `-- name: its_name`: in `both/` where they are the
-same for both databases, else in the folder of each. In the text `{table}` stands
-for one of our tables, quoted and with its schema; `{now}` for the database's own time in whole
-microseconds; `:value` for a parameter. Nothing of a user's becomes part of the text but the names
-of schema and tables, and these are quoted.
+A file is a list of statements, each below a line `-- name: its_name`: in `both/` if they are the
+same for both databases, else in the folder of each. In the text, `{table}` stands for one of our
+tables, quoted and with its schema; `{now}` for the database's own time in whole microseconds;
+`:value` for a parameter. The only user input in the text are the names of schema and tables, and
+these are quoted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 Dialect = Literal["postgres", "sqlite"]
 Style = Literal["dollar", "pyformat", "named", "escaped"]
-"""How a driver wants parameters: $1, %(name)s, :name, or :name where any other colon is escaped."""
+"""The parameter style of a driver: $1, %(name)s, :name, or :name with other colons escaped."""
 
 Arguments = dict[str, Any]
 
@@ -27,10 +27,10 @@ NOW: Final[dict[Dialect, str]] = {
 }
 
 LONGEST_NAME: Final = 63
-"""So many bytes of a name count in PostgreSQL."""
+"""Maximum significant bytes of a name in PostgreSQL."""
 
 LONGEST_REMEMBERED: Final = 16_384
-"""Longer texts are made up for many rows at once: hardly two are alike."""
+"""Maximum length of cached texts: longer ones are built for many rows and rarely repeat."""
 
 _PARAMETER: Final = re.compile(
     r"""
@@ -45,7 +45,7 @@ _PARAMETER: Final = re.compile(
 )
 _NAME_LINE: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
-"""Lines that tell a reader something; a word in them may look like a parameter."""
+"""Comment lines; a word in them may look like a parameter."""
 _LONGEST_TABLE: Final = 24
 
 
@@ -55,12 +55,12 @@ class _Names(NamedTuple):
 
 
 class Names(_Names):
-    """Where the tables are: in which schema, and how their names begin."""
+    """The location of the tables: their schema, and the prefix of their names."""
 
     __slots__ = ()
 
     def __new__(cls, schema: str | None = None, prefix: str = "seawall_") -> Self:
-        """Begin each table's name with `prefix`; without a schema, the database's usual one is."""
+        """Prefix each table's name with `prefix`; without a schema, use the database's default."""
         for name, given in (("schema", schema), ("prefix", prefix)):
             if not isinstance(given, str) and (given is not None or name == "prefix"):
                 raise TypeError(f"{name}={given!r}: write a name, such as {name}='seawall_'")
@@ -80,11 +80,11 @@ class Names(_Names):
         return own if self.schema is None else f"{quoted(self.schema)}.{own}"
 
     def index_name(self, name: str) -> str:
-        """Return the name of an index: it lives where its table does."""
+        """Return the name of an index, without a schema: it is in the schema of its table."""
         return quoted(self.prefix + name)
 
     def channel(self, name: str) -> str:
-        """Return the name under which the processes of these tables tell each other of changes."""
+        """Return the NOTIFY channel by which processes with these tables announce changes."""
         channel = f"{self.schema or ''}.{self.prefix}{name}"
         if len(channel.encode()) < LONGEST_NAME:
             return channel
@@ -92,29 +92,29 @@ class Names(_Names):
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it, whatever is in it."""
+    """Return a name quoted for SQL, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def containing(text: str) -> str:
-    """Return the pattern of a LIKE, with ! as its ESCAPE, for whatever contains `text`."""
+    """Return a LIKE pattern, with ! as its ESCAPE, for text that contains `text`."""
     escaped = text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
     return f"%{escaped}%"
 
 
 class Text(NamedTuple):
-    """A statement for one driver: its text, and the parameters in their order there."""
+    """A statement for one driver: its text, and its parameters in order."""
 
     sql: str
     order: tuple[str, ...]
 
     def positional(self, arguments: Arguments) -> list[Any]:
-        """Return the arguments as $1, $2... want them."""
+        """Return the arguments in the order of $1, $2..."""
         return [arguments[name] for name in self.order]
 
 
 class _Filling(dict[str, str]):
-    """What stands for the words in braces."""
+    """The replacements for words in braces."""
 
     def __init__(self, dialect: Dialect, names: Names, now: str | None) -> None:
         super().__init__(now=now or NOW[dialect], schema=quoted(names.schema or "public"))
@@ -128,7 +128,7 @@ class _Filling(dict[str, str]):
 
 @cache
 def statements(dialect: Dialect, file: str) -> dict[str, str]:
-    """Return the statements of a file by name: those of both databases, and the dialect's own."""
+    """Return the statements of a file by name: the shared ones and the dialect's own."""
     found: dict[str, str] = {}
     for folder in ("both", dialect):
         source = files("seawall.durable").joinpath("sql", folder, f"{file}.sql")
@@ -140,7 +140,7 @@ def statements(dialect: Dialect, file: str) -> dict[str, str]:
 
 
 def statement_names(dialect: Dialect, file: str) -> list[str]:
-    """Return the names of the statements of a file, in their order."""
+    """Return the names of the statements of a file, in order."""
     return list(statements(dialect, file))
 
 
@@ -148,9 +148,9 @@ def statement_names(dialect: Dialect, file: str) -> list[str]:
 def statement(
     dialect: Dialect, style: Style, names: Names, which: str, now: str | None = None
 ) -> Text:
-    """Return a statement, written as "file.name", for one database and driver.
+    """Return a statement, named "file.name", for one database and driver.
 
-    `now` is an expression that stands for the time, where a test has one.
+    `now` is an SQL expression that replaces the time, for tests.
     """
     file, _, name = which.partition(".")
     return rendered(statements(dialect, file)[name], dialect, style, names, now)
@@ -159,7 +159,7 @@ def statement(
 def rendered(
     text: str, dialect: Dialect, style: Style, names: Names, now: str | None = None
 ) -> Text:
-    """Return `text` with tables and time filled in, and its parameters in the driver's style."""
+    """Return `text` with tables and time inserted, and parameters in the driver's style."""
     render = _rendered if len(text) <= LONGEST_REMEMBERED else _rendered.__wrapped__
     return render(text, dialect, style, names, now)
 

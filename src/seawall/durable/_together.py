@@ -1,9 +1,12 @@
-"""Statements of many callers, sent at once and committed together: one round trip, one commit.
+"""Group commit: statements of many callers in one round trip and one commit.
 
-Promises: who is alone is not held up. While statements of one text are under way, others of that
-text gather, and go together as soon as one of those is over. Nobody is told anything before the
-commit. Where one of them fails none is done, and each is done by itself: so one caller's mistake is
-that caller's alone, and who is told nothing (a lost connection) asks again by itself.
+Promises:
+
+- A single caller is not delayed. While statements with one text are running, further ones with that
+  text queue up, and are sent together as soon as one of the running ones ends.
+- No caller gets a result before the commit.
+- If one statement of a group fails, none is executed, and each is repeated on its own. So a mistake
+  affects only its own caller. After a lost connection, too, each caller repeats its statement.
 """
 
 from __future__ import annotations
@@ -27,23 +30,26 @@ if TYPE_CHECKING:
     from seawall.durable.database import Database
 
 UNDER_WAY: Final = 2
-"""Of one text: one that is stuck does not stop all others."""
+"""Maximum running requests per text: two, so that one that hangs does not stop all others."""
 MOST: Final = 1000
-"""Together."""
+"""Maximum statements in one group."""
 LARGEST: Final = 64 * 1024
-"""Bytes of arguments together, about: so much asyncpg writes at once, and can be stopped there."""
+"""Approximate maximum bytes of arguments in one group.
+
+asyncpg writes that much at once, and can be cancelled after it.
+"""
 HOLDING: Final = 0.05
-"""Seconds for which a connection is kept while there is always more to send: others want it too."""
+"""Seconds for which a busy queue keeps a connection: others need it too."""
 PATIENCE: Final = 0.25
-"""Seconds after which who still waits goes by itself: those under way may be stuck."""
+"""Seconds after which a waiter proceeds on its own: the running requests may hang."""
 APART: Final = object()
-"""The answer that there is none: do it by yourself."""
+"""Marker result: execute the statement on your own."""
 
 Alone = Callable[[], Awaitable[Rows]]
 
 
 def gathering(database: Database, together: int, count: Callable[..., None]) -> Together | None:
-    """Return what sends up to so many together, and counts; None if each goes by itself."""
+    """Return a `Together` for groups of up to `together` statements; None if that is 1."""
     if check.count("together", together, maximum=MOST) == 1:
         return None
     if not hasattr(database.source, "acquire"):
@@ -56,7 +62,7 @@ def gathering(database: Database, together: int, count: Callable[..., None]) -> 
 
 
 class _Line:
-    """Those of one text: who waits, and how many are under way."""
+    """The queue of one text: its waiters, and the number of running requests."""
 
     def __init__(self, sql: str, most: int, loop: AbstractEventLoop) -> None:
         self.sql = sql
@@ -64,20 +70,20 @@ class _Line:
         self.waiting: deque[_Waiting] = deque()
         self.under_way = 0
         self.in_flight = 0
-        """How many statements those are."""
+        """Number of statements in the running requests."""
         self.most = most
-        """How many go together: fewer after a failure, since all of those are done again."""
+        """Maximum group size: reduced after a failure, because the whole group is repeated."""
         self.sending: set[Task[None]] = set()
         self._timer: TimerHandle | None = None
 
     def wait(self, waiting: _Waiting) -> None:
-        """Let one wait, for a while."""
+        """Queue a waiter, with a time limit."""
         self.waiting.append(waiting)
         if self._timer is None:
             self._timer = self.loop.call_later(PATIENCE, self._look)
 
     def _look(self) -> None:
-        """Send those away who have waited for long; in the order in which they came."""
+        """Release the waiters whose time limit has passed; the queue is in order of arrival."""
         now = self.loop.time()
         while self.waiting and now - self.waiting[0].since >= PATIENCE:
             self.waiting.popleft().tell(APART)
@@ -87,9 +93,10 @@ class _Line:
             self._timer = self.loop.call_later(max(0.0, rest), self._look)
 
     def take(self) -> list[_Waiting]:
-        """Take out the next ones, without those who have gone, or whose time is over.
+        """Remove and return the next group, without waiters that have gone or are too late.
 
-        A fair share of all: else one who returns to find nobody goes alone again, and for ever.
+        A group is a fair share of all statements. Otherwise a caller that returns to an empty queue
+        would always go alone.
         """
         taken: list[_Waiting] = []
         size = 0
@@ -106,7 +113,7 @@ class _Line:
         return taken
 
     def break_up(self) -> None:
-        """Send all away who wait."""
+        """Release all waiters."""
         for one in self.waiting:
             one.tell(APART)
         self.waiting.clear()
@@ -131,10 +138,10 @@ class _Waiting:
 
 
 class Together:
-    """Sends statements of one event loop on connections of its asyncpg pool."""
+    """Sends the statements of one event loop on connections of its asyncpg pool."""
 
     def __init__(self, database: Database, most: int, count: Callable[..., None]) -> None:
-        """Let up to `most` go together; `count` how many did, and how many could not."""
+        """Group up to `most` statements; report to `count` how many were grouped or not."""
         self._database = database
         self._most = most
         self._count = count
@@ -142,11 +149,11 @@ class Together:
         self._lines: dict[str, _Line] = {}
 
     async def ask(self, text: Text, arguments: Arguments, alone: Alone) -> Rows:
-        """Return the one row of a statement, none if that is NULL; or what `alone()` returns."""
+        """Return the one row of a statement, none if it is NULL; or the result of `alone()`."""
         from asyncio import get_running_loop
 
         loop = get_running_loop()
-        if loop is not self._loop:  # what waited in another one has ended with it
+        if loop is not self._loop:  # waiters of another loop have ended with it
             self._loop, self._lines = loop, {}
         line = self._lines.get(text.sql)
         if line is None:
@@ -170,11 +177,11 @@ class Together:
         return [] if row[0] is None else [row]
 
     def _landed(self, line: _Line) -> None:
-        """Let those go who have gathered meanwhile."""
+        """Send the waiters that have queued up meanwhile."""
         line.under_way -= 1
         if line.waiting and not line.loop.is_closed():
             line.under_way += 1
-            # Nothing of the caller who happens to be the first: no deadline, no tenant.
+            # An empty context: not the deadline or tenant of the caller that happens to be first.
             task = line.loop.create_task(self._send(line), context=Context())
             line.sending.add(task)
             task.add_done_callback(partial(self._ended, line))
@@ -182,9 +189,10 @@ class Together:
             del self._lines[line.sql]
 
     def _ended(self, line: _Line, task: Task[None]) -> None:
-        """See to the end of a task, also of one that was cancelled before it began."""
+        """Handle the end of a task, even if it was cancelled before it started."""
         line.sending.discard(task)
-        if task.cancelled() or task.exception() is not None:  # with the loop it runs in, or no pool
+        # the event loop ends, or the pool failed
+        if task.cancelled() or task.exception() is not None:
             line.break_up()
         self._landed(line)
 
@@ -200,18 +208,18 @@ class Together:
                         for one, row in zip(taken, rows, strict=True):
                             one.tell(row)
                     if rows[0] is APART:
-                        break  # it may be the connection that failed
-                    await sleep_async(0)  # who was told may come again at once
+                        break  # perhaps the connection has failed
+                    await sleep_async(0)  # callers that got their result may come again at once
 
     async def _sent(self, connection: Any, line: _Line, taken: list[_Waiting]) -> list[Any]:
-        """Return what each is told."""
+        """Return the result for each waiter."""
         every = [one.arguments for one in taken]
         line.in_flight += len(taken)
         try:
             rows: list[Any] = await self._database.guard.acall(
                 connection.fetchmany, line.sql, every
             )
-        except Exception:  # noqa: BLE001 - whose it is turns out when each is done by itself
+        except Exception:  # noqa: BLE001 - repeating each shows whose it is
             rows = []
         finally:
             line.in_flight -= len(taken)

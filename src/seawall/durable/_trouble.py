@@ -1,9 +1,12 @@
-"""What is said in the log of something that fails again and again: when it begins, and its end.
+"""Log messages for repeated failures: one at the start, and one at the end.
 
-Promises: one line at WARNING at the first failure, and none for those that follow, of whatever is
-tried; one at INFO when something went well and nothing is left that fails. That our tables were
-never made is said at ERROR, once, also after other failures: it does not pass by itself. No stack
-and no payload: what an error says on its first line, and nothing else of it.
+Promises:
+
+- The first failure is logged at WARNING, and further ones not at all, whatever fails.
+- When something succeeded and nothing is failing any more, that is logged at INFO.
+- Missing tables are logged at ERROR, once, even after other failures: that does not pass without an
+  operator.
+- Only the first line of an error is logged: no stack and no payload.
 """
 
 from __future__ import annotations
@@ -18,30 +21,30 @@ from seawall.clock import Clock
 from seawall.durable._missing_tables import TablesMissing
 
 MOST: Final = 1_000
-"""Things that are remembered as failing."""
+"""Maximum number of failing things that are remembered."""
 PATIENCE: Final = 60.0
-"""Seconds after the next try is due, for which it is waited; then somebody else has done that."""
+"""Seconds to wait after a retry is due; after that, another worker must have done it."""
 
 
 class Trouble:
-    """What of one worker fails at present. Of one event loop."""
+    """The current failures of one worker. For use in one event loop."""
 
     __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_told", "_who")
 
     def __init__(self, who: str, clock: Clock) -> None:
-        """Speak as `who`, such as "outbox 'orders'"."""
+        """Log as `who`, such as "outbox 'orders'"."""
         self._who = who
         self._clock = clock
         self._failing: dict[Hashable, float] = {}
         self._failures = 0
         self._look_at = 0.0
         self._told = logging.NOTSET
-        """The level of what was said of it so far."""
+        """The highest level that was logged for the current failures."""
 
     def failed(
         self, key: Hashable, what: str, error: object, *, delay: float = 0.0, final: bool = False
     ) -> None:
-        """Note a failure of `key`, which is tried again after `delay`, or not (`final`)."""
+        """Note a failure of `key`, which is retried after `delay`, or not at all (`final`)."""
         self._failures += 1
         level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
         if level > self._told:
@@ -54,7 +57,7 @@ class Trouble:
             self._failing[key] = self._clock.now() + delay + PATIENCE
 
     def well(self, key: Hashable) -> None:
-        """Note that it went well for `key`."""
+        """Note a success of `key`."""
         if not self._failures:
             return
         self._failing.pop(key, None)

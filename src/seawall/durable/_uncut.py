@@ -1,4 +1,4 @@
-"""What is written to the database is written to its end, and a lease is kept while work goes on."""
+"""Database writes that cancellation does not interrupt, and leases renewed during work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from seawall.runtime.runners import sleep_async
 T = TypeVar("T")
 
 PATIENCE: Final = 5.0
-"""Seconds that a request which was cancelled waits for the database."""
+"""Seconds that a cancelled request waits for the database."""
 
 
 async def uncut(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` does, which is done to its end; a cancellation counts after that."""
+    """Run `work` to its end and return its result; a cancellation takes effect after that."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait([task])
@@ -29,7 +29,7 @@ async def uncut(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wind_up(task: asyncio.Future[Any]) -> None:
-    """Wait for it, but not for ever, and not if told once more; what it raises is seen."""
+    """Wait for the task with a time limit, until cancelled again; retrieve its exception."""
     try:
         await asyncio.wait([task], timeout=PATIENCE)
     finally:
@@ -40,33 +40,34 @@ async def _wind_up(task: asyncio.Future[Any]) -> None:
 
 
 class Renewal:
-    """Renews a lease every third of it, from the first third on, until it is stopped or lost."""
+    """Renews a lease every third of its duration, until it is stopped or lost."""
 
     __slots__ = ("_asking", "_lease", "_loop", "_renew", "_stopped", "_task", "_timer")
 
     def __init__(self, lease: float, renew: Callable[[], Awaitable[bool]]) -> None:
-        """Ask `renew()` in this loop; False says that the lease is somebody else's."""
+        """Call `renew()` in this loop; False means that the lease was lost."""
         self._lease = lease
         self._renew = renew
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._asking = self._stopped = False
-        # Most handlers end before: they pay for a timer, and for no task.
+        # Most handlers end before that: they cost a timer, but no task.
         self._timer = self._loop.call_later(lease / 3, self._begin)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
-        deadline_var.set(None)  # in this task alone: a stream that began in time goes on beyond it
+        # for this task alone: a stream that started in time may outlast its deadline
+        deadline_var.set(None)
         while not self._stopped:
             nap = self._lease / 3
             self._asking = True
             try:
                 if not await self._renew():
                     return
-            except Exception as error:  # noqa: BLE001 - of any driver's; told
-                nap = self._lease / 12  # the database is away: it may be back in time
+            except Exception as error:  # noqa: BLE001 - from any driver; logged
+                nap = self._lease / 12  # the database is unreachable: it may be back in time
                 log = logging.getLogger("seawall")
                 log.error("a lease could not be renewed: %s", described(error))  # noqa: TRY400 - see there
             finally:
@@ -75,16 +76,16 @@ class Renewal:
                 await sleep_async(nap)
 
     def end(self) -> None:
-        """Renew it no more, where nothing can be awaited: a coroutine that is closed.
+        """Stop renewing, where nothing can be awaited: in a coroutine that is being closed.
 
-        That may be in any thread, or after the loop, so the task is not cancelled: it sees this
-        when it wakes up.
+        That may happen in any thread, or after the loop has ended, so the task is not cancelled: it
+        notices when it wakes up.
         """
         self._stopped = True
         self._timer.cancel()
 
     async def stop(self) -> None:
-        """Renew it no more; what is being asked is asked to its end."""
+        """Stop renewing; a renewal that is running is finished."""
         self.end()
         task = self._task
         if task is not None and not task.done():

@@ -1,13 +1,14 @@
-"""A database of the user's, for what is done in transactions of our own.
+"""The user's database, for operations in transactions of our own.
 
-Promises: an operation is one transaction, committed before its result is returned, or it left
-nothing. Where the database says that transactions were in each other's way (a deadlock, a failed
-serialization) the whole of it is done again, a bounded number of times; a `Sqlite` that others have
-locked is waited for. No state of a session is used: connections may come from a pooler in
-transaction mode.
+Promises:
 
-What is done *inside* a transaction of the user's own needs no `Database`: those operations take the
-connection.
+- An operation is one transaction: committed before its result is returned, or without any effect.
+- If the database reports that transactions conflicted (a deadlock, a failed serialization), the
+  whole   operation is repeated, a bounded number of times. A `Sqlite` locked by others is waited
+  for.
+- No session state is used: connections may come from a pooler in transaction mode.
+
+Operations *inside* a transaction of the user need no `Database`: they take the connection.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Operation = Callable[[], Steps[T]]
-"""Makes the steps anew for each try."""
+"""Creates the steps anew for each attempt."""
 
 CONFLICTS: Final = frozenset({"40001", "40P01", "55P03"})
-"""What PostgreSQL says of transactions in each other's way."""
+"""PostgreSQL's SQLSTATEs for conflicting transactions."""
 
 _BUSY: Final = ("database is locked", "database table is locked", "database schema is locked")
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Tell whether the whole transaction is to be done again: it lost against another one."""
+    """Return whether the transaction lost a conflict and must be repeated as a whole."""
     seen: BaseException | None = error
-    for _ in range(4):  # SQLAlchemy puts what a driver raised into its own error
+    for _ in range(4):  # SQLAlchemy wraps the driver's exception
         if seen is None:
             return False
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
@@ -61,9 +62,10 @@ def is_conflict(error: BaseException) -> bool:
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Await what blocks. Who is cancelled waits for its end, or it would commit behind their back.
+    """Await a blocking function. If cancelled, wait for its end before raising.
 
-    Whatever they do next, such as giving a key back, comes after it.
+    Otherwise it would commit later: what the caller does next, such as giving a key back, must come
+    after it.
     """
     from asyncio import CancelledError, ensure_future, shield, to_thread, wait
 
@@ -73,22 +75,22 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     except CancelledError:
         await wait([working])
         if not working.cancelled():
-            working.exception()  # nobody else looks at it
+            working.exception()  # mark its exception as retrieved
         raise
 
 
 class Source(NamedTuple):
-    """A kind of thing that gives connections."""
+    """A kind of connection source."""
 
     name: str
     dialect: Callable[[Any], str]
     begin: Callable[[Any], Any]
-    """`begin(raw)`: a context manager that gives a connection with a transaction begun."""
+    """Function `begin(raw)`: a context manager that yields a connection in a transaction."""
     is_async: bool = True
 
 
 class Database:
-    """Where our tables are, and how to get there."""
+    """The location of our tables, and how to connect to them."""
 
     def __init__(
         self,
@@ -102,10 +104,10 @@ class Database:
     ) -> None:
         """Use `source`: an asyncpg or psycopg pool, a SQLAlchemy engine, or a `Sqlite`.
 
-        The tables are in `schema` (the database's usual one, unless given), and their names begin
-        with `prefix`. A transaction that lost against others is done `attempts` times at most.
-        That is done by a guard: with `name="orders"` it is called "orders database"; unless given,
-        "database", or "database 2" and so on where that is taken.
+        The tables are in `schema` (default: the database's default schema), and their names start
+        with `prefix`. A transaction that lost a conflict is attempted at most `attempts` times. A
+        guard does that: with `name="orders"` it is called "orders database"; by default "database",
+        or "database 2" and so on if that name is taken.
         """
         self.source = source
         self._kind, self.dialect = _source_of(source)
@@ -117,7 +119,8 @@ class Database:
         )
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name={name!r}: write a name, such as name='orders'")
-        # What else is named after the service, such as its edge, has a guard of that very name.
+        # Not just the name: other parts of the service, such as its edge, have a guard of that
+        # name.
         own = registry.free_name("database") if name is None else f"{name} database"
         self.name = own if name is None else name
         self.guard = registry.release(Guard(own, conflicts, clock=clock))
@@ -131,18 +134,18 @@ class Database:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is awaited: then `arun`, else both."""
+        """Whether it is async: then only `arun` works, else both."""
         return self._kind.is_async
 
     def connection(self, raw: Any) -> Connection:
-        """Return a connection of the user's own, for the tables of this database."""
+        """Return the user's own connection, wrapped for the tables of this database."""
         return connection_of(raw, self.names, self._now)
 
     def close(self) -> None:
-        """Free the name and give back what is leased; `source` stays open.
+        """Release the name and all leases; `source` stays open.
 
-        Metrics and pages ask it no more. A database that is awaited gives leases back soon, in its
-        event loop: do not close its pool in the same breath, or release them before.
+        Metrics and pages stop querying it. An async database releases its leases soon, in its event
+        loop: do not close its pool immediately afterwards, or release the leases before.
         """
         self.closed = True
         if self._lease_desk is not None:
@@ -162,7 +165,7 @@ class Database:
     # Transactions
 
     def run(self, operation: Operation[T]) -> T:
-        """Do an operation in a transaction of its own, blocking."""
+        """Run an operation in its own transaction."""
         if isinstance(self.source, Sqlite):
             return self.source.run(lambda raw: self.connection(raw).run(operation()))
         if self._kind.is_async:
@@ -172,7 +175,7 @@ class Database:
         return self.guard.call(self._once, operation)
 
     async def arun(self, operation: Operation[T]) -> T:
-        """Do an operation in a transaction of its own, awaiting."""
+        """Async twin of `run`."""
         if isinstance(self.source, Sqlite):
             return await self.source.arun(lambda raw: self.connection(raw).run(operation()))
         if self._kind.is_async:
@@ -188,14 +191,14 @@ class Database:
             return await self.connection(raw).arun(operation())
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """Give a connection of the source with a transaction begun, for the user's own rows."""
+        """Lend a connection of the source with an open transaction, for the user's own rows."""
         if self._kind.is_async:
             raise TypeError(f"{self!r} is awaited: write `async with database.atransaction()`")
         begun: AbstractContextManager[Any] = self._kind.begin(self.source)
         return begun
 
     def atransaction(self) -> AbstractAsyncContextManager[Any]:
-        """Do the same, awaiting; for sources that are awaited, so not for a `Sqlite`."""
+        """Async twin of `transaction`; for async sources, so not for a `Sqlite`."""
         if isinstance(self.source, Sqlite):
             raise TypeError(
                 f"{self!r} is not awaited: write `await file.arun(lambda connection: ...)` on its"

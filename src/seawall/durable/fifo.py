@@ -1,8 +1,8 @@
-"""Messages in order, each once, over a network that loses, repeats and reorders them.
+"""FIFO messages, each processed once, over a network that loses, repeats and reorders them.
 
 A `FifoSender` numbers messages in the transaction that sends them, and keeps them until a
-`FifoReceiver` says that they took effect. How they travel is the user's own matter: HTTP, a queue,
-a file; a message is four values (`FifoMessage`), an acknowledgement five (`FifoAck`).
+`FifoReceiver` confirms that they took effect. The transport is up to the user: HTTP, a queue, a
+file; a message is four values (`FifoMessage`), an acknowledgement five (`FifoAck`).
 """
 
 from seawall.durable._fifo_receiver import FifoReceiver, Received

@@ -1,8 +1,11 @@
-"""The tables, made and changed step by step.
+"""Migrations: our tables are created and changed step by step.
 
-Promises: `migrate` may be called by any number of processes at once, at every start: each step is
-done once, in order, by one of them, and the others wait. A step is committed with its entry in the
-version table, or not at all. A database that is newer than this library is left alone, and said so.
+Promises:
+
+- Any number of processes may call `migrate` at once, at every start: each step is done once, in
+  order, by one of them, and the others wait.
+- A step is committed with its entry in the version table, or not at all.
+- A database that is newer than this library is not changed, and an error is raised.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _APPLY: Final = "INSERT INTO {versions} (version, name, applied_at) VALUES (:ver
 
 
 class Migration(NamedTuple):
-    """One step: its number, its name, and what is to be done."""
+    """One step: its number, its name and its statements."""
 
     version: int
     name: str
@@ -53,7 +56,7 @@ def migrate(database: Database) -> list[int]:
 
 
 async def amigrate(database: Database) -> list[int]:
-    """Do the same, awaiting."""
+    """Async twin of `migrate`."""
     return await _checked(database).arun(lambda: _steps(database))
 
 
@@ -66,7 +69,7 @@ def _checked(database: Database) -> Database:
 def _steps(database: Database) -> Steps[list[int]]:
     names, known = database.names, migrations(database.dialect)
     if database.dialect == "postgres":
-        # The end of the transaction frees it: no session has to be kept.
+        # The end of the transaction releases it: no session has to be kept.
         lock = crc32(f"seawall {names.schema} {names.prefix}".encode())
         yield AskText(_LOCK, {"lock": lock})
         if names.schema is not None:

@@ -1,13 +1,16 @@
-"""A SQLite file with one writer: operations that come together are committed together.
+"""A SQLite file with one writer: concurrent operations are committed together.
 
-Promises: who gets a result has it on disk (WAL, synchronous=FULL). An operation that fails leaves
-nothing, and harms none of those that are committed with it: each has a savepoint, and if one undid
-the whole transaction, the others are done again without it. A file has one writer in this process;
-other processes may write too, and are waited for. What would wait for a transaction that only this
-very thread's event loop can end is refused at once. A child process that is forked opens the file
-anew, whatever the parent was doing with it: a fork waits for open transactions, for a few seconds.
+Promises:
 
-Why: to bring a commit to disk takes as long for a hundred operations as for one.
+- When a caller gets its result, it is on disk (WAL, synchronous=FULL).
+- A failed operation leaves nothing, and does not affect those committed with it: each has a
+  savepoint.   If one undoes the whole transaction, the others are repeated without it.
+- A file has one writer in this process; other processes may write too, and are waited for.
+- A wait for a transaction that only the event loop of this same thread can end is refused at once.
+- A forked child process opens the file anew, whatever the parent was doing with it: a fork waits
+  for   open transactions, for a few seconds.
+
+Reason for the group commit: a flush to disk takes as long for a hundred operations as for one.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ Work = Callable[[sqlite3.Connection], T]
 Batch = list[tuple[Work[Any], Future[Any]]]
 
 MOST_TOGETHER: Final = 256
-"""Operations of one commit."""
+"""Maximum number of operations in one commit."""
 BEFORE_FORK: Final = 5.0
-"""Seconds that a fork waits for open transactions; then the child may not be able to write."""
+"""Seconds that a fork waits for open transactions; after that, the child may fail to write."""
 
 
 class Sqlite:
     """A database file, for `Database`."""
 
     def __init__(self, path: str | Path, *, busy_timeout: float = 10.0) -> None:
-        """Use the file at `path`; wait for other processes' writing for up to `busy_timeout`."""
+        """Use the file at `path`; wait up to `busy_timeout` seconds for other writers."""
         if not isinstance(path, (str, Path)) or not str(path):
             raise TypeError(f"path={path!r}: write where the file is, such as 'orders.db'")
         if str(path) == ":memory:":
@@ -62,24 +65,25 @@ class Sqlite:
         self._thread: Thread | None = None
         self._closed = False
         self._at_work = False
-        """Whether the writer is in somebody's operation, and not between two of them."""
+        """Whether the writer is inside an operation, and not between two of them."""
         self.commits = 0
-        """How often was brought to disk."""
+        """Number of commits."""
         self.operations = 0
-        """How many operations that were."""
+        """Number of committed operations."""
         self._open: list[int] = []
-        """The threads in which a transaction was begun that has not ended yet."""
+        """The threads that began a transaction which is still open."""
         self._using = Lock()
-        """Held while the writer's connection is in use; and during a fork, while there is none."""
+        """Held while the writer's connection is in use, and during a fork, when there is none."""
         self._connection: sqlite3.Connection | None = None
         self._may_begin = Event()
         self._may_begin.set()
         self._quiet = False
 
-    # Around a fork. SQLite notes in this process's memory which locks it has, by file and not by
-    # connection. A child inherits the notes without the locks: in the middle of a transaction it
-    # would wait for ever for a lock that nobody holds there, and at any other time believe to be
-    # protected while it is not. So there must be no connection at that moment.
+    # Fork handling. SQLite records in the process's memory which locks it holds, by file and not by
+    # connection. A child inherits these records without the locks: in the middle of a transaction
+    # it would wait forever for a lock that no one holds there, and at any other time it would
+    # believe to be protected while it is not. So there must be no connection at the moment of a
+    # fork.
 
     def _before_fork(self) -> None:
         me, until = get_ident(), SYSTEM.now() + BEFORE_FORK
@@ -87,24 +91,24 @@ class Sqlite:
         while SYSTEM.now() < until and any(thread != me for thread in self._open):
             SYSTEM.sleep(0.001)
         if self._thread is not None and self._thread.ident == me:
-            return  # an operation that forks: it would wait for itself
+            return  # the operation itself forks: it would wait for itself
         self._quiet = self._using.acquire(timeout=max(0.0, until - SYSTEM.now()))
         if self._quiet:
             self._disconnect()
 
     def _after_fork_here(self) -> None:
-        """Go on in the parent; the writer opens the file again when there is something to do."""
+        """Continue in the parent; the writer reopens the file when there is something to do."""
         if self._quiet:
             self._quiet = False
             self._using.release()
         self._may_begin.set()
 
     def _after_fork(self) -> None:
-        """Have no thread and no connection of the parent's."""
+        """Drop the parent's thread and connection."""
         self._begin_afresh()
 
     def connect(self) -> sqlite3.Connection:
-        """Return a connection of one's own, set up as the writer's is; without a transaction."""
+        """Return a new connection with the settings of the writer's, without a transaction."""
         connection = sqlite3.connect(
             self.path, timeout=self._busy, isolation_level=None, check_same_thread=False
         )
@@ -115,17 +119,18 @@ class Sqlite:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection of one's own with a writing transaction begun; commit at the end.
+        """Lend a new connection with an open write transaction; commit it at the end.
 
-        Do not `await` inside: a second one that is begun meanwhile in the same event loop would
-        stop the loop, and with it the first. That raises a `RuntimeError`; see `arun`.
+        Do not `await` inside: a second transaction, begun meanwhile in the same event loop, would
+        block the loop, and with it the first. That raises a `RuntimeError`; see `arun`.
         """
         if self._open:
             self._refuse_to_wait_for_this_loop()
-        # Kept here: after a fork there is another list, and it may end in another thread.
+        # Keep the list: a fork replaces it, and the block may end in another thread.
         begun_in, thread = self._open, get_ident()
         begun_in.append(thread)
-        while not self._may_begin.is_set():  # a fork waits for those there are, and for no more
+        # a fork waits for the open transactions: begin no others
+        while not self._may_begin.is_set():
             begun_in.remove(thread)
             self._may_begin.wait()
             begun_in.append(thread)
@@ -145,10 +150,10 @@ class Sqlite:
             begun_in.remove(thread)
 
     def _refuse_to_wait_for_this_loop(self) -> None:
-        """Raise, if what this thread is about to wait for can end in this thread's loop only.
+        """Raise if this thread would wait for a transaction that only its own loop can end.
 
-        Without a loop it may end elsewhere: a web framework may begin in one thread of a pool what
-        it ends in another one.
+        Without a loop, the transaction may end in another thread: a web framework may begin it in
+        one thread of a pool and end it in another.
         """
         from asyncio import get_running_loop
 
@@ -164,22 +169,22 @@ class Sqlite:
             " `await file.arun(lambda connection: ...)`, or use connections of aiosqlite"
         )
 
-    # Operations, each in a savepoint of a common transaction
+    # Operations, each in a savepoint of a shared transaction
 
     def run(self, work: Work[T]) -> T:
-        """Have `work(connection)` done and committed, and return its result.
+        """Execute and commit `work(connection)`, and return its result.
 
-        The transaction is not the operation's own: one that commits or rolls back, as
+        The transaction is shared: an operation that commits or rolls back, as
         `connection.commit()`, `with connection:` and `executescript` do, fails with a
-        `RuntimeError`. So does one that raises `StopIteration`. It may be done more than once,
-        where another one undid what they did together; what it did before is then undone.
+        `RuntimeError`. So does one that raises `StopIteration`. An operation may run more than
+        once, if another one undid their common transaction; its earlier effects are undone then.
         """
         if self._open:
             self._refuse_to_wait_for_this_loop()
         return self._submit(work).result()
 
     async def arun(self, work: Work[T]) -> T:
-        """Do the same, awaiting. Who gives up does not undo what is under way."""
+        """Async twin of `run`. Cancelling it does not undo an operation that is running."""
         from asyncio import wrap_future
 
         with held_time():
@@ -199,7 +204,7 @@ class Sqlite:
         return done
 
     def close(self) -> None:
-        """Do what is still to be done, and end."""
+        """Finish all queued operations, and stop the writer."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -222,7 +227,7 @@ class Sqlite:
                 self._connection = self.connect()
                 self._connection.set_authorizer(self._may)
             self._commit(self._connection, batch)
-        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiters
             _fail(batch, error)
             self._disconnect()
 
@@ -232,9 +237,9 @@ class Sqlite:
             connection.close()
 
     def _may(self, action: int, *_: object) -> int:
-        """Tell SQLite whether a statement may be prepared: all but the end of a transaction.
+        """Return to SQLite whether a statement is allowed: all but the end of a transaction.
 
-        Once an operation has ended it, nobody knows which way, and so what has to be done again.
+        If an operation ended it, it would be unknown how, and so which operations must be repeated.
         """
         ends = action == sqlite3.SQLITE_TRANSACTION and self._at_work
         return sqlite3.SQLITE_DENY if ends else sqlite3.SQLITE_OK
@@ -251,7 +256,7 @@ class Sqlite:
             batch = self._together(connection, batch)
 
     def _together(self, connection: sqlite3.Connection, batch: Batch) -> Batch:
-        """Do all in one transaction; or return what is to be done again, without who undid it."""
+        """Run all in one transaction; or return those to repeat, without the one that undid it."""
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -264,11 +269,11 @@ class Sqlite:
                 self._at_work = True
                 try:
                     value = work(connection)
-                except BaseException as error:  # noqa: BLE001 - its own alone
+                except BaseException as error:  # noqa: BLE001 - affects this operation alone
                     failure = _as_told(error)
                 finally:
                     self._at_work = False
-                if not connection.in_transaction:  # as INSERT OR ROLLBACK does, or a full disk
+                if not connection.in_transaction:  # as by INSERT OR ROLLBACK, or a full disk
                     done.set_exception(failure or _swallowed())
                     begun = [each for each in batch[:number] if each[1].running()]
                     return begun + batch[number + 1 :]
@@ -276,7 +281,8 @@ class Sqlite:
                     connection.execute("ROLLBACK TO one")
                 connection.execute("RELEASE one")
                 results.append((done, value, failure))
-            # Not as a statement: that would be kept, and an operation's own COMMIT not be prepared.
+            # Not as a statement: it would be cached, and then an operation's own COMMIT would not
+            # be prepared and so not refused.
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -310,14 +316,15 @@ if hasattr(os, "register_at_fork"):
 
 def _fail(batch: Batch, error: BaseException) -> None:
     for _, done in batch:
-        # Not asked first whether it is done: who waits may give up in that very moment.
+        # Without checking first whether it is done: a waiter may give up at that very moment.
         with suppress(InvalidStateError):
             done.set_exception(error)
 
 
 def _as_told(error: BaseException) -> BaseException:
-    """Return the error of an operation as who waits for it gets it."""
-    if isinstance(error, StopIteration):  # a future of asyncio cannot hold it: never done
+    """Return the exception of an operation as its waiter gets it."""
+    # an asyncio future cannot hold it, and would never be done
+    if isinstance(error, StopIteration):
         told = RuntimeError("the operation raised StopIteration: write `next(rows, None)`")
     elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
         told = RuntimeError(

@@ -1,13 +1,14 @@
-"""Tables of the user's, read in the order of a column of numbers; and places that are kept.
+"""Tables of the user, read in the order of an integer column; and stored checkpoints.
 
-Numbers are drawn in one order and committed in another: while row 6 can be seen, row 5 may not be
-committed yet, and whoever goes on behind 6 never sees it. A reader that finds a gap before a row
-therefore waits, until every transaction has ended that had written to the table when the row was
-seen: whoever drew a smaller number is among them. Then the gap is filled, or stays for ever. In
-SQLite there is one writer at a time, and no such gap.
+Numbers are drawn in one order and committed in another: when row 6 is visible, row 5 may not be
+committed yet, and a reader that continues behind 6 would never see it. So a reader that finds a gap
+before a row waits until every transaction has ended that had written to the table when the row was
+seen: the one that drew the smaller number is among them. After that the gap is filled, or stays
+forever. In SQLite there is one writer at a time, and no such gap.
 
 Promises:
-- Each row that was committed is read once, in the order of its position.
+
+- Each committed row is read once, in the order of its position.
 - A gap holds up the rows behind it only while a transaction is open that may fill it.
 """
 
@@ -23,14 +24,14 @@ from seawall.durable.database import Database
 from seawall.runtime.stepping import Steps
 
 INTEGERS: Final = frozenset({"smallint", "integer", "bigint", "int"})
-"""Types of columns by which a table can be read."""
+"""Column types by which a table can be read."""
 
 
 class DatabaseCheckpoint:
-    """A place that is kept in a database, for `checkpoint=` of any source of a pipeline."""
+    """A position stored in a database, for `checkpoint=` of any pipeline source."""
 
     def __init__(self, database: Database, name: str) -> None:
-        """Keep it under `name`; one reader at a time has that name."""
+        """Store it under `name`, which only one reader may use at a time."""
         self.database = checked_database("DatabaseCheckpoint", database)
         self.name = named("name", name)
 
@@ -38,20 +39,20 @@ class DatabaseCheckpoint:
         return f"checkpoint {self.name!r} in {self.database!r}"
 
     async def load(self) -> Any:
-        """Return the place that was saved last, None if there is none."""
+        """Return the last saved position, None if there is none."""
         rows = await self.database.arun(
             lambda: _asked(Ask("checkpoints.load", {"name": self.name}))
         )
         return json.loads(rows[0][0]) if rows else None
 
     async def save(self, place: Any) -> None:
-        """Keep `place` instead of the one before."""
+        """Replace the saved position by `place`."""
         asked = Ask("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
         await self.database.arun(lambda: _asked(asked))
 
 
 def checked_database(where: str, database: Any) -> Database:
-    """Return `database` if it is one, or raise."""
+    """Return `database` if it is a `Database`, or raise."""
     if not isinstance(database, Database):
         raise TypeError(f"{where}({database!r}, ...): pass a Database, such as Database(pool)")
     return database
@@ -62,14 +63,14 @@ def _asked(asked: Ask | AskText) -> Steps[Any]:
 
 
 class Row(NamedTuple):
-    """A row, and its number."""
+    """A row and its position."""
 
     position: int
     values: dict[str, Any]
 
 
 class TableReader:
-    """Reads a table from a place on."""
+    """Reads a table from a position on."""
 
     def __init__(
         self, database: Database, table: str, position: str, columns: tuple[str, ...] | None
@@ -80,21 +81,21 @@ class TableReader:
         parts = table.split(".")
         self._table = ".".join(_literal(part) for part in parts)
         self._name = table if database.dialect == "sqlite" else ".".join(map(quoted, parts))
-        """As a parameter, in which nothing is replaced."""
+        """The name as a parameter, without placeholders."""
         self._position = position
         self._columns = columns
         self._select = ""
         self._settled = 0
-        """No row up to here can be committed later on."""
+        """No row up to this position can be committed any more."""
         self._held: _Held | None = None
 
     @property
     def held_back(self) -> int | None:
-        """Return up to which number rows wait for transactions that may fill a gap before them."""
+        """Return up to which position rows wait for transactions that may fill an earlier gap."""
         return None if self._held is None else self._held.until
 
     async def read(self, after: int, most: int) -> tuple[list[Row], bool]:
-        """Return the rows behind `after` of which none is left out, and whether there are more."""
+        """Return the rows after `after` up to the first open gap, and whether there are more."""
         if not self._select:
             self._select = self._text(await self.database.arun(self._describing))
         while True:
@@ -110,7 +111,7 @@ class TableReader:
                 self._held = _Held(self._held.until, self._held.writers & held.writers)
             if self._held.writers:
                 return [], True
-            # Rows that were committed since are seen by a transaction that begins now.
+            # A transaction that begins now sees the rows committed since: read again.
             self._settled, self._held = self._held.until, None
 
     def _up_to_gap(self, rows: list[Row], after: int) -> list[Row]:
@@ -127,13 +128,13 @@ class TableReader:
             after = row.position
         return sure
 
-    # What is asked of the database
+    # Queries
 
     def _describing(self) -> Steps[Any]:
         return (yield Ask("tables.columns", {"table": self._name}))
 
     def _text(self, found: list[tuple[Any, ...]]) -> str:
-        """Return the statement that reads rows, or raise if the table is no such table."""
+        """Return the statement that reads rows, or raise if the table cannot be read."""
         shown, types = self._shown, {name: kind for _, _, name, kind in found}
         if not found:
             raise ValueError(f"there is no table {shown!r}: write its name, or 'schema.name'")
@@ -168,8 +169,8 @@ class TableReader:
         rows = [Row(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
         if not rows or self._up_to_gap(rows[:1], after):
             return rows, _NOTHING
-        # In this order: who had drawn a smaller number than the largest that is seen has had the
-        # lock since before, and so is among the writers, or has ended.
+        # The order matters: a transaction that drew a smaller number than the largest visible one
+        # had the table lock before. So it is among the writers now, or has ended.
         position = _literal(self._position)
         text = f"SELECT max({position}) FROM {self._table}"  # noqa: S608 - quoted
         largest = yield AskText(text, {})
@@ -179,7 +180,7 @@ class TableReader:
 
 
 class _Held(NamedTuple):
-    """Rows that wait: up to which number, and for which transactions."""
+    """Rows that wait: up to which position, and for which transactions."""
 
     until: int
     writers: frozenset[str]
@@ -189,5 +190,5 @@ _NOTHING: Final = _Held(0, frozenset())
 
 
 def _literal(name: str) -> str:
-    """Return a name as it stands in a text of which words in braces are replaced."""
+    """Return a quoted name for a text in which words in braces are replaced."""
     return quoted(name).replace("{", "{{").replace("}", "}}")
