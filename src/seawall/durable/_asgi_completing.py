@@ -186,7 +186,7 @@ class Keyed:
     def _checked(
         self, answer: object, outbox: Outbox | None, events: Iterable[Any]
     ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Return what a handler is to return, what is stored of it, and the events; or raise."""
+        """Return the handler's return value, its stored form and the events; or raise."""
         back, (status, headers, body) = told(answer)
         database, terms = self._idempotency.database, self._idempotency.terms
         kept = recorded(status, headers, body if len(body) <= terms.max_body else None, self._never)

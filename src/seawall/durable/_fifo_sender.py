@@ -65,7 +65,7 @@ class FifoSender:
         return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
 
     async def asend(self, conn: Any, payload: bytes | str) -> FifoMessage:
-        """Number and store a message, in the transaction of `conn`.
+        """Assign a number to a message and store it, in the transaction of `conn`.
 
         Transport it to the receiver after the commit: `aunacknowledged` and `aresend` find it.
         Others that send as this sender wait for the end of the transaction. A connection without
