@@ -4,7 +4,7 @@ Promises:
 
 - Effect, events and answer are committed together, or none of them.
 - If the claim was taken over meanwhile, the statement that stores the answer is refused, so that
-  the   transaction has no effect.
+  the transaction has no effect.
 - A call of `complete` counts only once it is committed. To find out, the middleware reads the
   record.
 """
@@ -236,7 +236,7 @@ class Keyed:
         """Return whether that connection is in a transaction, possibly a later one."""
         assert self._connection is not None  # noqa: S101 - called only after `complete`
         try:
-            # psycopg does not report that for a broken connection, whose transaction has ended.
+            # psycopg reports a transaction even on a broken connection, where it has ended.
             gone = getattr(self._connection.raw, "closed", False) is True
             return not gone and still_open(self._connection)
         except Exception:  # noqa: BLE001 - from any driver, if it was returned to its pool

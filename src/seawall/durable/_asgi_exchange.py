@@ -6,8 +6,8 @@ Promises:
   saw a complete response never runs again.
 - Small responses are sent when they are complete. A stream (a body in parts, without a declared
   length) passes immediately, except for its end. With a declared length, the last non-empty part is
-  held   back, because with it the client has everything. In HTTP/1.0 a stream ends with the
-  connection, so   its end cannot be held back: all of it is, up to the size of a record.
+  held back, because with it the client has everything. In HTTP/1.0 a stream ends with the
+  connection, so its end cannot be held back: all of it is, up to the size of a record.
 - A client that disconnects changes nothing: the app does not learn of it, runs to its end, and is
   recorded.
 """

@@ -6,7 +6,7 @@ Promises:
 - If the block raises (also by a cancellation, or because its final work fails), it undoes its first
   work, and the exception propagates: a caller that catches it may commit.
 - If the transaction was ended inside the block, there is nothing to undo: it was rolled back, or it
-  is   committed with its effect.
+  is committed with its effect.
 """
 
 from __future__ import annotations

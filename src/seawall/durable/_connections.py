@@ -105,7 +105,7 @@ def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
 
 def kind_of(raw: Any) -> Kind:
     """Return the kind of a connection; or raise an error that names the supported libraries."""
-    kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is
+    kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is hashable
     if kind is None:
         raise TypeError(
             f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"

@@ -3,7 +3,7 @@
 Promises:
 
 - A message has its number if and only if the transaction that sent it is committed. The numbers of
-  a   sender and receiver have no gaps.
+  a sender and receiver have no gaps.
 - A message is kept until the receiver confirms that it took effect.
 - A sender whose records were lost starts a later epoch automatically.
 """

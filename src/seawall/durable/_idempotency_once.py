@@ -4,7 +4,7 @@ Promises:
 
 - The record exists if and only if the transaction is committed.
 - It is taken before the block runs. So a second transaction with the same key waits before it has
-  done   anything, or is refused at once without `wait`.
+  done anything, or is refused at once without `wait`.
 - A block that raises leaves no record, even if the transaction is committed afterwards.
 
 `_blocks.py` implements how a block is entered and left.

@@ -5,7 +5,7 @@ Promises:
 - The record in the database is the truth; the queue carries only ids.
 - A job that the queue delivers twice, or after its end, is executed once.
 - An id that arrives too early (the job waits for its next attempt, or runs elsewhere) is pushed
-  again   for when the job can be claimed. That costs the queue no attempt.
+  again for when the job can be claimed. That costs the queue no attempt.
 - An id that the queue never received (the process died between commit and push) or lost is pushed
   again by `asweep`, which should be called periodically.
 """

@@ -5,15 +5,15 @@ Promises:
 - Of all requests with one key (of one caller, method and route), one runs.
 - A repeat gets the same status, headers and body, byte for byte, with `Idempotent-Replayed: true`;
   with another payload 422; while the first is running 409 with `Retry-After`. A missing required
-  key   or a malformed one gets 400.
+  key or a malformed one gets 400.
 - A request does not run if it cannot be recorded, and no response is complete at the client before
-  its   record is on disk.
+  its record is on disk.
 - Every response that may follow an effect is stored, including a 500 after an exception. Not stored
   are statuses which mean that nothing was done (400, 401, 403, 404, 409, 422, 429, 503...), raised
   refusals (`Rejected`), and failures of a handler whose own transaction was rolled back: then the
-  next   request runs. `keep=` overrides this.
+  next request runs. `keep=` overrides this.
 - A worker that dies leaves its record until the lease expires. Then another one takes over, and
-  late   writes of the first are refused.
+  late writes of the first are refused.
 
 A handler that writes to the same database can complete the request in the same transaction. Then a
 crash after the commit does no harm either: see `Keyed.complete`.

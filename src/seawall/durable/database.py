@@ -4,8 +4,7 @@ Promises:
 
 - An operation is one transaction: committed before its result is returned, or without any effect.
 - If the database reports that transactions conflicted (a deadlock, a failed serialization), the
-  whole   operation is repeated, a bounded number of times. A `Sqlite` locked by others is waited
-  for.
+  whole operation is repeated, a bounded number of times. A `Sqlite` locked by others is waited for.
 - No session state is used: connections may come from a pooler in transaction mode.
 
 Operations *inside* a transaction of the user need no `Database`: they take the connection.

@@ -5,7 +5,7 @@ Promises:
 - The message's id is recorded for its consumer in the transaction of the effect. So both exist or
   neither.
 - Of two concurrent deliveries, one is processed. The other waits for the first one's transaction,
-  and   is dropped if that commits, or processed if it does not.
+  and is dropped if that commits, or processed if it does not.
 - Records are forgotten after `ttl`.
 """
 

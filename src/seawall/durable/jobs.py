@@ -6,7 +6,7 @@ Promises:
   rolled back never existed.
 - The same key in the same scope and kind is the same job.
 - Only one worker at a time can report about a job: a worker that was presumed dead and comes back
-  is   refused.
+  is refused.
 - A caller that may not see a job cannot distinguish it from one that does not exist.
 - The result is kept for `result_ttl`.
 

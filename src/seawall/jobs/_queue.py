@@ -228,7 +228,7 @@ class JobQueue(QueueSteps):
         return await self._async(self._inspecting(id, payload=payload))
 
     def retry(self, id: str) -> bool:  # noqa: A002
-        """Queue a dead job again, at the end of its priority.
+        """Queue a dead job again, with all its attempts, as if it were pushed now.
 
         Returns False if it is not dead, or if another job has its dedupe id by now.
         """
