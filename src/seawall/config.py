@@ -15,7 +15,7 @@
     seconds = 2.0
 
 or the recommended stack: `[guards.vendor.standard]` with the arguments of `Guard.standard`. Names
-of exceptions are those of Python, of Seawall, and those handed over in `names`: a file of settings
+of exceptions are those of Python, of Seawall, and those passed in `names`: a configuration file
 never makes the service import or run code.
 """
 

@@ -171,7 +171,7 @@ class _Borrowed(Scope):
 
 
 class _Reserved(Scope):
-    """A scope that ends a reserve before the one around it, and has no instant of its own."""
+    """A scope that ends a reserve before the one around it; it has no separate instant."""
 
     __slots__ = ()
 

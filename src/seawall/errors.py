@@ -3,10 +3,10 @@
     SeawallError
     ├── Rejected            never attempted; has retry_after, guard and policy
     │   ├── CircuitOpen         the breaker is open, isolated, or busy probing
-    │   ├── BulkheadFull        no slot, and no place (or no time) to wait for one
+    │   ├── BulkheadFull        no slot, and no room (or no time) to wait for one
     │   ├── RateLimited         over a limit; `limit` names the first that was exceeded
     │   ├── Overloaded          shed: more load than the service can handle well
-    │   ├── PoolExhausted       no resource of the pool is free, and no place or time to wait
+    │   ├── PoolExhausted       no resource of the pool is free, and no room or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
     │   ├── QueueFull           the queue holds its maximum number of jobs
     │   ├── LaterFull           the maximum number of calls is stored for later
@@ -84,7 +84,7 @@ class Rejected(SeawallError):
 
 
 class CircuitOpen(Rejected):
-    """The breaker does not let calls through at the moment; `retry_after` is when it may probe."""
+    """The breaker refuses calls at the moment; `retry_after` is when it may probe."""
 
     reason = "circuit_open"
 

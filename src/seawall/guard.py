@@ -250,7 +250,7 @@ class Guard:
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> Family:
-        """Make a guard for each key when it is first seen, with the policies of `make(key)`.
+        """Make a guard for each key on its first use, with the policies of `make(key)`.
 
         See `Family`: `family[key].call(...)`, `@family(by="host")`.
         """

@@ -363,7 +363,7 @@ class Call:
             count(now)
 
     def foresee_pause(self, seconds: float) -> None:
-        """Count failures now if the call will go on for long: other callers need to know."""
+        """Count failures now if the pause is long: other callers need to know of them."""
         now = self.host.clock.now()
         if self.deferred and now - self.began + seconds >= PATIENCE:
             self.count_deferred(now)

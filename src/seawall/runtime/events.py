@@ -221,7 +221,7 @@ class SettingsChanged(Event):
 
 
 class CallHedged(Event):
-    """A call took so long that a second one was started beside it."""
+    """A call was slow, so a second copy was started beside it."""
 
     __slots__ = ("delay", "number")
     name = "call_hedged"

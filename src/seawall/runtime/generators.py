@@ -29,7 +29,7 @@ from seawall.runtime.runners import run_async, run_sync
 
 
 class _Started:
-    """A source that has delivered its first item and is asked for more."""
+    """A source that has delivered its first item and is being iterated."""
 
     __slots__ = ("_attempt", "_need", "ended", "item", "source")
 

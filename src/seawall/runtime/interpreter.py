@@ -115,7 +115,7 @@ def _instead(
     try:
         call.value = yield Run(substitute, substitute=True)
         call.error = None
-    except BaseException as error:  # noqa: BLE001 - not raised here: StopIteration could not be
+    except BaseException as error:  # noqa: BLE001 - not raised here: a generator cannot raise StopIteration
         call.value, call.error = None, error
     reset(trace_var, traced)
     reset(need_var, token)
@@ -159,7 +159,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     try:
         call.value = yield Run(call.function)
         call.error = None
-    except BaseException as error:  # noqa: BLE001 - not raised here: StopIteration could not be
+    except BaseException as error:  # noqa: BLE001 - not raised here: a generator cannot raise StopIteration
         call.value, call.error = None, error
     if token is not None:
         reset(trace_var, token)
@@ -195,7 +195,7 @@ def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:
 
 
 def enter(layer: Any, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Enter one layer, with the call's arguments if it wants them."""
+    """Enter one layer, with the call's arguments if it takes them."""
     if layer.enter is None:
         return None
     return layer.enter(now, *args, **kwargs) if layer.takes_arguments else layer.enter(now)

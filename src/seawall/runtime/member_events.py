@@ -58,6 +58,6 @@ class OwnPause(Event):
     is_change = True
 
     def __init__(self, guard: str, *, seconds: float) -> None:
-        """Give the length of the pause."""
+        """Hold the length of the pause."""
         super().__init__(guard)
         self.seconds = seconds

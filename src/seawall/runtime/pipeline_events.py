@@ -16,7 +16,7 @@ class ItemDied(Event):
     is_change = True
 
     def __init__(self, guard: str, *, item: str, stage: str, attempts: int, cause: str) -> None:
-        """Give its id, the stage where it failed, how often it was tried there, and why."""
+        """Hold its id, the stage where it failed, its attempts there, and why it failed."""
         super().__init__(guard)
         self.item = item
         self.stage = stage
@@ -37,7 +37,7 @@ class SourceChanged(Event):
     def __init__(
         self, guard: str, *, source: str, before: str, after: str, cause: str, duration: float
     ) -> None:
-        """Describe the change; `duration` is for how many seconds the trouble has lasted."""
+        """Describe the change; `duration` is how many seconds the trouble has lasted."""
         super().__init__(guard)
         self.source = source
         self.before = before
@@ -67,7 +67,7 @@ class StageChanged(Event):
         cause: str,
         duration: float,
     ) -> None:
-        """Describe the change; `duration` is for how many seconds it was blocked."""
+        """Describe the change; `duration` is how many seconds it was blocked."""
         super().__init__(guard)
         self.stage = stage
         self.before = before
@@ -87,7 +87,7 @@ class CollectionChanged(Event):
     def __init__(
         self, guard: str, *, before: str, after: str, values: int, minimum: int, missing: str
     ) -> None:
-        """Give the states (enough, too_few), the numbers, and the names of missing sources."""
+        """Hold the states (enough, too_few), the numbers, and the names of missing sources."""
         super().__init__(guard)
         self.before = before
         self.after = after
@@ -118,7 +118,7 @@ class PipelineEnded(Event):
         returned: int,
         cause: str,
     ) -> None:
-        """Give the result, the account of all items, and why it failed, if it did."""
+        """Hold the result, the counts of all items, and why it failed, if it did."""
         super().__init__(guard)
         self.result = result
         self.read = read

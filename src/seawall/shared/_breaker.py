@@ -50,7 +50,7 @@ SPACING: Final = 0.01
 """Minimum seconds between two reports, however fast failures come."""
 
 POLL: Final = 1.0
-"""Seconds after which the store is asked for the state, if there was no news of it."""
+"""Interval in seconds for polling the state, if no push has come."""
 
 POLL_IDLE: Final = 10.0
 """The same interval for an unused, closed breaker of one key among others."""
@@ -85,7 +85,7 @@ class Share:
         quorum: int | None,
         keyed: bool,
     ) -> None:
-        """Start empty; the store is asked when the first call comes."""
+        """Start empty; contact the store on the first call."""
         self.store = store
         self.name = name
         self.on_store_failure = on_store_failure

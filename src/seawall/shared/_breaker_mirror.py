@@ -205,7 +205,7 @@ class Mirror(BreakerModel):
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something to report to the store, or to hear from it."""
+        """Whether an exchange with the store is due."""
         return bool(
             self._untold
             or self.away

@@ -28,7 +28,7 @@ Watcher = Callable[[bool, str], object]
 
 
 class Health:
-    """Whether the store answers. Any thread may read `up`; watchers hear of every change."""
+    """Whether the store answers. Any thread may read `up`; watchers get every change."""
 
     def __init__(self) -> None:
         """Start by assuming that the store is up."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Arguments = tuple[str | int, ...]
 
 LONGEST_POLL: Final = 30.0
-"""Seconds: releases are pushed, and the server says how long the holder has it at most."""
+"""Seconds between polls: long, since releases are pushed and the server reports the lease's end."""
 
 GIVING_BACK: Final = 1.0
 """Maximum seconds of a release after the store was closed."""

@@ -97,7 +97,7 @@ class Round(Take):
     def _close(self) -> None:
         """Accept no further calls."""
         if self._open.get(self.takings) is self:
-            # Another loop may have begun a round meanwhile: no call joins it then, but it is asked.
+            # This may pop a round that another loop just began: that is closed, but still sent.
             self._open.pop(self.takings, None)
 
     def read(self, answer: str, now: int) -> Verdict:

@@ -32,7 +32,7 @@ CONNECTING: Final = 0.25
 """Seconds for the first answer, during which a new link's silence is no failure of the store.
 
 Callers do not wait for it. A process that is starting, or has lost its connections, shares the
-processor with others that do the same: finding a primary and signing in takes a while then.
+processor with others in the same state: finding a primary and signing in takes a while then.
 """
 
 CLOSING: Final = 1.0

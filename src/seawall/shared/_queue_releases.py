@@ -1,7 +1,7 @@
 """Unconfirmed claims, until the store has taken them back.
 
 A claim whose answer is lost, or whose caller is gone, may have been granted, or may still be
-granted later. So the store is told to release it, repeatedly until it has answered. These releases
+granted later. So a release is sent to the store, repeatedly until it has answered. These releases
 belong to no queue object: they outlive one that was made for a single request.
 """
 

@@ -251,7 +251,7 @@ class _Calls:
         return answers
 
     def unwanted(self, item: Ask, answer: Any) -> None:
-        """Do nothing: the caller releases a claim that it did not hear of."""
+        """Do nothing: the caller releases a claim whose answer it did not get."""
 
 
 # Replies of the store. An invalid one raises, and so is a failure of the store.

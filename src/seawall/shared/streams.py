@@ -162,7 +162,7 @@ class StreamConsumer:
         return unread if isinstance(unread, int) and unread >= 0 else None
 
     async def leave(self) -> None:
-        """Give back everything, and end."""
+        """Give back all pending entries and leave the group."""
         await self._call("leave")
 
     async def _call(self, command: str, *args: Argument) -> Any:
