@@ -8,7 +8,7 @@ from typing import Any, Never
 import grpc
 
 
-class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # it is none at run time
+class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # not generic at run time
     """A completed sync call."""
 
     def __init__(self, response: Any) -> None:

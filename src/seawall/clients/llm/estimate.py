@@ -19,8 +19,7 @@ _PROMPT: Final = ("messages", "input", "prompt", "system", "instructions", "tool
 _ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 _FREE: Final = ("/count_tokens", "/input_tokens", "/moderations", "/cancel")
-"""Path suffixes where a POST uses no tokens: it counts them, moderates a text, or cancels a call.
-"""
+"""Path suffixes where a POST uses no tokens: it counts tokens, moderates text or cancels a call."""
 
 Body = Mapping[str, Any]
 Count = Callable[[Body], int]

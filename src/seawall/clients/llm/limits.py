@@ -237,7 +237,7 @@ class TokenLimits(RateLimit):
             self.lower(left, seconds, limit=kind)
 
     def _is_news(self, kind: str, standing: Standing) -> bool:
-        """Return whether to report this to all pods: markedly less than the last report, or later.
+        """Return whether to notify all pods: markedly less than the last report, or it is old.
 
         Every response of a vendor contains such a report, and each one would cost a store
         operation.

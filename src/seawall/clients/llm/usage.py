@@ -290,7 +290,7 @@ def _failure_in(event: Any) -> str:
 
 
 class Unpacking:
-    """Decompresses a gzip or deflate body for another reader.
+    """Decompressor of a gzip or deflate body for another reader.
 
     It stops at the end of the compressed stream, as HTTP clients do: a second member, or garbage
     after the end, is not read. After `MOST_UNPACKED` bytes of output it gives up.

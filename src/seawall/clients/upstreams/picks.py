@@ -16,8 +16,7 @@ from seawall.runtime.runners import wait_async, wait_sync
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 
 Classifier = Callable[[Exception | None, Any], bool]
-"""`is_failure(error, response)` returns whether an exception or a response is the host's failure.
-"""
+"""`is_failure(error, response)` returns whether the host caused an exception or bad response."""
 
 NEVER_SENT: Final = frozenset({"PoolTimeout", "LocalProtocolError", "UnsupportedProtocol"})
 """Exceptions of HTTP clients, by name, that are raised before anything was sent."""

@@ -25,15 +25,14 @@ else:
     _Base = object
 
 KEPT: Final = 256
-"""Maximum number of cached addresses: creating one costs more than all the rest of a request here.
-"""
+"""Maximum number of cached addresses: creating one costs more than the rest of a request here."""
 
 HOST: Final = "seawall.host"
 """Extension of a response that names its host."""
 
 
 class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
-    """Send requests to the hosts of `upstreams`, whatever host their URLs name.
+    """Transport that sends requests to the hosts of `upstreams`, whatever host their URLs name.
 
     Path and query are kept, behind the path of the host's own URL if it has one. The `Host` header
     names the chosen host, unless the user set another than the URL's.

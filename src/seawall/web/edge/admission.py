@@ -15,8 +15,8 @@ Promises:
   seconds. A burst that the loop can serve within that time is served completely.
 - A busy loop lets requests wait for `target` seconds, in FIFO order. By chance, more requests
   arrive than it can serve for a moment, and the queue drains again.
-- Overload is a queue that has not been empty for two windows of a quarter of a second, while at
-  least 1.5 times as many requests arrived as started in the last window. Then the newest request is
+- Overload is a queue that has not been empty for two windows of a quarter of a second, while more
+  than 1.5 times as many requests arrived as started in the last window. Then the newest request is
   served first, and a request that has waited for longer than one and a half requests compute (or
   `slice`, if that is more) is refused. A new request is refused immediately, before any limit is
   checked, while enough requests of at least its criticality wait for the next two turns. Overload

@@ -53,8 +53,7 @@ class ServerError(Exception):
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 
 _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""Messages by which the server reads a body itself: ASGI extensions that Starlette uses for files.
-"""
+"""Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
 
 class Own:
@@ -78,8 +77,7 @@ class Own:
         self.turns = turns
         self.stall = stall
         self.stalled = 0
-        """Number of requests that were ended because their client read nothing for `stall` seconds.
-        """
+        """Number of requests that were ended as their client read nothing for `stall` seconds."""
 
 
 class Passage(Incoming):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Cutting:
-    """Cancels requests at their deadlines; most of them share one lane with one timer.
+    """Timers that cancel requests at their deadlines; most requests share one lane with one timer.
 
     Where all requests have the same timeout, they expire in the order of arrival. A request that
     expires before its predecessor gets its own timer.
