@@ -245,7 +245,7 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def _read_no_more() -> None:
-    """Write what is left to nobody: at exit, Python would complain of it."""
+    """Redirect the rest of the output to /dev/null: Python would report the broken pipe."""
     try:
         nobody = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nobody, sys.stdout.fileno())

@@ -75,9 +75,9 @@ _escaped = lru_cache(maxsize=1024)(printable)
 
 
 def number(value: Any, default: float = 0.0) -> float:
-    """Return `value` if it is a number that can be shown, else `default`. True and False are not.
+    """Return `value` if it is a number that can be shown, otherwise `default`; reject bools.
 
-    What is beyond all measure is shown as the largest number there is.
+    Larger numbers are clamped to the largest one that is shown.
     """
     kind = type(value)
     if (kind is float or kind is int) and -HUGE <= value <= HUGE:  # the usual case, and not a NaN

@@ -127,7 +127,7 @@ def mapping(value: Any) -> Seen:
 
 
 def last_error(seen: Seen, *, when: bool = True) -> str:
-    """Return the last error of a guard in a line, with how often and `when`; "" if it had none."""
+    """Return the last error of a guard in a line, with its count and `when`; "" if none."""
     last = seen.get("last_error")
     if not isinstance(last, Mapping):
         return ""

@@ -293,7 +293,7 @@ class Live:
             await self._end()
 
     def _goes_away(self) -> bool:
-        """Tell whether this service stops: a server waits for its streams before it does."""
+        """Return whether this service is stopping: a server waits for its streams first."""
         for thing, entry in registry.entered():
             if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
                 return True

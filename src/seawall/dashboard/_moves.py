@@ -1,9 +1,12 @@
-"""How fast counters move: from what they say at each look to how many a second.
+"""Rates of counters, computed from their values at each reading.
 
-Promises: the first look at a counter tells 0. One that fell (what it counts was made anew) counts
-from 0. Time that did not pass is not divided by: two looks at one instant compare with the same
-earlier one. So do two that are less than `apart` seconds apart: of a moment, one call would be many
-a second. Nothing is remembered of what is not looked at any more.
+Promises:
+- The first reading of a counter gives 0. A counter that fell (its object was replaced) counts from
+  0.
+- Rates are never divided by a time of 0: two readings at one instant compare with the same earlier
+  one. So do two that are less than `apart` seconds apart, as one call in a very short time would
+  give a high rate.
+- Counters that are no longer read are forgotten.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Moves:
 
     @property
     def span(self) -> float:
-        """The seconds that `lately` looks back: about `RECENT`, less if there is less to see."""
+        """Number of seconds that `lately` covers: about `RECENT`, less at the start."""
         return self._now - self._past[max(0, self._recent)][0] if self._past else RECENT
 
     def lately_rate(self, key: Hashable) -> float:

@@ -1,8 +1,10 @@
-"""What only a database or a store knows, asked for while somebody looks: queues, outboxes, jobs.
+"""Queries of databases and stores while there are viewers: queues, outboxes, jobs.
 
-Promises: a round of questions each `EVERY` seconds, in a task of its own and never two at once;
-none where there is nothing to ask for. What fails is told by `snapshot()`, and delays no sample.
-A reader of a single state waits for a round, `WITHIN` seconds at most (`answered`).
+Promises:
+- There is one round of queries each `EVERY` seconds, in its own task and never two at a time; none
+  if there is nothing to query.
+- Failures are reported by `snapshot()`, and delay no sample.
+- A reader of a single state waits for a round, at most `WITHIN` seconds (`answered`).
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from seawall import registry
 from seawall.telemetry import arefresh
 
 EVERY: Final = 5.0
-"""Seconds between two rounds: what waits there changes slowly, and each question costs a query."""
+"""Seconds between two rounds: stored counts change slowly, and each costs a query."""
 
 WITHIN: Final = 2.0
-"""Seconds for each question."""
+"""Timeout in seconds of each query."""
 
 
 class Stored:
-    """Asks in the event loop in which it is called."""
+    """Runs the queries in the event loop in which it is called."""
 
     def __init__(self, context: Context) -> None:
-        """Ask in a copy of `context`, whoever wants to know: no request's deadline is in it."""
+        """Query in a copy of `context`, without the deadline of the current request."""
         self.answered_at: float | None = None
         """When the last round ended, by the clock of the event loop; None if none did."""
         self._context = context
@@ -37,11 +39,11 @@ class Stored:
         return f"<Stored: {'asking' if asking else 'quiet'}>"
 
     def ask(self) -> None:
-        """Begin a round if it is time for one; nothing is waited for."""
+        """Start a round if one is due, without waiting."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._due or (self._asking is not None and not self._asking.done()):
             return
-        # A sample is never exactly on time: one that comes a little early is the one that is meant.
+        # A sample is never exactly on time: one that is slightly early counts as on time.
         self._due = loop.time() + 0.95 * EVERY
         if any(entry.ask is not None for _, entry in registry.entered()):
             asked = arefresh(timeout=WITHIN)
@@ -49,7 +51,7 @@ class Stored:
             self._asking.add_done_callback(self._ended)
 
     async def answered(self) -> None:
-        """Begin a round if it is time for one, and wait for the one under way, but not for long."""
+        """Start a round if one is due, and wait briefly for the current one."""
         self.ask()
         if self._asking is not None:
             await asyncio.wait({self._asking}, timeout=WITHIN)
@@ -57,10 +59,10 @@ class Stored:
     def _ended(self, asked: asyncio.Task[int]) -> None:
         self.answered_at = asked.get_loop().time()
         if not asked.cancelled():
-            asked.exception()  # what a thing failed with is known of that thing
+            asked.exception()  # each object keeps its own failure
 
     async def end(self) -> None:
-        """Ask no more; what is being asked is cut off."""
+        """Stop querying; cancel the current round."""
         self._due = float("inf")
         asking, self._asking = self._asking, None
         if asking is not None:

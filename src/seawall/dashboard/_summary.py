@@ -1,9 +1,12 @@
-"""What all pods together show: a verdict, what is wrong by cause, what happened by subject.
+"""Summary of all pods: a verdict, the problems by cause, and the events by subject.
 
-Pure, and the same for the page, the terminal and readers of the JSON. Promises: a trouble that
-several pods have is one problem; what follows from a problem stands below it, so that one lost
-store is one problem however much shares it; everything is bounded; nothing raises for a valid view,
-whatever other pods wrote into it.
+Pure, and the same for the page, the terminal and readers of the JSON.
+
+Promises:
+- A problem of several pods is listed once.
+- Consequences are listed below their cause, so that one lost store is one problem however much
+  depends on it.
+- Everything is bounded, and nothing raises for a valid view, whatever other pods wrote into it.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ from seawall.dashboard._members import WORDS as MEMBER_WORDS
 from seawall.dashboard.views import Happening, Occurrence, Problem, Tone, Trouble, Verdict, View
 
 LATE: Final = 3.0
-"""Turns after which a view that was not sent again is old."""
+"""Number of intervals after which a view without an update is stale."""
 
 MOST_CONSEQUENCES: Final = 20
-"""Troubles that are shown below the one that they follow from."""
+"""Maximum number of consequences below one problem."""
 
 MOST_OCCURRENCES: Final = 60
 
 PODS_UNKNOWN: Final = "dashboard/pods"
-"""The id of the trouble that the other pods cannot be asked for."""
+"""The id of the problem that the other pods cannot be fetched."""
 
 _MINOR: Final = "tried again"
-"""What a breaker does between opening and opening again: not worth a count beside others."""
+"""What a breaker does between opening twice: not counted beside other verbs."""
 
 
 class Links:
@@ -47,7 +50,7 @@ class Links:
         return f"Links(runbook={self.runbook!r}, trace={self.trace!r})"
 
     def of_kind(self, trouble_id: str) -> str | None:
-        """Return the address of the runbook for a trouble; its kind is what its id begins with."""
+        """Return the address of the runbook for a problem; its kind is the start of its id."""
         if self.runbook is None:
             return None
         kind = trouble_id.replace("/", ":").partition(":")[0]
@@ -76,11 +79,11 @@ def _template(name: str, value: Any, field: str, example: str) -> str | None:
 NO_LINKS: Final = Links()
 
 
-# What is wrong
+# Problems
 
 
 def problems_of(views: Sequence[View], at: float, links: Links = NO_LINKS) -> list[Problem]:
-    """Return what is wrong on these pods at `at`: the worst first, then the oldest."""
+    """Return the problems of these pods at `at`: the worst first, then the oldest."""
     found: dict[tuple[str, str], Problem] = {}
     for view in sorted(views, key=lambda view: view["pod"]["name"]):
         for trouble in _troubles_of(view, at):
@@ -99,7 +102,7 @@ def problems_of(views: Sequence[View], at: float, links: Links = NO_LINKS) -> li
 
 
 def _troubles_of(view: View, at: float) -> Iterator[Trouble]:
-    """Give the troubles of a pod; if its view is old, that it is old, and nothing else of it."""
+    """Yield the problems of a pod; if its view is stale, only that."""
     age = view.get("age", max(0.0, at - view["at"]))
     if "gone" in view or age <= LATE * max(view["every"], 0.1):
         yield from view["troubles"]
@@ -132,9 +135,9 @@ def _merge(found: dict[tuple[str, str], Problem], trouble: Trouble, pod: str, li
 
 
 def _count_accusers(problems: Iterable[Problem], views: Sequence[View]) -> None:
-    """Say how many of the pods that watch a group agree that a member is suspected or confirmed.
+    """Add the number of watching pods that agree that a member is suspected or confirmed.
 
-    Pods of a group see each other apart: one that is cut off suspects those that are well.
+    Pods of a group see each other separately: one that is cut off suspects healthy ones.
     """
     for problem in problems:
         word = MEMBER_WORDS.get(problem["id"].partition(":")[0])
@@ -161,9 +164,9 @@ def _problem(trouble: Trouble, pod: str, links: Links) -> Problem:
 
 
 def _with_roots(problems: list[Problem]) -> Iterator[tuple[Problem, Problem]]:
-    """Give each problem with the one that explains it, at the end of its chain of causes.
+    """Yield each problem with its root: the end of its chain of causes.
 
-    Where the cause itself is not shown, the first of its consequences stands for it.
+    If the cause itself is not listed, the first of its consequences represents it.
     """
     by_id = {problem["id"]: problem for problem in reversed(problems)}
     for problem in problems:
@@ -171,8 +174,8 @@ def _with_roots(problems: list[Problem]) -> Iterator[tuple[Problem, Problem]]:
         while cause := root.get("cause"):
             known = by_id.setdefault(cause, root)
             if known is root:
-                break  # it stands for its cause
-            if known["id"] in passed:  # a pod wrote a circle: the first by name explains it
+                break  # it represents its cause
+            if known["id"] in passed:  # a pod sent a cycle: the first by name is the root
                 root = by_id[min(passed)]
                 break
             passed.add(known["id"])
@@ -185,13 +188,13 @@ def _rank(problem: Problem) -> tuple[int, float, str]:
 
 
 def tone_of(problem: Problem) -> Tone:
-    """Return how bad a problem is with all that follows from it."""
+    """Return how bad a problem is, including its consequences."""
     tones = (problem["tone"], *(one["tone"] for one in problem["consequences"]))
     return min(tones, key=WORST.index)
 
 
 def verdict_of(views: Sequence[View], problems: Iterable[Problem]) -> Verdict:
-    """Return how these pods are, in a few words."""
+    """Return the overall state of these pods in a few words."""
     if not views:
         return Verdict(tone="off", words="No pod has told anything yet")
     listed = list(problems)
@@ -208,11 +211,11 @@ def verdict_of(views: Sequence[View], problems: Iterable[Problem]) -> Verdict:
     return Verdict(tone="bad" if wrong else "warn", words=words)
 
 
-# What happened
+# Events
 
 
 def happened(views: Iterable[View], links: Links = NO_LINKS) -> list[Occurrence]:
-    """Return what happened on these pods, the latest first; flaps and pods in one sentence."""
+    """Return the events of these pods, the latest first; repeats and pods in one sentence."""
     told = [(one, view["pod"]["name"]) for view in views for one in view["happenings"]]
     told.sort(key=lambda pair: pair[0]["began"])
     groups: list[_Group] = []
@@ -229,13 +232,13 @@ def happened(views: Iterable[View], links: Links = NO_LINKS) -> list[Occurrence]
 
 
 class _Group:
-    """The happenings of one subject that follow each other closely, on any pods."""
+    """The events of one subject that follow each other closely, on any pods."""
 
     def __init__(self, first: Happening) -> None:
         self.at = self.began = first["began"]
         self._last = first
         self._counts: dict[str, dict[str, int]] = {}
-        """By pod."""
+        """Counts by pod."""
 
     def add(self, one: Happening, pod: str) -> None:
         if one["at"] >= self.at:
@@ -280,7 +283,7 @@ class _Group:
     def _verbs(self, last: Mapping[str, int]) -> dict[str, int]:
         """Return how often the subject did what, by the pod that saw the most of it.
 
-        Pods see the same thing: a breaker that three pods share opens once for all of them.
+        Pods see the same events: a breaker that three pods share opens once for all of them.
         """
         order = dict.fromkeys(verb for counts in self._counts.values() for verb in counts)
         order = {**{verb: None for verb in order if verb not in last}, **dict.fromkeys(last)}

@@ -1,11 +1,13 @@
-"""The past of a pod, for the curves: one point for each view, and coarser ones for hours.
+"""History of a pod for the charts: one point for each view, and coarser ones for hours.
 
-Promises: all lists are as long as `at` is, the oldest first, and none is longer than `keep`. What
-was not there at a point has None, or 0 where a number of calls is counted. Numbers have four
-significant digits: more is not seen in a small curve. At most as many guards and rows are followed
-as a view shows; what is gone for all of the past is forgotten. Of guards there are also `STEPS`: a
-point for 10 s over an hour, and one for 60 s over twelve. A guard costs 25 bytes for each of these
-points, 27 kB in all.
+Promises:
+- All lists are as long as `at`, the oldest first, and at most `keep` long.
+- A missing value is None, or 0 for a number of calls.
+- Numbers have four significant digits: a small chart shows no more.
+- At most as many guards and rows are followed as a view shows; those absent from the whole history
+  are forgotten.
+- Guards also have the coarse points of `STEPS`: one for each 10 s over an hour, and one for each 60
+  s over twelve hours. A guard costs 25 bytes for each of these points, 27 kB in total.
 """
 
 from __future__ import annotations
@@ -21,37 +23,37 @@ from seawall.dashboard._bounds import MOST_GUARDS, MOST_TRACKS
 from seawall.dashboard.views import GuardTrack, GuardView, History, View
 
 LONGEST: Final = 3600
-"""Points that may be kept: more than a screen can show."""
+"""Maximum number of points: more than a screen can show."""
 
 
 class Step(NamedTuple):
-    """How coarse the points of some hours are."""
+    """Resolution of the coarse points."""
 
     seconds: float
-    """Between two points."""
+    """Seconds between two points."""
     points: int
-    """Kept at most."""
+    """Maximum number of points."""
 
     @property
     def span(self) -> float:
-        """The seconds that all points cover."""
+        """Number of seconds that all points cover."""
         return self.seconds * self.points
 
 
 STEPS: Final = (Step(10.0, 360), Step(60.0, 720))
 
 _STATES: Final = (None, "closed", "half_open", "open", "isolated")
-"""States of a breaker, by the byte that stands for them: of several, the last is kept."""
+"""States of a breaker by their byte: when several are combined, the last in this order is kept."""
 
 Point = tuple[Any, ...]
-"""What is known of a thing at one moment: of a guard `_GUARD_NUMBERS`, of a row its number."""
+"""Values at one moment: `_GUARD_NUMBERS` of a guard, the number of a row."""
 
 _RATES: Final = ("succeeded", "degraded", "failed", "rejected")
 _TIMES: Final = ("p50", "p99")
 
 
 class Tracks:
-    """The past of one pod. For one thread at a time."""
+    """The history of one pod. Not safe for concurrent use."""
 
     def __init__(self, keep: int = 180) -> None:
         """Keep the last `keep` points."""
@@ -69,7 +71,7 @@ class Tracks:
         )
 
     def add(self, view: View) -> int:
-        """Add what a view shows; return how many guards and rows there is no room for."""
+        """Add a view; return the number of guards and rows without room."""
         before = len(self._at)
         self._at.append(view["at"])
         guards = self._points_of(view["guards"])
@@ -80,7 +82,7 @@ class Tracks:
         return left_out + self._follow(self._rows, rows, _NO_ROW, before, MOST_TRACKS)
 
     def _points_of(self, guards: Iterable[GuardView]) -> dict[str, Point]:
-        """Return the points of guards; one that was not looked at again has the one it had."""
+        """Return the points of guards; a guard that was not read again keeps its point."""
         before, self._last = self._last, {}
         for guard in guards:
             name = guard["name"]
@@ -117,9 +119,9 @@ class Tracks:
         return left_out
 
     def hours(self, span: float, guard: str) -> tuple[list[float], GuardTrack] | None:
-        """Return the times and the past of a guard over `span` seconds, one of those of `STEPS`.
+        """Return the times and the history of a guard over `span` seconds, a span of `STEPS`.
 
-        None if nothing is known of it.
+        Return None if the guard is unknown.
         """
         return next((hours.track(guard) for hours in self._hours if hours.step.span == span), None)
 
@@ -137,10 +139,10 @@ class Tracks:
 
 
 class Hours:
-    """The past of guards in coarse points: means of rates and p50, the worst p99 and breaker."""
+    """History of guards in coarse points: means of rates and p50, the worst p99 and breaker."""
 
     def __init__(self, step: Step) -> None:
-        """Begin without a point."""
+        """Start empty."""
         self.step = step
         self._at: array[float] = array("d")
         self._guards: dict[str, _Condensed] = {}
@@ -151,7 +153,7 @@ class Hours:
         return f"<Hours of {len(self._guards)} guards, {len(self._at)} points>"
 
     def add(self, at: float, guards: Mapping[str, Point]) -> None:
-        """Add what a view shows; a clock that was set back begins a new point."""
+        """Add the points of a view; a clock that was set back starts a new point."""
         begun = self._begun
         if begun is not None and not 0 <= at - begun < self.step.seconds:
             self._close(begun)
@@ -170,7 +172,7 @@ class Hours:
                 known.last, known.times = point, 1
 
     def _close(self, at: float) -> None:
-        """Make a point of what was added since the last one."""
+        """Make a coarse point of what was added since the last one."""
         sums, self._sums = self._sums, {}
         before, most = len(self._at), self.step.points
         self._at.append(at)
@@ -178,7 +180,7 @@ class Hours:
             track = self._guards.get(name)
             if track is None:
                 if len(self._guards) >= MOST_GUARDS:
-                    continue  # until one of those that are gone is forgotten
+                    continue  # until one that is gone is forgotten
                 track = self._guards[name] = _Condensed(before)
             track.add(one.point())
         for name, track in list(self._guards.items()):
@@ -192,13 +194,13 @@ class Hours:
             del self._at[0]
 
     def track(self, guard: str) -> tuple[list[float], GuardTrack] | None:
-        """Return the times and the past of a guard; None if it is not known."""
+        """Return the times and the history of a guard; None if it is unknown."""
         track = self._guards.get(guard)
         return None if track is None else (list(self._at), cast("GuardTrack", track.lists()))
 
 
 class _Sum:
-    """What was seen of a guard since the last coarse point."""
+    """Values of a guard since the last coarse point."""
 
     __slots__ = ("_breaker", "_p50", "_p99", "_rates", "_seen", "_timed", "last", "times")
 
@@ -241,7 +243,7 @@ class _Condensed:
     __slots__ = ("breaker", "gone", "numbers")
 
     def __init__(self, before: int) -> None:
-        """Not have been there at the points `before`."""
+        """Start absent at the first `before` points."""
         self.gone = 0
         values, state = _NOTHING
         self.numbers = [array("f", [value]) * before for value in values]
@@ -273,17 +275,17 @@ def _known(numbers: Iterable[float]) -> list[float | None]:
 
 
 class _Track:
-    """The past of one thing, point by point."""
+    """The history of one object, point by point."""
 
     __slots__ = ("gone", "points")
 
     def __init__(self, keep: int, gap: Point, before: int) -> None:
-        """Not have been there at the points `before`."""
+        """Start absent at the first `before` points."""
         self.gone = 0
         self.points: deque[Point] = deque([gap] * before, maxlen=keep)
 
     def lists(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Return a list for each number of the points; they are in the order of `names`."""
+        """Return a list for each number of the points, which are in the order of `names`."""
         columns = zip(*self.points, strict=True)
         return {name: list(values) for name, values in zip(names, columns, strict=True)}
 
@@ -314,7 +316,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _make_room(tracks: dict[str, _Track], points: Mapping[str, Any]) -> bool:
-    """Forget what has been gone for longest, if anything has."""
+    """Forget the object that has been gone longest; return whether there was one."""
     gone = [(track.gone, name) for name, track in tracks.items() if name not in points]
     if not gone:
         return False

@@ -1,8 +1,8 @@
-"""What is wrong with this process now, in plain sentences, and since when.
+"""The problems of this process, as sentences, with their start.
 
-The rules are pure but for the counters in `Moves`, which are noted before the rules run. Nothing
-raises, whatever a snapshot holds. The thresholds are those of the alert rules
-(`seawall.telemetry._thresholds`). `_summary` brings the troubles of all pods together.
+The rules are pure except for the counters in `Moves`, which are recorded before the rules run.
+Nothing raises, whatever a snapshot holds. The thresholds are those of the alert rules
+(`seawall.telemetry._thresholds`). `_summary` merges the problems of all pods.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from seawall.dashboard.views import Tone, Trouble
 from seawall.telemetry import _thresholds as limits
 
 FORGET_AFTER: Final = 3
-"""Samples for which a trouble must be gone before it begins anew: a flicker is no end."""
+"""Number of samples without a problem before it starts anew: a flicker does not end it."""
 
 
 class Since:
-    """Since when each trouble lasts. For one thread at a time."""
+    """Start times of the problems. Not safe for concurrent use."""
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Start empty."""
         self._kept: dict[str, list[float]] = {}
 
     def __repr__(self) -> str:
@@ -41,10 +41,10 @@ class Since:
         began: Mapping[str, float],
         traces: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Trouble]:
-        """Return the troubles with their beginnings: the worst first, then the oldest.
+        """Return the problems with their start times: the worst first, then the oldest.
 
-        A trouble begins with its event, if that was heard (`began`, and `traces` if the event had
-        a trace), or when the snapshot says; else with the first sample that shows it.
+        A problem starts with its event, if there was one (`began`, and `traces` if the event had a
+        trace), or when the snapshot says; otherwise with the first sample that shows it.
         """
         first = {one.id: one for one in reversed(list(found))}
         for known, (_, missing) in list(self._kept.items()):
@@ -94,7 +94,7 @@ def _cut(troubles: list[Trouble], wall: float) -> list[Trouble]:
 def troubles_of(
     snapshot: Snapshot, moves: Moves, load: float, differing: Iterable[tuple[str, str]] = ()
 ) -> list[Found]:
-    """Return all that is wrong, but for the guards, of each of which `troubles_in` tells."""
+    """Return all problems except those of guards, which `troubles_in` finds."""
     found: list[Found] = []
     for kind in snapshot:
         if kind != "guard":
@@ -112,7 +112,7 @@ def troubles_of(
 
 
 def troubles_in(kind: str, thing: Seen, moves: Moves) -> list[Found]:
-    """Return what is wrong with one thing of that kind."""
+    """Return the problems of one object of that kind."""
     name = str(thing.get("name", ""))
     rule = RULES.get(kind)
     found = list(_unreadable(kind, name, thing))

@@ -1,8 +1,10 @@
-"""Whether something is a view: for what other pods sent, which may be anything.
+"""Validation of views: other pods may send anything.
 
-Promises: what is returned has the keys of a `View` and none beside, with texts that are short and
-free of control characters, finite numbers and bounded lists. What has another shape is refused
-whole, with a ValueError that says where; texts that are too long are cut. Nothing else is raised.
+Promises:
+- The result has only the keys of a `View`, with short texts free of control characters, finite
+  numbers and bounded lists.
+- A view of another shape is refused as a whole, with a ValueError that says where. Texts that are
+  too long are truncated. Nothing else is raised.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from seawall.dashboard._bounds import (
 from seawall.dashboard.views import FORMAT, View
 
 Read = Callable[[Any], Any]
-"""From a value to what it is, or a ValueError."""
+"""Returns the cleaned value, or raises ValueError."""
 
 
 def valid_view(view: object) -> View:
-    """Return `view`, cleaned, if it is one; raise ValueError if not."""
+    """Return `view`, cleaned, if it is valid; otherwise raise ValueError."""
     told = view if isinstance(view, dict) else {}
     if told.get("format") != FORMAT or isinstance(told.get("format"), bool):
         raise ValueError(f"the view is not of format {FORMAT}")
@@ -53,13 +55,13 @@ def valid_view(view: object) -> View:
     return cast("View", cleaned)
 
 
-# What a value may be
+# Readers of values
 
 
 class _WrongValue(ValueError):
-    """Something is not what it must be; where that is, is added by whoever read what is around it.
+    """A value is invalid; the readers of the enclosing values add its path.
 
-    Most values are right: a place is a text that would be made for nothing.
+    Most values are valid, so building each path beforehand would be wasted work.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -71,7 +73,7 @@ class _WrongValue(ValueError):
         return f"{self.place}: {self.wanted} is wanted"
 
     def at(self, place: str) -> Self:
-        """Be within `place` of something larger."""
+        """Prepend `place` to the path."""
         self.place = place + self.place
         return self
 
@@ -97,7 +99,7 @@ def _number(value: Any) -> float:
         _wrong("a number")
     if kind is bool:
         _wrong("a number")
-    if not -HUGE <= value <= HUGE:  # nor is a NaN
+    if not -HUGE <= value <= HUGE:  # also excludes NaN
         _wrong("a finite number")
     number: float = value
     return number
@@ -140,7 +142,7 @@ def _list(read: Read, most: int) -> Read:
         cleaned: list[Any] = []
         try:
             for one in value:
-                cleaned.append(read(one))  # noqa: PERF401 - how many came before is asked below
+                cleaned.append(read(one))  # noqa: PERF401 - the number of valid items is needed below
         except _WrongValue as wrong:
             raise wrong.at(f"[{len(cleaned)}]") from None
         return cleaned
@@ -171,7 +173,7 @@ def _object(optional: frozenset[str] = frozenset(), /, **fields: Read) -> Read:
 
 def _fact(value: Any) -> tuple[str, str]:
     pair = _PAIR(value)
-    if len(pair) != 2:  # noqa: PLR2004 - a label and what it says
+    if len(pair) != 2:  # noqa: PLR2004 - a label and its value
         _wrong("a label and its value")
     return pair[0], pair[1]
 
@@ -191,7 +193,7 @@ def _place(value: Any) -> int:
 
 
 def _cause(value: Any) -> tuple[str, int]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:  # noqa: PLR2004 - see below
+    if not isinstance(value, (list, tuple)) or len(value) != 2:  # noqa: PLR2004 - a cause and its count
         _wrong("a cause and how often")
     return _NAME(value[0]), _whole(value[1])
 
@@ -219,7 +221,7 @@ def _change(value: Any) -> dict[str, Any]:
         raise wrong.at(".value") from None
 
 
-# What a view is made of
+# Parts of a view
 
 _WORD = _text(LONGEST_WORD)
 _NAME = _text(LONGEST_NAME)

@@ -1,6 +1,6 @@
-"""A request as the dashboard sees it: what `allow` and `operate` are given to decide by; its body.
+"""A request as the dashboard sees it, which `allow` and `operate` decide by; and its body.
 
-Of a body no more is read, and not longer, than is needed.
+Reading a body is limited in size and time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
 LARGEST: Final = 16 * 1024
-"""Bytes of a body."""
+"""Maximum size of a body in bytes."""
 
 WITHIN: Final = 10.0
-"""Seconds in which all of it has to be there."""
+"""Timeout in seconds for the whole body."""
 
 _DIGITS: Final = 9
 _MOST_FIELDS: Final = 100
 _LONGEST: Final = 16_384
 _LONGEST_QUERY: Final = 4096
-"""Bytes that are read: to decode as many as a server lets through takes milliseconds."""
+"""Maximum number of bytes read: decoding as much as a server accepts takes milliseconds."""
 
 _NOBODY_TRUSTED: Final = Trust()
 
@@ -34,16 +34,16 @@ _NOBODY_TRUSTED: Final = Trust()
 class Visit(Incoming):
     """One request: `header(name)`, `cookies`, `query`, `client`, `path`, and the server's `scope`.
 
-    `client` is the address that may be trusted: that of the connection, unless the service has an
-    edge which knows its proxies. What a middleware further out has found out about the caller
-    (`scope["user"]`, `scope["session"]`) is in `scope`.
+    `client` is the trustworthy address: that of the connection, unless the service has an edge
+    which knows its proxies. Results of outer middleware about the caller (`scope["user"]`,
+    `scope["session"]`) are in `scope`.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, scope: MutableMapping[str, Any]) -> Visit:
-        """Return the request of `scope`, with as much trust as the edge around it has."""
+        """Return the request of `scope`, with the trust settings of the edge around it."""
         seen = scope.get(INCOMING)
         return cls(scope, seen.trust if isinstance(seen, Incoming) else _NOBODY_TRUSTED)
 
@@ -58,7 +58,7 @@ class Visit(Incoming):
 
     @property
     def query(self) -> Mapping[str, str]:
-        """What is behind the question mark; of several of one name, the last."""
+        """The query parameters; the last one of each name."""
         text = self.scope.get("query_string", b"")[:_LONGEST_QUERY].decode("latin-1")
         try:
             pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
@@ -68,7 +68,7 @@ class Visit(Incoming):
 
     @property
     def cookies(self) -> Mapping[str, str]:
-        """The cookies; one that is given twice is left out, since nobody knows who set which."""
+        """The cookies; one that is given twice is omitted, since its origin is unknown."""
         found: dict[str, str] = {}
         twice: set[str] = set()
         for name, value in self.headers:
@@ -86,9 +86,9 @@ class Visit(Incoming):
 
 
 async def json_body(visit: Visit, receive: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what the JSON of a request says; `Refusal` if it is too large, too slow, or none."""
+    """Parse the JSON of a request; raise `Refusal` if it is too large, too slow, or invalid."""
     length = visit.header("content-length") or "0"
-    # Compared as text first: a number of a million digits takes long to read.
+    # Its length is checked first: parsing a number of a million digits takes long.
     if not (length.isascii() and length.isdigit()) or len(length) > _DIGITS:
         raise _too_large()
     if int(length) > LARGEST:
@@ -119,7 +119,7 @@ async def _all(receive: Callable[[], Awaitable[Any]]) -> bytes:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of which nobody can read something else than somebody before did."""
+    """Return an object; raise if a name occurs twice, which other parsers may read differently."""
     told = dict(pairs)
     if len(told) != len(pairs):
         raise ValueError("a name is there twice")

@@ -1,13 +1,15 @@
-"""The watcher: looks at everything that lives in this process, now and then, and tells how it is.
+"""The watcher: samples everything in this process periodically, and returns its view.
 
-A sample is one look: it takes the snapshot, computes how fast things move since the last one, finds
-what is wrong and since when, and adds a point to the past. It asks no store and no database.
+A sample takes the snapshot, computes the rates since the last one, finds problems and their start,
+and adds a point to the history. It queries no store and no database.
 
-Promises: `sample()` may be called from any thread, one at a time does the work, and it raises for
-nothing that a snapshot may hold. A view has JSON's types only, and as JSON at most `MOST_BYTES`:
-of a process with too much to show, what is well is shown with less, or is left out first. A
-watcher listens to rare events only (see `_happenings`), and one that is forgotten leaves nothing
-behind.
+Promises:
+- `sample()` may be called from any thread; one at a time does the work. It does not raise, whatever
+  a snapshot holds.
+- A view has only types of JSON, and as JSON at most `MOST_BYTES`: if there is too much to show,
+  healthy parts lose detail, or are omitted first.
+- A watcher subscribes only to rare events (see `_happenings`), and one that is dropped leaves
+  nothing behind.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.telemetry._readings import autoscale_load
 
 HERE: Final = "here"
-"""Where something is that belongs to the process as a whole."""
+"""Name of the place of problems that concern the process as a whole."""
 
 
 class Watcher:
-    """Looks at this process; see above."""
+    """Samples this process; see the module."""
 
     def __init__(
         self,
@@ -55,9 +57,9 @@ class Watcher:
         wall: Callable[[], float] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Be ready to look each `every` seconds, and keep the last `keep` points of the past.
+        """Prepare to sample each `every` seconds, and keep the last `keep` points of history.
 
-        `pod` is what this process is called; host and process id unless given. `wall` returns unix
+        `pod` is the name of this process, by default host and process id. `wall` returns unix
         seconds.
         """
         if pod is not None and (not isinstance(pod, str) or not pod):
@@ -74,7 +76,7 @@ class Watcher:
         survives_fork(self)
 
     def _begin(self) -> None:
-        """Know of nothing yet, in this process."""
+        """Start empty, in this process."""
         self._mutex = Mutex()
         self._pid = os.getpid()
         self.pod: str = self._given or shown(f"{self._host}-{self._pid}", LONGEST_NAME)
@@ -92,7 +94,7 @@ class Watcher:
         return f"<Watcher of {self.pod!r}: {self._tracks!r}>"
 
     def close(self) -> None:
-        """Listen to no more events; what was seen can still be read."""
+        """Stop listening to events; the last view can still be read."""
         self._happenings.close()
 
     @property
@@ -102,17 +104,17 @@ class Watcher:
 
     @property
     def history(self) -> History:
-        """The past, one point for each sample."""
+        """The history, one point for each sample."""
         with self._mutex:
             return self._tracks.history
 
     def hours(self, span: float, guard: str) -> tuple[list[float], GuardTrack] | None:
-        """Return the times and the past of a guard over `span` seconds; None if it has none."""
+        """Return the times and history of a guard over `span` seconds; None if it has none."""
         with self._mutex:
             return self._tracks.hours(span, guard)
 
     def sample(self) -> View:
-        """Look now."""
+        """Take a sample now."""
         with self._mutex:
             self._happenings.take_in()
             kept = self._turns.kept(self._happenings.touched)
@@ -121,12 +123,12 @@ class Watcher:
             return view
 
     def _look(self, snapshot: Snapshot, kept: Mapping[str, Seen] = MappingProxyType({})) -> View:
-        """Return the view of a snapshot; guards in `kept` are shown as they were before."""
+        """Return the view of a snapshot; guards in `kept` keep their last views."""
         wall, now = self._wall(), self._clock.now()
         self._moves.begin(now)
         self._settings.begin(self._happenings.changes)
         looks = self._looks(snapshot, kept, now)
-        # All were looked at, also those beyond the most: how one is, nobody knows before.
+        # All guards were read, even those beyond the limit: their state is not known before.
         guards = most_wanted([look.view for look in looks], MOST_GUARDS)
         more_guards = max(0, len(looks) - MOST_GUARDS)
         limits = [row for look in looks for row in look.limits]
@@ -155,7 +157,7 @@ class Watcher:
             sections=sections,
             happenings=[],
         )
-        # The past is that of all; what the view has no room for is left out of it after this.
+        # The history includes everything; what does not fit into the view is removed afterwards.
         if more_guards:
             view["all_guards"] = len(guards) + more_guards
         more = more_guards + more_rows + self._tracks.add(view)
@@ -166,7 +168,7 @@ class Watcher:
         return view
 
     def _looks(self, snapshot: Snapshot, kept: Mapping[str, Seen], now: float) -> list[Look]:
-        """Return what is seen of each guard."""
+        """Return the readings of all guards."""
         stacks = {guard.name: guard.policies for guard in registry.guards()}
         families = {family.name: family.policies for family in registry.families()}
         edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}
@@ -187,7 +189,7 @@ class Watcher:
         return looks
 
     def _tell_left_out(self, left_out: int, view: View) -> None:
-        """Say once that not all is shown, and once more when that changes much."""
+        """Report once that not everything is shown, and again when that changes much."""
         if (left_out > 0) != (self._left_out > 0) or left_out > 2 * self._left_out:
             if left_out:
                 what = f"there is too much to show: {left_out} guards or rows are left out, or cut"
@@ -196,7 +198,7 @@ class Watcher:
             view["happenings"] = self._happenings.latest()[-max(1, len(view["happenings"])) :]
 
     def _after_fork(self) -> None:
-        """Begin anew in a child process, which is another pod."""
+        """Start over in a child process, which is another pod."""
         self._happenings.forget()
         self._begin()
 
@@ -206,7 +208,7 @@ def _load(snapshot: Snapshot) -> float:
     try:
         return max(0.0, number(autoscale_load({kind: things(snapshot, kind) for kind in kinds})))
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        return 0.0  # of the same kind, yet another shape
+        return 0.0  # the known kind, but another shape
 
 
 def _version() -> str:
@@ -214,5 +216,5 @@ def _version() -> str:
 
     try:
         return shown(version("seawall"), LONGEST_WORD)
-    except PackageNotFoundError:  # not installed: run from its source
+    except PackageNotFoundError:  # not installed: running from a source tree
         return ""

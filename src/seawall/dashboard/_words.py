@@ -1,4 +1,4 @@
-"""Numbers in words, short enough for a small screen."""
+"""Numbers as text, short enough for a small screen."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _DAY: Final = 86400.0
 
 
 def seconds(value: Any) -> str:
-    """Return a time such as "0.4 ms", "120 ms", "0.5 s", "15 s", "3 min" or "2 h"."""
+    """Return a duration such as "0.4 ms", "120 ms", "0.5 s", "15 s", "3 min" or "2 h"."""
     told = number(value)
-    if abs(told) < 0.1:  # noqa: PLR2004 - where milliseconds are easier to read
+    if abs(told) < 0.1:  # noqa: PLR2004 - milliseconds are easier to read
         return f"{told * 1000:.3g} ms" if told else "0 s"
     if abs(told) < 2 * _MINUTE:
         return f"{told:.3g} s"
@@ -35,43 +35,43 @@ def until_probe(retry_after: Any) -> str:
 
 
 def share(value: Any) -> str:
-    """Return a share of one such as "10 %"."""
+    """Return a share in percent, such as "10 %"."""
     return f"{number(value) * 100:.3g} %"
 
 
 def amount(value: Any) -> str:
-    """Return a number as it is said: whole ones whole, others with three digits."""
+    """Return a number for reading: integers in full, others with three digits."""
     told = number(value)
     return str(int(told)) if told == int(told) else f"{told:.3g}"
 
 
-def truth(value: bool) -> str:  # noqa: FBT001 - it is what is said
+def truth(value: bool) -> str:  # noqa: FBT001 - the value itself
     """Return yes or no."""
     return "yes" if value else "no"
 
 
 def rate(value: Any) -> str:
-    """Return how many a second."""
+    """Return a rate per second."""
     return f"{number(value):.3g}/s"
 
 
 def several(value: Any, one: str, many: str | None = None) -> str:
-    """Return how many of something there are: "1 call", "3 calls"."""
+    """Return a count with its noun: "1 call", "3 calls"."""
     told = amount(value)
     return f"{told} {one if told == '1' else many or one + 's'}"
 
 
 def use(used: Any, of: Any) -> str:
-    """Return how much of something is used: "3 of 20 in use"."""
+    """Return the used part of something: "3 of 20 in use"."""
     return f"{amount(used)} of {amount(of)} in use"
 
 
 def plainly(kind: str) -> str:
-    """Return the word of a program as one for people: "half_open" is "half open"."""
+    """Return an identifier as readable text: "half_open" becomes "half open"."""
     return shown(kind.replace("_", " "), LONGEST_NAME)
 
 
 def address(value: Any) -> str:
-    """Return where something is, without what may be secret in a URL."""
+    """Return an address without possible secrets in its URL."""
     text = str(value)
     return shown(redacted(text) if "@" in text or "?" in text else text, LONGEST_NAME)

@@ -1,12 +1,14 @@
 """Jobs, dead letters and events that an operator lists, opens, retries and drops on the page.
 
-Shown are the queues, the jobs, the outboxes and the dead letters of pipelines of this process, as
-long as they live. To retry a dead letter is to replay it: at the stage where it failed.
+It shows the queues, jobs, outboxes and dead letters of pipelines of this process, as long as they
+exist. Retrying a dead letter replays it at the stage where it failed.
 
-Promises: payloads are read and searched only for operators, with values that are named like
-secrets hidden, and cut; everybody else who may look sees ids, states and errors. One request lists
-at most 100 items and acts on at most 100; each item is acted on once, also if it is said twice;
-what was done is logged with who did it, also if the rest could not be done.
+Promises:
+- Payloads are read and searched only for operators, truncated, and with values hidden whose names
+  look like secrets. Other viewers see ids, states and errors.
+- One request lists at most 100 items and acts on at most 100. Each item is acted on once, even if
+  it is named twice.
+- Each action is logged with the operator, even if the rest failed.
 """
 
 from __future__ import annotations
@@ -26,34 +28,34 @@ from seawall.errors import QueueFull, UnknownJob
 log: Final = logging.getLogger("seawall.dashboard")
 
 WITHIN: Final = 10.0
-"""Seconds in which a store or a database has to answer."""
+"""Timeout in seconds for a store or a database."""
 
 KINDS: Final = ("queue", "jobs", "outbox", "dead_letters")
 MOST_LISTS: Final = 50
 MOST_AT_ONCE: Final = 100
-"""Items that one request acts on."""
+"""Maximum number of items in one action."""
 PAGE: Final = 50
-"""Items of a page."""
+"""Number of items on a page."""
 LOOKS: Final = 10
-"""How often a search that found too little is continued for one page."""
+"""Maximum number of queries to fill one page of a search."""
 LONGEST_ID: Final = 500
 LONGEST_PREVIEW: Final = 160
 LONGEST_PAYLOAD: Final = 20_000
 LONGEST_ERROR: Final = 2_000
 LONGEST_TRACEBACK: Final = 10_000
 DEEPEST: Final = 40
-"""Levels of a payload within each other; deeper ones are hidden."""
+"""Maximum depth of a payload; deeper values are hidden."""
 
 _HIDDEN: Final = "***"
 _DONE: Final = {"retry": "Retried", "drop": "Dropped"}
 _COUNTED: Final = {"pending": "waiting"}
-"""What a survey calls a state, where that is another name."""
+"""States that a survey calls by another name."""
 
 Tell = Callable[..., None]
 
 
 class Listed(NamedTuple):
-    """A list of work: what it is called, and what it is."""
+    """A list of work: its kind, name and object."""
 
     kind: str
     name: str
@@ -84,7 +86,7 @@ def work_lists() -> list[Listed]:
 
 
 async def read_lists(_query: Mapping[str, str], *, payloads: bool, tell: Tell) -> dict[str, Any]:
-    """Return which lists there are, with as many counts as are known without asking anybody."""
+    """Return the lists, with the counts that are known without a query."""
     del payloads, tell
     return {
         "lists": [
@@ -145,16 +147,16 @@ async def read_item(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> 
 
 
 READS: Final = {"lists": read_lists, "list": read_list, "item": read_item}
-"""What is read, by path."""
+"""The read functions by path."""
 
 
 # Acting
 
 
 async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict[str, Any]:
-    """Retry or drop some items by id; or those that match a search, a page of them at a time.
+    """Retry or drop some items by id, or those that match a search, one page at a time.
 
-    Return how many were done, and of a search from where to go on.
+    Return the number of items done, and for a search the position to continue from.
     """
     if not isinstance(body, dict):
         raise _refused("Write an object.")
@@ -188,7 +190,7 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
 
 
 class _Acting:
-    """What is to be done, and what of it was done when something went wrong."""
+    """An action in progress, and what it has done when something fails."""
 
     def __init__(
         self, things: Any, act: str, ids: list[str], search: dict[str, Any] | None
@@ -213,7 +215,7 @@ class _Acting:
 
 
 def _chosen(body: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the ids that a request names, or the search whose items are meant."""
+    """Return the ids in a request, or the search that selects items."""
     ids, state = body.get("ids"), body.get("state")
     if (ids is None) == (state is None):
         raise _refused("ids, state: write one of them.")
@@ -225,7 +227,7 @@ def _chosen(body: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:
 
 
 def _log(operator: str, client: str, act: str, listed: Listed, ids: list[str]) -> None:
-    # repr: a name with a line break in it must not look like a record of its own.
+    # repr: a name with a line break in it must not look like a separate record.
     log.warning(
         "dashboard: operator %r (%s) did %s to %d of %s %r: %r",
         operator, client, act, len(ids), listed.kind, listed.name, ids,
@@ -233,7 +235,7 @@ def _log(operator: str, client: str, act: str, listed: Listed, ids: list[str]) -
     )  # fmt: skip
 
 
-# What is asked for
+# Requests
 
 
 def _named(asked: Mapping[str, Any]) -> Listed:
@@ -264,7 +266,7 @@ async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
     return answer
 
 
-# What is shown
+# Output
 
 
 def _row(item: Any, *, payloads: bool) -> dict[str, Any]:
@@ -289,7 +291,7 @@ def _row(item: Any, *, payloads: bool) -> dict[str, Any]:
 
 
 def payload_text(payload: bytes, size: int) -> tuple[str, bool]:
-    """Return a payload as text of several lines without secrets, and whether that is not all."""
+    """Return a payload as several lines without secrets, and whether it was truncated."""
     whole = len(payload) >= size
     text = _safe(payload, whole=whole, indent=2)
     return _lines(text, LONGEST_PAYLOAD), not whole or len(text) > LONGEST_PAYLOAD
@@ -312,7 +314,7 @@ def _redacted_lines(text: str) -> str:
 
 
 def _without_secrets(value: Any, depth: int = 0) -> Any:
-    """Return what JSON said without secrets: by the names of members, and in texts."""
+    """Return a JSON value without secrets: by the names of members, and in texts."""
     if depth >= DEEPEST:
         return _HIDDEN
     if isinstance(value, dict):
@@ -330,17 +332,17 @@ def _is_secret(name: str) -> bool:
 
 
 def _lines(text: str, longest: int) -> str:
-    """Return text of several lines, without what steers a terminal, and not too long."""
+    """Return several lines, without terminal control characters, and truncated."""
     return "\n".join(printable(line, longest) for line in text[:longest].split("\n"))
 
 
 def _counts(listed: Listed) -> dict[str, int]:
-    """Return how many items there are of each state, as far as it is known."""
+    """Return the number of items in each state, as far as known."""
     answer = listed.entry.answer
     if listed.entry.ask is None:
         try:
             answer = listed.things.snapshot()
-        except Exception:  # noqa: BLE001 - a count is not worth more
+        except Exception:  # noqa: BLE001 - a count is not worth an error
             return {}
     counts: dict[str, int] = {}
     for word, count in (answer or {}).items():

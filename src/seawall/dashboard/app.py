@@ -3,20 +3,25 @@
     dashboard = Dashboard(allow=may_look)
     app.mount("/seawall", dashboard)
 
-Promises: nobody looks whom `allow` or `local` does not let in, and a dashboard that would let
-everybody in is not made; nobody acts whom `operate` does not name; no page of another origin makes
-a browser act (`_csrf`); nothing that is shown can run as a script; whatever fails in a callback or
-in another pod, the page goes on.
+Promises:
+- Only viewers that `allow` or `local` admits can look, and a dashboard that would admit everyone
+  cannot be created.
+- Only operators that `operate` names can act.
+- No page of another origin can make a browser act (`_csrf`).
+- No shown text can run as a script.
+- Failures in a callback or in another pod do not stop the page.
+
+Routes:
 
     GET  /             the page
     GET  /page/<file>  its scripts and styles
     GET  /events       a message each `every` seconds, as server-sent events
     GET  /state        one message as JSON
-    GET  /hours        the past of one guard over the last hour, or the last twelve, as JSON
-    GET  /session      who the operator is, and the token for what follows
+    GET  /hours        the history of one guard over the last hour, or the last twelve, as JSON
+    GET  /session      the operator, and the token for actions
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
-    GET  /lists        the queues, jobs and outboxes that can be looked through
+    GET  /lists        the queues, jobs and outboxes that can be listed
     GET  /list         a page of one of them
     GET  /item         a job, dead letter or event of one
     POST /work         retry or drop some of them
@@ -69,18 +74,18 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 
 FIRST_WITHIN: Final = 10.0
-"""Seconds in which there has to be something to show."""
+"""Timeout in seconds for the first frame."""
 
 
 class Dashboard:
-    """Show this process, and the pods that it knows, to those who may look."""
+    """Shows this process, and the pods that it knows, to permitted viewers."""
 
     _scripts: ClassVar[tuple[str, ...]] = ()
-    """Scripts and styles of a subclass, which its `_asset` returns: put into the page."""
+    """Scripts and styles of a subclass, which its `_asset` returns; added to the page."""
     _posts: ClassVar[tuple[str, ...]] = ()
     """Further routes of a subclass, for its `_post`."""
     _shows_itself: ClassVar[bool] = True
-    """Whether this process is shown, too; else the other pods alone."""
+    """Whether this process is shown too; otherwise only the other pods are."""
 
     def __init__(
         self,
@@ -99,14 +104,17 @@ class Dashboard:
         runbook: str | None = None,
         trace: str | None = None,
     ) -> None:
-        """Let those look for whom `allow(visit)` is True; with `local`, only this machine.
+        """Let viewers in for whom `allow(visit)` is True; with `local`, only this machine.
 
-        `operate(visit)` returns the name of the operator, or None; without it nobody acts. Both may
-        be async. `origins` are the addresses at which browsers see it, if a proxy stands before it.
-        With `shared`, a store, the pods that share it are shown side by side, and this one is told
-        to them from now on, until `aclose` or `close`; `pods` is a source of one's own. Several
-        pods behind one address need the same `secret`. `runbook` and `trace` are templates of
-        addresses, with `{kind}` (of a trouble) and `{trace_id}` in them: the page links to both.
+        `operate(visit)` returns the name of the operator, or None; without it, no viewer can act.
+        Both may be async. `origins` are the addresses at which browsers see the page, if it is
+        behind a proxy.
+
+        With `shared`, a store, the pods that share it are shown side by side, and this one
+        publishes its view from now on, until `aclose` or `close`; `pods` is a custom source
+        instead. Several pods behind one address need the same `secret`. `runbook` and `trace` are
+        templates of addresses, with `{kind}` (of a problem) and `{trace_id}` in them: the page
+        links to both.
         """
         self._door = Door(allow, operate, local=local, clock=current_clock())
         self._sessions = Sessions(secret, origins)
@@ -130,7 +138,7 @@ class Dashboard:
         self._untell: finalize[..., Any] | None = None
         self._lives: dict[asyncio.AbstractEventLoop, Live] = {}
         self._viewers: set[Stream] = set()
-        # The deadline of the request that begins the sampling is not that of the sampling.
+        # The deadline of the request that starts the sampling must not apply to the sampling.
         self._context = copy_context()
         survives_fork(self)
         if shared is not None:
@@ -141,30 +149,30 @@ class Dashboard:
         acts = "read only" if self._door.operate is None else "operate() says who acts"
         return f"<Dashboard {self.title!r}: for {who}, {acts}, {len(self._viewers)} look>"
 
-    # What a subclass may have more of
+    # Extension points for subclasses
 
     def _asset(self, name: str) -> _assets.Asset | None:
-        """Return a file of the page, by its name."""
+        """Return a file of the page by its name."""
         return _assets.assets().get(name)
 
     async def _extra(self) -> dict[str, Any] | None:
-        """Return what is sent with each message, beside the views."""
+        """Return additional data that is sent with each message."""
         return None
 
     async def _post(self, name: str, body: Any, operator: str) -> dict[str, Any]:
-        """Do what was posted to one of `_posts`; ValueError is told to who asked."""
+        """Handle a POST to one of `_posts`; a ValueError is reported to the client."""
         raise NotImplementedError
 
     def _new_watcher(self) -> Watcher:
-        """Return what looks at this process."""
+        """Return the watcher of this process."""
         from seawall.dashboard._watcher import Watcher
 
         return Watcher(pod=self.pod, every=self.every)
 
-    # Life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
-        """Begin to sample: in the lifespan of the app that it is mounted in."""
+        """Start sampling: in the lifespan of the app that it is mounted in."""
         self._door.check_exposure()
         self._live()
         return self
@@ -173,9 +181,9 @@ class Dashboard:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the streams and the sampling of this event loop; the next look begins anew.
+        """End the streams and the sampling of this event loop; the next request starts them anew.
 
-        If no other loop goes on, this pod is told to be gone, as by `close`.
+        If no other loop is active, this pod is reported as gone, as by `close`.
         """
         live = self._lives.pop(asyncio.get_running_loop(), None)
         if live is not None:
@@ -184,9 +192,9 @@ class Dashboard:
             self.close()
 
     def close(self) -> None:
-        """End everything, in whatever loop it goes on, and let this pod be gone for the others.
+        """End everything, in whatever loop it runs, and report this pod as gone to the others.
 
-        From any thread. The store stays open, and the next look begins anew.
+        From any thread. The store stays open, and the next request starts everything anew.
         """
         with self._mutex:
             untell, self._telling, self._untell = self._untell, None, None
@@ -197,16 +205,16 @@ class Dashboard:
                 loop.call_soon_threadsafe(live.cancel)
 
     def end_streams(self) -> None:
-        """Let all streams end, from any thread: before a server is told to stop.
+        """End all streams, from any thread: before a server is asked to stop.
 
-        Whoever looks is connected anew by the browser, if the service is still there.
+        Browsers reconnect their viewers, if the service is still there.
         """
         for loop, live in list(self._lives.items()):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(live.end_streams)
 
     def _live(self) -> Live:
-        """Return what samples in this event loop, begun if it is not on."""
+        """Return the sampler of this event loop; start it if it is not running."""
         loop = asyncio.get_running_loop()
         live = self._lives.get(loop)
         if live is not None and live.on:
@@ -245,13 +253,14 @@ class Dashboard:
                 watcher = self._new_watcher()
                 pods = StorePods(self._shared, watcher, every=self.every)
                 self._telling = watcher, pods
-                # The store holds on to what tells it: who forgets a dashboard would not end that.
+                # The store keeps a reference to the publisher, so a dropped dashboard would not end
+                # it.
                 self._untell = finalize(self, _end_all, pods, watcher)
                 self._untell.atexit = False
             return self._telling
 
     def _after_fork(self) -> None:
-        """Know nothing of the parent's loop."""
+        """Forget the parent's loops."""
         self._mutex = Mutex()
         self._lives = {}
         self._viewers = set()
@@ -259,7 +268,7 @@ class Dashboard:
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; or the life of the app, if it is a whole one."""
+        """Serve a request, or the lifespan if it is the whole app."""
         kind = scope["type"]
         if kind == "http":
             await self._serve(scope, receive, send)
@@ -277,7 +286,7 @@ class Dashboard:
             if message["type"] == "lifespan.startup":
                 try:
                     await self.__aenter__()
-                except Exception as error:  # noqa: BLE001 - told to the server, which ends
+                except Exception as error:  # noqa: BLE001 - reported to the server, which ends
                     self._door.tell("start", logging.ERROR, "%s", error)
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
@@ -322,7 +331,7 @@ class Dashboard:
 
     async def _page(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
         path: str = visit.scope["path"]
-        if not path.endswith("/"):  # or the page would look for its files beside the mount
+        if not path.endswith("/"):  # otherwise the page would look for its files beside the mount
             beside = f"./{quote(path.rpartition('/')[2])}/"
             where = [(b"location", beside.encode())]
             await send_answer(send, 307, b"text/plain", b"", more=where, head=head)
@@ -382,7 +391,7 @@ class Dashboard:
         finally:
             self._viewers.discard(stream)
 
-    # Acting
+    # Actions
 
     async def _posted(self, name: str, visit: Visit, receive: Receive) -> dict[str, Any]:
         operator = await self._door.operator(visit)
@@ -401,7 +410,7 @@ class Dashboard:
                 raise Refusal(422, "Unprocessable content", str(error)[:500]) from error
         asked = read_act(body)
         live = self._live()
-        view = live.watcher.sample()  # what is offered depends on how it is now
+        view = live.watcher.sample()  # what is offered depends on the current state
         if asked.pod == view["pod"]["name"]:
             done = do_here(asked, view, operator, visit.client)
         else:
@@ -420,11 +429,11 @@ _READS: Final = {
     "hours": "_hours",
     "session": "_session",
 }
-"""What is read, by path, and the method that answers."""
+"""The read routes by path, with the method that answers."""
 
 
 def _weakly(method: Callable[[], Awaitable[dict[str, Any] | None]]) -> Any:
-    """Return a function that does what `method` does, for as long as its object is in use."""
+    """Return a function that calls `method` without keeping its object alive."""
     weak = WeakMethod(method)
 
     async def called() -> dict[str, Any] | None:

@@ -1,14 +1,16 @@
-"""Pods side by side: each tells its view through the store that they share, and reads the others'.
+"""Pods side by side: each publishes its view in the shared store, and reads those of others.
 
     pods = StorePods(store, Watcher())  # what Dashboard(shared=store) does
     others = await pods.views()
 
-Promises: a pod costs the store one script call a second while somebody looks, and one in five
-seconds while nobody does; what is rare and matters is told at once. Nothing here delays a call:
-telling is done in the background, and takes a fiftieth of a processor's time at most, or two while
-much happens. While the store is away nothing is told, and `views` raises
-`StoreUnavailable`. A pod that closes its store is gone at once; one that is killed is told to be
-gone for a minute, and then dropped.
+Promises:
+- A pod costs the store one script call per second while there are viewers, and one in five seconds
+  otherwise. Rare, important events are published immediately.
+- Nothing here delays a call: publishing is done in the background, and takes at most a fiftieth of
+  a processor's time, or two fiftieths while much happens.
+- While the store is away nothing is published, and `views` raises `StoreUnavailable`.
+- A pod that closes its store is gone immediately; one that is killed is reported as gone for a
+  minute, and then dropped.
 """
 
 from __future__ import annotations
@@ -43,66 +45,68 @@ if TYPE_CHECKING:
     from seawall.runtime.background import Handle
 
 MOST: Final = 64
-"""So many other pods are shown; of more it is told how many there are."""
+"""Maximum number of other pods that are shown; of more, only the number is."""
 
 KNOWN: Final = 1000
-"""So many pods are remembered in the store."""
+"""Maximum number of pods that are remembered in the store."""
 
 REMEMBERED: Final = 75_000_000
-"""Microseconds for which a pod that tells nothing is remembered: long enough to say it is gone."""
+"""Microseconds for which a silent pod is remembered: long enough to report that it is gone."""
 
 ALTOGETHER: Final = 2 * 1024 * 1024
-"""Bytes of all views that are read at once."""
+"""Maximum number of bytes of all views that are read at a time."""
 
 LOOKED_AT: Final = 15_000
-"""Milliseconds for which somebody looks who has just looked."""
+"""Milliseconds for which a viewer counts after its last request."""
 
 UNSEEN: Final = 5.0
-"""Seconds between two views while nobody looks."""
+"""Seconds between two views while there are no viewers."""
 
 SHARE: Final = 0.02
-"""The part of one processor's time that may be spent on this."""
+"""Maximum share of one processor's time for this."""
 
 HEAVY: Final = 0.002
-"""Seconds: what takes longer is done beside the background thread."""
+"""Seconds beyond which work is done outside the background thread."""
 
 PATIENCE: Final = 1.0
-"""Seconds to wait for the store when telling: nobody waits for it."""
+"""Timeout in seconds of the store when publishing: no caller waits for it."""
 
 LEAVING: Final = 0.3
 """The same at the end, when others wait to be closed."""
 
 READING: Final = 0.5
-"""Seconds to wait for it at least when reading: an answer of this size may take longer than a small
-one, and a late one would count as a failure of the store, also for those who ask it for more."""
+"""Minimum timeout in seconds of the store when reading: an answer of this size may take longer than
+a small one, and a late one would count as a failure of the store, also for its other users.
+"""
 
 READ_FOR: Final = 0.004
-"""Seconds of the processor's time for reading changed views: with more to read, pods are read in
-turns, and what is rare and matters is read at once."""
+"""Seconds of processor time for parsing changed views: beyond that, pods are read in turn, but
+rare, important events immediately.
+"""
 
 SETTLING: Final = 3.0
-"""Seconds after an outage in which nobody is taken for gone: they have to find the store first."""
+"""Seconds after an outage in which no pod counts as gone: they have to reconnect first."""
 
 _of_parents: list[object] = []
 """Tasks of a parent process's loop, which must not be collected in the child."""
 
 
 class Watched(Protocol):
-    """What shows this pod: a `Watcher`."""
+    """The source of this pod's view: a `Watcher`."""
 
     @property
     def view(self) -> View | None:
         """The last view."""
 
     def sample(self) -> View:
-        """Look again, and return what is seen."""
+        """Take a sample and return its view."""
 
 
 class StorePods:
     """The other pods, through the store that is shared with them."""
 
     def __init__(self, store: StoreCore, watcher: Watched, *, every: float = 1.0) -> None:
-        """Begin to tell what `watcher` sees of this pod, every so many seconds."""
+        """Start publishing the views of `watcher`, one each `every` seconds."""
         if not isinstance(store, StoreCore):
             raise TypeError(f"StorePods({store!r}, ...): pass the RedisStore that the pods share")
         if not callable(getattr(watcher, "sample", None)):
@@ -113,7 +117,7 @@ class StorePods:
         self._keys = [store.key("views", "all", *part) for part in ((), ("told",), ("looked",))]
         self._closed = False
         self.cost = 0.0
-        """Seconds of the processor's time that the last reading took."""
+        """Seconds of processor time that the last reading took."""
         self._known: dict[str, tuple[bytes, View | str]] = {}
         self._unread_since = self._more_since = 0.0
         self._settled_at = 0.0
@@ -128,7 +132,7 @@ class StorePods:
     def _begin_anew(self) -> None:
         self._running = self._rushed = self._told = self._looked_at = False
         self._due = 0.0
-        self._cost = HEAVY  # seconds of the processor's time that the last one took; as yet unknown
+        self._cost = HEAVY  # seconds of processor time of the last sample; not yet known
         self._rushed_at = 0.0
         self._last = float("-inf")
         self._alarm: asyncio.TimerHandle | None = None
@@ -141,7 +145,7 @@ class StorePods:
 
     @property
     def store_name(self) -> str:
-        """The name of the store: while it is lost, the other pods are not known."""
+        """The name of the store: while it is lost, the other pods are unknown."""
         return self._store.name
 
     # Reading
@@ -149,8 +153,8 @@ class StorePods:
     async def views(self) -> list[View]:
         """Return the last views of the other pods, by name; from any event loop.
 
-        Each has its `age`, and one that is gone since when. What cannot be read, or has no place,
-        is told in the troubles of a view of its own. Raises `StoreUnavailable`.
+        Each has its `age`, and a pod that is gone has its time. Pods that cannot be read or have no
+        place are reported in the problems of a separate view. Raises `StoreUnavailable`.
         """
         self._start()
         args: list[str | int] = ["read", self._store.pod, REMEMBERED, MOST]
@@ -168,10 +172,10 @@ class StorePods:
         return [*self._left_out(reply, unread), *views]
 
     async def _read(self, reply: Reply) -> tuple[list[Seen], list[str]]:
-        """Return what could be read, and what is wrong with the rest.
+        """Return the readable views, and the reasons why others are not.
 
-        What has not changed is not read again. Once `READ_FOR` is spent, the pods that are left are
-        as they were read last, and are the first to be read the next time.
+        Unchanged views are not parsed again. Once `READ_FOR` is spent, the remaining pods keep
+        their last views, and are read first the next time.
         """
         known = self._known
         places = {pod: place for place, pod in enumerate(known)}
@@ -190,7 +194,7 @@ class StorePods:
             began = thread_time()
             fresh[pod] = data, _view_or_reason(data)
             cost += thread_time() - began
-            await asyncio.sleep(0)  # noqa: TID251 - others' turn: a large one takes a while
+            await asyncio.sleep(0)  # noqa: TID251 - lets other tasks run, as a large view takes a while
         self._known, self.cost = {**kept, **fresh}, cost
         seen: list[Seen] = []
         unread: list[str] = []
@@ -203,7 +207,7 @@ class StorePods:
         return seen, unread
 
     def _left_out(self, reply: Reply, unread: list[str]) -> list[View]:
-        """Return a view that tells what is not shown, if there is anything."""
+        """Return a view that reports pods that are not shown, if there are any."""
         now, more = reply.now / 1e6, max(0, reply.others - len(reply.told[:MOST]))
         self._unread_since = (self._unread_since or now) if unread else 0.0
         self._more_since = (self._more_since or now) if more else 0.0
@@ -211,13 +215,13 @@ class StorePods:
             return []
         return [left_out(now, unread, more, (self._unread_since, self._more_since))]
 
-    # Telling
+    # Publishing
 
     def close(self) -> None:
-        """Tell the others that this pod is gone, and no more; the store stays open."""
+        """Report this pod as gone to the others, and stop; the store stays open."""
         self._closed = True
         self._stop_listening()
-        self._handle.soon()  # it leaves in its turn, after what is being told
+        self._handle.soon()  # it leaves in turn, after the current publication
 
     def _stop_listening(self) -> None:
         stops, self._stops = self._stops, []
@@ -225,12 +229,12 @@ class StorePods:
             stop()
 
     def _start(self) -> None:
-        """Let the background thread run, also in a child process."""
+        """Start the background thread, also in a child process."""
         if not self._running and not self._closed:
             try:
                 self._store.start()
             except StoreUnavailable:
-                return  # it was closed
+                return  # the store was closed
             self._running = True
 
     def _on_event(self, _event: object) -> None:
@@ -240,14 +244,14 @@ class StorePods:
             self._rushed = True
             self._handle.soon()
 
-    def _on_store(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - a watcher's
+    def _on_store(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - signature of a store's watcher
         if up:
             self._settled_at = SYSTEM.now() + SETTLING
             self._due = 0.0
             self._handle.soon()
 
     async def _tick(self) -> None:
-        """Tell this pod's view if it is time; in the background loop."""
+        """Publish this pod's view if it is due; in the background loop."""
         if self._closed:
             try:
                 await self._leave()
@@ -264,19 +268,20 @@ class StorePods:
             self._alarm = asyncio.get_running_loop().call_later(wait, self._handle.soon)
 
     def _wait(self) -> float:
-        """Return in how many seconds it is time to tell the view."""
+        """Return the seconds until the view is due."""
         due = self._due
         if self._rushed:
-            # What happens together is told together, and not too soon after what was told last.
+            # Events that happen together are published together, and not too soon after the last
+            # view.
             apart = max(APART if self._looked_at else self._every, self._cost / SHARE / 2)
             due = min(due, max(self._rushed_at + TOGETHER, self._last + apart))
         return due - SYSTEM.now()
 
     async def _tell(self) -> None:
         began = self._last = SYSTEM.now()
-        rushed, self._rushed = self._rushed, False  # what happens from now on is for the next
+        rushed, self._rushed = self._rushed, False  # later events cause the next one
         pace = max(self._every, self._cost / SHARE, 0.0 if self._looked_at else UNSEEN)
-        # A tick is never exactly on time: one that comes a little early is the one that is meant.
+        # A tick is never exactly on time: one that is slightly early counts as on time.
         early = self._every / 4
         self._due = began + pace - early
         data = await self._look(pace, afresh=rushed)
@@ -288,12 +293,12 @@ class StorePods:
             self._due = min(self._due, began + max(self._every, self._cost / SHARE) - early)
 
     async def _look(self, pace: float, *, afresh: bool) -> bytes:
-        """Return what is to be told; in a thread of its own if that takes long."""
+        """Return the data to publish; computed in a separate thread if that takes long."""
 
         def look() -> bytes:
             began = thread_time()
             view = self._watcher.view
-            if fresh := afresh or view is None or view is self._seen:  # nobody else has looked
+            if fresh := afresh or view is None or view is self._seen:  # no other sample was taken
                 view = self._watcher.sample()
             self._seen = view
             data = pack(view, pace, rushed=afresh)
@@ -309,7 +314,7 @@ class StorePods:
             await self._ask("leave", patience)
 
     async def _ask(self, what: str, patience: float, *more: bytes) -> Any:
-        """Run the script as a task of its own, which is not cut off when this one is."""
+        """Run the script as a separate task, which is not cancelled with this one."""
         args: list[str | int | bytes] = [what, self._store.pod, REMEMBERED, KNOWN, *more]
         asked = self._store.acall("views", self._keys, args, patience)
         self._asking = task = asyncio.get_running_loop().create_task(asked)
@@ -318,7 +323,7 @@ class StorePods:
         return task.result()
 
     async def _at_close(self) -> None:
-        """Leave, once what is being told has been told: or it would be heard of after it left."""
+        """Leave after the current publication: otherwise this pod would reappear afterwards."""
         self._closed = True
         self._stop_listening()
         if self._asking is not None:
@@ -326,7 +331,7 @@ class StorePods:
         await self._leave(LEAVING)
 
     def _after_fork(self) -> None:
-        """Be another pod, which nobody has heard of."""
+        """Become another pod, which is not yet published."""
         _of_parents.append((self._asking, self._alarm))
         self._begin_anew()
 
@@ -339,7 +344,7 @@ def _view_or_reason(data: bytes) -> View | str:
 
 
 async def _aside(work: Callable[[], bytes]) -> bytes:
-    """Do `work` in a thread: others have their turn in the loop meanwhile."""
+    """Run `work` in a thread, so that other tasks can run in the loop."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
 
@@ -354,7 +359,7 @@ async def _aside(work: Callable[[], bytes]) -> bytes:
     def run() -> None:
         try:
             outcome: tuple[bytes | None, Exception | None] = work(), None
-        except Exception as error:  # noqa: BLE001 - handed to who waits
+        except Exception as error:  # noqa: BLE001 - passed to the waiter
             outcome = None, error
         try:
             loop.call_soon_threadsafe(deliver, *outcome)
@@ -367,4 +372,4 @@ async def _aside(work: Callable[[], bytes]) -> bytes:
 
 def _ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # whoever waits has it too; nobody else need hear of it
+        task.exception()  # marks it as retrieved: the waiter gets it too

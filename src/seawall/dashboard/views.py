@@ -1,7 +1,7 @@
-"""What is shown of a process: one plain document, the same for the page, the terminal and the pods.
+"""The view of a process: one plain document, the same for the page, the terminal and other pods.
 
-Everything in it is JSON. Names, keys and texts come from users and from other pods: whoever shows
-them escapes them.
+It is all JSON. Names, keys and texts come from users and from other pods: code that displays them
+must escape them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 FORMAT: Final = 1
-"""Told in each view; a reader leaves out the views of another format."""
+"""Format number in each view; readers omit views of another format."""
 
 Tone = Literal["ok", "warn", "bad", "off"]
-"""How something is: as it should be, worth a look, broken, or switched off."""
+"""State of something: as it should be, worth a look, broken, or switched off."""
 
 
 class Pod(TypedDict):
-    """Which process it is."""
+    """Identity of a process."""
 
     name: str
     host: str
@@ -26,7 +26,7 @@ class Pod(TypedDict):
 
 
 class Trouble(TypedDict):
-    """Something that is wrong now. `id` is the same for as long as it lasts."""
+    """A current problem. `id` is the same for as long as it lasts."""
 
     id: str
     tone: Tone
@@ -34,19 +34,19 @@ class Trouble(TypedDict):
     what: str
     """One plain sentence."""
     advice: str
-    """What to look at or do; may be empty."""
+    """What to check or do; may be empty."""
     since: float
     """Unix seconds."""
     cause: NotRequired[str]
-    """The id of the trouble that this one follows from, if it follows from another."""
+    """The id of the problem that causes this one, if there is one."""
     degrades: NotRequired[bool]
-    """Whether callers get lesser answers because of it."""
+    """Whether callers get degraded answers because of it."""
     trace: NotRequired[str]
-    """The id of the trace in which it began, if the process is traced."""
+    """The id of the trace in which it started, if the process is traced."""
 
 
 class Change(TypedDict):
-    """A setting that an operator may change: one of `policy.update`'s."""
+    """A setting that an operator may change: an argument of `policy.update`."""
 
     name: str
     value: Any
@@ -66,16 +66,17 @@ class Layer(TypedDict):
     state: str
     """In a word or two: "closed", "3 of 20 in use", "shadow"; may be empty."""
     facts: list[tuple[str, str]]
-    """What else there is to tell, label and value, ready to be shown."""
+    """Further facts as label and value, ready to be shown."""
     sharing: str
-    """"" if it is this pod's own; else "shared", or how it goes without its store: "local"..."""
+    """Empty if it is this pod's own; otherwise "shared", or its mode without the store: "local"...
+    """
     acts: list[str]
-    """What an operator may do: "isolate", "close"."""
+    """The possible actions of an operator: "isolate", "close"."""
     changes: list[Change]
 
 
 class Rates(TypedDict):
-    """How many a second, since the last sample."""
+    """Rates per second since the last sample."""
 
     succeeded: float
     degraded: float
@@ -91,41 +92,43 @@ class GuardView(TypedDict):
     name: str
     tone: Tone
     state: str
-    """The worst of its stack in a word or two: "open", "shedding"; "well" if nothing is wrong."""
+    """The worst state of its stack in a word or two: "open", "shedding"; "well" if nothing is
+    wrong.
+    """
     edge: bool
-    """Whether it is the edge of a service, not the way to a dependency."""
+    """Whether it is the edge of a service, not a guard of a dependency."""
     breaker: str | None
     """The state of its breaker, the worst if there are several."""
     rates: Rates
     error_ratio: float
     last_error: NotRequired[str]
-    """What the latest failed attempt failed with, how often in a row, and how long ago."""
+    """The error of the latest failed attempt, how often in a row, and how long ago."""
     p50: float | None
     p95: float | None
     p99: float | None
-    """Seconds."""
+    """Latencies in seconds."""
     stack: list[Layer]
 
 
 class Reading(TypedDict):
-    """One of the many that a source of a pipeline collects."""
+    """One of the readings that a collecting source of a pipeline has."""
 
     name: str
     state: str
-    """"ok", "stale" or "unavailable"."""
+    """One of "ok", "stale" and "unavailable"."""
     seconds: float
-    """For how long it has not answered."""
+    """Seconds for which it has not answered."""
     cause: str
 
 
 class PipeWork(TypedDict):
-    """What one worker of a stage does now."""
+    """The current work of one worker of a stage."""
 
     item: str
     items: int
-    """How many there are, in a batch."""
+    """Number of items, in a batch."""
     since: float
-    """For how many seconds."""
+    """Seconds for which it has been working."""
     waits_for: str
 
 
@@ -138,22 +141,22 @@ class PipeNode(TypedDict):
     state: str
     """In a few words."""
     to: list[int]
-    """The places of the nodes to which its items go."""
+    """Indices of the nodes to which its items go."""
     rate: float
-    """Items a second."""
+    """Items per second."""
     waiting: float
     capacity: float
-    """How many may wait; 0 if it has no queue."""
+    """Maximum number of waiting items; 0 if it has no queue."""
     busy: float
     workers: float
     oldest: float
-    """For how many seconds the first in its queue has waited."""
+    """Seconds for which the first item in its queue has waited."""
     p50: float | None
     p99: float | None
     counts: dict[str, float]
-    """Since the start, what is not 0: done, retries, failed, degraded, dropped, dead_letters..."""
+    """Counters since the start, without zeros: done, retries, failed, degraded, dropped..."""
     waits_for: str
-    """Why it does not go on, if it does not; the next stage alone is no reason."""
+    """Why it is blocked, if it is; waiting for the next stage is not a reason."""
     failures: list[tuple[str, int]]
     """Causes, the most frequent first."""
     at_work: list[PipeWork]
@@ -162,7 +165,7 @@ class PipeNode(TypedDict):
 
 
 class OldestItem(TypedDict):
-    """The item that has been in a pipeline for longest."""
+    """The item that has been in a pipeline longest."""
 
     item: str
     age: float
@@ -170,19 +173,19 @@ class OldestItem(TypedDict):
 
 
 class Pipes(TypedDict):
-    """What a pipeline is drawn from."""
+    """Data for drawing a pipeline."""
 
     oldest: OldestItem | None
     nodes: list[PipeNode]
-    """The sources first."""
+    """The sources come first."""
     slow: int | None
-    """The place of the stage for which the others wait, if there is one."""
+    """Index of the stage that the others wait for, if there is one."""
     more: int
-    """How many nodes are left out."""
+    """Number of omitted nodes."""
 
 
 class Row(TypedDict):
-    """Anything else that is shown: a limit, a queue, an outbox, a pool, a store..."""
+    """Any other object: a limit, a queue, an outbox, a pool, a store..."""
 
     kind: str
     name: str
@@ -190,27 +193,27 @@ class Row(TypedDict):
     state: str
     facts: list[tuple[str, str]]
     gauge: float | None
-    """From 0 to 1: how full or used up it is; None if that means nothing."""
+    """How full or used up it is, from 0 to 1; None if it has no size."""
     track: float | None
-    """The number whose past is drawn: what waits, what is refused a second..."""
+    """The number whose history is drawn: waiting items, refusals per second..."""
     figures: NotRequired[dict[str, float]]
     """Facts of a member as numbers for programs: seconds, level, threshold, round_trip."""
     pipes: NotRequired[Pipes]
-    """Of a pipeline: what it is drawn from."""
+    """Data for drawing, if it is a pipeline."""
 
 
 class Happening(TypedDict):
-    """Something that happened: a breaker opened, a store was lost.
+    """An event or several: a breaker opened, a store was lost.
 
-    Events of the same subject that follow each other closely are one happening.
+    Events of the same subject that follow each other closely are one entry.
     """
 
     at: float
-    """When the last event happened."""
+    """Time of the last event."""
     began: float
-    """When the first event happened."""
+    """Time of the first event."""
     tone: Tone
-    """Of the last event."""
+    """Tone of the last event."""
     where: str
     what: str
     """The last event, as a sentence."""
@@ -232,47 +235,47 @@ class View(TypedDict):
     every: float
     """Seconds between two samples."""
     load: float
-    """How full it is: 1.0 is full."""
+    """Utilization: 1.0 is full."""
     operable: bool
     """Whether an operator can act on this pod from where it is shown."""
     troubles: list[Trouble]
     guards: list[GuardView]
     all_guards: NotRequired[int]
-    """How many guards there are, if that is more than are shown."""
+    """The number of all guards, if that is more than are shown."""
     sections: dict[str, list[Row]]
-    """By title, in the order in which they are shown: "Limits", "Queues", "Outbox and jobs"..."""
+    """Rows by title, in order of display: "Limits", "Queues", "Outbox and jobs"..."""
     happenings: list[Happening]
     """The latest last."""
     age: NotRequired[float]
-    """Of another pod's view: how many seconds ago it was told, by the store's clock."""
+    """Age of another pod's view in seconds, by the store's clock."""
     gone: NotRequired[float]
-    """Of a pod that is not heard of any more: since when, in Unix seconds."""
+    """Time since which a pod is gone, in Unix seconds."""
 
 
 class Problem(Trouble):
-    """A trouble of all pods that have it, with the troubles that follow from it."""
+    """A problem with all pods that have it, and with its consequences."""
 
     pods: list[str]
     runbook: NotRequired[str]
     """The address of its runbook."""
     trace_link: NotRequired[str]
-    """The address of the trace in which it began."""
+    """The address of the trace in which it started."""
     consequences: list[Problem]
     """The worst first. These have no consequences of their own."""
 
 
 class Verdict(TypedDict):
-    """How all pods are, in a few words."""
+    """The overall state of all pods, in a few words."""
 
     tone: Tone
     words: str
 
 
 class Occurrence(TypedDict):
-    """What happened to one subject on all pods, in one sentence."""
+    """The events of one subject on all pods, in one sentence."""
 
     at: float
-    """When it happened last."""
+    """Time of the last event."""
     began: float
     tone: Tone
     where: str
@@ -283,7 +286,7 @@ class Occurrence(TypedDict):
 
 
 class GuardTrack(TypedDict):
-    """The past of a guard: lists of the same length, the oldest first, the newest at the end."""
+    """The history of a guard: lists of equal length, the oldest first."""
 
     succeeded: list[float]
     degraded: list[float]
@@ -295,7 +298,7 @@ class GuardTrack(TypedDict):
 
 
 class History(TypedDict):
-    """The past of a pod, one point for each sample."""
+    """The history of a pod, one point for each sample."""
 
     at: list[float]
     guards: dict[str, GuardTrack]
@@ -309,14 +312,14 @@ class Message(TypedDict):
     title: str
     at: float
     operator: str | None
-    """Who may act here; None: nobody, it is read only."""
+    """The operator who may act; None if it is read-only."""
     verdict: Verdict
     troubles: list[Problem]
-    """What is wrong on all pods, by cause: the worst first, then the oldest."""
+    """The problems of all pods, by cause: the worst first, then the oldest."""
     happened: list[Occurrence]
-    """What happened on all pods, the latest first."""
+    """The events of all pods, the latest first."""
     views: list[View]
     history: dict[str, History] | None
-    """By pod."""
+    """Histories by pod."""
     extra: dict[str, Any] | None
-    """What a page of another kind shows beside, such as the demo."""
+    """Additional data of a derived page, such as the demo."""
