@@ -404,7 +404,7 @@ class SlotWaiter:
         self._slots.join(self)
 
     def grant(self) -> bool:
-        """Notify the waiter of its slot; return False if it no longer exists."""
+        """Notify the waiter of its slot; return False if its event loop is gone."""
         return self.wake()
 
     def turn_away(self, why: Refusal) -> None:

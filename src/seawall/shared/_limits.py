@@ -206,7 +206,7 @@ class SharedLimits:
         return self.store.ask(kind, item.terms, item, SYSTEM)
 
     def _undo(self, item: Take) -> None:
-        """Give back what may have been taken, by its reservation; without one, nothing happens.
+        """Give back what may have been taken; the store finds it by its reservation, if it was.
 
         This is for an answer that is lost. One that comes too late is given back when it comes.
         """

@@ -118,7 +118,7 @@ class SplitLimits(SharedLimits):
 
     @property
     def mode(self) -> str:
-        """What is done while it is unknown whether there are other pods; otherwise "shared"."""
+        """What decides: "shared" while the store is up, otherwise `on_store_failure`."""
         return "shared" if self.store.up else self.failing
 
     @property

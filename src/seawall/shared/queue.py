@@ -93,9 +93,9 @@ class PriorityQueue(JobQueue):
         `max_attempts` times, and a push beyond `max_size` unfinished jobs is refused. A job that
         was not started within `keep` seconds expires, and a dead one is forgotten after the same
         time, or when more than `max_dead` have died since. How other jobs ended is kept for
-        `result_ttl` seconds, for at most `max_size` jobs, and a dedupe id is answered for
-        `dedupe_window` seconds after the end. Payloads and results have up to `max_payload` bytes,
-        as JSON.
+        `result_ttl` seconds, for the last `max_size` jobs (or 1000, if that is more), and a dedupe
+        id is answered for `dedupe_window` seconds after the end. Payloads and results have up to
+        `max_payload` bytes, as JSON.
         """
         if not isinstance(store, RedisStore):
             raise TypeError(f"PriorityQueue({store!r}, ...): the first argument is a RedisStore")
