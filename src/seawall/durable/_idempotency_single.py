@@ -3,8 +3,8 @@
 The key's row is inserted as completed, with the rows that the user's statement returned. If the key
 already exists, its unique index undoes the whole statement, and a second query reads the first
 answer. The same happens if the user's statement fails, which runs before the key's insert: the
-effect of the first request may be the reason. PostgreSQL only: no other database supports data
-changes inside a WITH clause.
+effect of the first request may be the reason. PostgreSQL only: SQLite has no data changes inside a
+WITH clause.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNIQUE: Final = "23505"
 SEVERAL: Final = "21000"
 """SQLSTATE of a subquery that returned several rows where one was expected."""
 AWAY: Final = ("08", "57")
-"""SQLSTATE classes that say nothing about the statement: connection lost, or server stopped."""
+"""SQLSTATE classes that say nothing about the statement: connection lost, or cancelled."""
 BUSINESS: Final = "business"
 """The name of the member with the user's statement."""
 ROWS: Final = (

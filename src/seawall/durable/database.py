@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Operation = Callable[[], Steps[T]]
-"""Creates the steps anew for each attempt."""
+"""Creates new steps for each attempt."""
 
 CONFLICTS: Final = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL's SQLSTATEs for conflicting transactions."""

@@ -3,7 +3,8 @@
 Promises:
 
 - A committed event is delivered; one that was rolled back never is.
-- Within an aggregate, an event is passed to the sink only after all events before it succeeded.
+- Within an aggregate, an event is passed to the sink only after all events before it were delivered
+  (or skipped, with `poison="skip"`).
 - A failing event holds up only its own aggregate. A hanging one fails after `timeout`, even if the
   sink ignores its cancellation; until then its dispatcher claims nothing new.
 - `run` returns within `stop(grace)`, or three seconds later if the database does not answer.
@@ -288,7 +289,7 @@ class Dispatcher:
                 await end(listening.tasks())
 
     async def _wait_for_the_sink(self) -> None:
-        """Pause for as long as a refusal asked: news do not end the pause, `stop` does."""
+        """Pause for as long as a refusal asked: news does not end the pause, `stop` does."""
         while not self._stopped and (left := self._resume_at - self._clock.now()) > 0:
             self._woken = False
             await self._nap(left)

@@ -109,8 +109,8 @@ class Idempotency:
         """Keep answers for `ttl` seconds, with bodies of up to `max_body` bytes.
 
         A request that has not completed or renewed after `lease` seconds may be taken over.
-        `unscoped=True` allows `scope=None`: then everyone who knows a key gets its answer. Up to
-        `together` calls of `asingle` share a commit. `clock` is used for waiting.
+        `unscoped=True` allows `scope=None`: then every caller that knows a key gets its answer. Up
+        to `together` calls of `asingle` share a commit. `clock` is used for waiting.
         """
         if not isinstance(database, Database):
             raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")

@@ -7,8 +7,8 @@ Promises:
   savepoint. If one undoes the whole transaction, the others are repeated without it.
 - A file has one writer in this process; other processes may write too, and are waited for.
 - A wait for a transaction that only the event loop of this same thread can end is refused at once.
-- A forked child process opens the file anew, whatever the parent was doing with it: a fork waits
-  for open transactions, for a few seconds.
+- A forked child process reopens the file, whatever the parent was doing with it: a fork waits for
+  open transactions, for a few seconds.
 
 Reason for the group commit: a flush to disk takes as long for a hundred operations as for one.
 """

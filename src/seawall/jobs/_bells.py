@@ -94,7 +94,7 @@ class Bell:
         return wake
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Register `wake` for the next news; call it at once if there are news already."""
+        """Register `wake` for the next news; call it at once if there is news already."""
         with self._bells.mutex:
             heard = self._heard
             self._wake = None if heard else wake
