@@ -1,8 +1,10 @@
-"""Let a share of calls be slow, fail, answer wrongly or hang, on purpose: to see what then happens.
+"""Chaos: make a share of calls slow, fail, answer wrongly or hang on purpose, for tests.
 
-Promises: nothing is disturbed until it is switched on; the same seed disturbs the same calls, in
-the order in which they come; a disturbed call is counted as if the dependency itself had behaved
-so; it can be cancelled, and waits no longer than the deadline.
+Promises:
+- No call is disturbed until it is switched on.
+- The same seed disturbs the same calls, in their order.
+- A disturbed call is counted as if the dependency itself had behaved so.
+- A disturbed call can be cancelled, and waits no longer than the deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from seawall.runtime.runners import run_async, run_sync, wait_async
 
 
 class _Nothing:
-    """Stands for a result that was not given: None is one too."""
+    """Sentinel for a result that was not given: None is a valid result."""
 
     def __repr__(self) -> str:
         return "<nothing>"
@@ -33,7 +35,7 @@ NOTHING: Final = _Nothing()
 _SETTINGS: Final = ("share", "latency", "error", "result", "hang", "when", "seed", "enabled")
 
 _ENDS: Final[dict[str, Any]] = {"error": None, "result": NOTHING, "hang": False}
-"""What a call can come to, and how to say that it does not: at most one of them is said."""
+"""Ways in which a call can end, with the value that disables each. At most one may be set."""
 
 
 class Chaos(Policy):
@@ -56,9 +58,9 @@ class Chaos(Policy):
         """Disturb a `share` of calls (1.0 for all), chosen by `seed`, once it is `enabled`.
 
         `latency` is added before the call: seconds, or a pair to draw from. `error` (a type, or a
-        function that makes an error) is raised, or `result` returned (that very object, each
-        time), instead of the call, after the latency if both are given. `hang` never answers: a
-        plain function then needs a deadline. `when(*args, **kwargs)` picks the calls that may be
+        function that creates an error) is raised, or `result` returned (the same object each time),
+        instead of the call, after the latency if both are given. `hang` never answers: a plain
+        function then needs a deadline. `when(*args, **kwargs)` selects the calls that may be
         disturbed by their arguments.
         """
         super().__init__()
@@ -77,7 +79,7 @@ class Chaos(Policy):
         self.enabled = check.flag("enabled", enabled)
         self._lasting = enabled
         self._blocks = 0
-        """How often `on()` was called since it was switched off, less the blocks that ended."""
+        """Number of open `on()` blocks since it was last switched off."""
         self._switched_off = 0
         self._mutex = Mutex()
         self._check_kinds()
@@ -97,10 +99,10 @@ class Chaos(Policy):
     def _begin(self) -> None:
         from random import Random
 
-        self._rng = Random(self.seed)  # noqa: S311 - to be foreseen is its purpose
+        self._rng = Random(self.seed)  # noqa: S311 - it has to be predictable
 
     def _after_fork(self) -> None:
-        """Be usable in a child process."""
+        """Reset in a child process."""
         self._mutex = Mutex()
 
     def __repr__(self) -> str:
@@ -116,7 +118,7 @@ class Chaos(Policy):
         return f"<Chaos({self.share:g}, {', '.join(parts)}), {state}>"
 
     def on(self) -> SwitchedOn:
-        """Switch on; `with chaos.on():` until the end of the block, and of others that overlap."""
+        """Switch on; as `with chaos.on():` until the end of the block and of overlapping ones."""
         with self._mutex:
             self._blocks += 1
             block = SwitchedOn(self, self._switched_off)
@@ -124,7 +126,7 @@ class Chaos(Policy):
         return block
 
     def off(self) -> None:
-        """Switch off, also inside a block; calls that are being disturbed go on."""
+        """Switch off, even inside a block. Calls that are being disturbed continue."""
         self.update(enabled=False)
 
     def _leave(self, block: SwitchedOn) -> None:
@@ -136,7 +138,7 @@ class Chaos(Policy):
         self._switch()
 
     def _switch(self) -> None:
-        """Be on or off as it follows from the blocks, and tell if that is a change."""
+        """Update `enabled` from the open blocks, and publish a change."""
         with self._mutex:
             before, self.enabled = self.enabled, self._lasting or self._blocks > 0
             after = self.enabled
@@ -148,9 +150,9 @@ class Chaos(Policy):
         return _ChaosBound(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        """Change settings; with `seed` the sequence begins anew.
+        """Change settings. A new `seed` restarts the sequence.
 
-        What is named takes the place of what cannot stand beside it.
+        A given setting replaces those that it excludes.
         """
         self._reject_unknown(changes, _SETTINGS)
         named = [name for name, none in _ENDS.items() if changes.get(name, none) is not none]
@@ -174,7 +176,7 @@ class Chaos(Policy):
                     self._switched_off += 1
 
     def _draw(self) -> Strike | None:
-        """Decide on one call: what is to be done to it, or None; under the mutex."""
+        """Return what to do to one call, or None. Needs the mutex."""
         random = self._rng.random
         if random() >= self.share:
             return None
@@ -193,14 +195,17 @@ class Chaos(Policy):
 
 
 class SwitchedOn:
-    """At the end of a `with` block, Chaos is as it would be without it."""
+    """A block in which Chaos is on. At its end the previous state is restored."""
 
     __slots__ = ("_chaos", "left", "switched_off")
 
     def __init__(self, chaos: Chaos, switched_off: int) -> None:
         self._chaos = chaos
         self.switched_off = switched_off
-        """How often it had been switched off: once more, and this block has no say any longer."""
+        """Number of `off()` calls when the block began.
+
+        After another one the block has no effect.
+        """
         self.left = False
 
     def __enter__(self) -> Chaos:
@@ -224,7 +229,7 @@ class _ChaosBound(Bound):
         return self._driver
 
     def strike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strike | None:
-        """Decide on one call, and count it if something is to be done to it."""
+        """Decide what to do to one call, and count it if it is disturbed."""
         policy = self.policy
         when = policy.when
         if not policy.enabled or (when is not None and not when(*args, **kwargs)):
@@ -243,21 +248,21 @@ class _ChaosBound(Bound):
 
 
 class _ChaosDriver(Driver):
-    """Runs what is inside, or does something else."""
+    """Runs the inner layers, or disturbs the call."""
 
     def __init__(self, bound: _ChaosBound) -> None:
         self._bound = bound
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: Any) -> Callable[..., Any]:
-        """Return a function that runs `inner`, disturbed at times."""
+        """Return a function that runs `inner`, with disturbances."""
         bound = self._bound
         policy, host = bound.policy, bound.host
         run: Callable[[Call], Any] = run_async if kind == "async" else run_sync
         disturb = disturb_async if kind == "async" else disturb_sync
         further = _further_in(bound)
         innermost = further is not None
-        # What is counted is the function with all disturbances, as one; if other layers are
-        # inside they count the function, and a latency is that of what is around it.
+        # The function is counted once, with all its disturbances. If other layers are inside, they
+        # count the function, and a latency belongs to the layers around it.
         real = inner if further is None else function
         for other in reversed(further or ()):
             real = _disturbed(other, real, disturb)
@@ -275,7 +280,7 @@ class _ChaosDriver(Driver):
 
 
 def _further_in(bound: _ChaosBound) -> list[_ChaosBound] | None:
-    """Return the policies inside of it, if all of them are Chaos too."""
+    """Return the inner policies, if all of them are Chaos too; else None."""
     bounds: list[Any] = getattr(bound.host, "bounds", [bound])
     further = bounds[bounds.index(bound) + 1 :]
     return further if all(isinstance(other, _ChaosBound) for other in further) else None
@@ -284,7 +289,7 @@ def _further_in(bound: _ChaosBound) -> list[_ChaosBound] | None:
 def _disturbed(
     bound: _ChaosBound, real: Callable[..., Any], disturb: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return `real`, disturbed at times, for somebody further out to count."""
+    """Return `real` with disturbances, to be counted by an outer layer."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         strike = bound.strike(args, kwargs)
@@ -339,7 +344,7 @@ class Strike(NamedTuple):
 
 
 def disturb_sync(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
-    """Return what runs instead of a call; `real` is what follows, None if nothing does."""
+    """Return what runs instead of a call. `real` is the function that follows, or None."""
 
     def disturbed(*args: Any, **kwargs: Any) -> Any:
         pause = _Pause(strike, host)
@@ -357,7 +362,7 @@ def disturb_sync(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
 
 
 def disturb_async(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
-    """Do the same for an async call."""
+    """Async twin of `disturb_sync`."""
 
     async def disturbed(*args: Any, **kwargs: Any) -> Any:
         if strike.seconds:
@@ -368,7 +373,7 @@ def disturb_async(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
 
 
 class _Pause:
-    """Waits for nobody, until its time or the deadline has come."""
+    """A waiter that is never woken: it waits until its time or the deadline."""
 
     __slots__ = ("_late", "_name", "until")
 
@@ -383,14 +388,14 @@ class _Pause:
         self.until: float | None = None if until == float("inf") else until
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Nobody will wake it."""
+        """Do nothing: it is never woken."""
 
     def claim(self) -> None:
-        """Go on, or say that the deadline has come first: so does a client that obeys it."""
+        """Continue, or raise if the deadline came first, as a client that respects it would."""
         if self._late:
             raise TimedOut(
                 f"guard {self._name!r}: the deadline passed while Chaos delayed the call"
             )
 
     def abandon(self) -> None:
-        """Have nothing to give back."""
+        """Do nothing: there is nothing to give back."""

@@ -1,9 +1,11 @@
-"""Answer with something less when the real answer cannot be had.
+"""Fallback policy: give a degraded answer when the real one fails.
 
-Promises: levels are tried in order, each with the call's own arguments; the reason is told to the
-level (`fallback_reason()`), to subscribers and in `Result`; if no level answers, the error of the
-real call is raised. Cancellation is never answered by a fallback. What a fallback returned is never
-cached as a real value.
+Promises:
+- Levels are tried in order, each with the call's own arguments.
+- The reason is available to the level (`fallback_reason()`), to subscribers and in `Result`.
+- If no level answers, the error of the real call is raised.
+- Cancellation is never answered by a fallback.
+- The value of a fallback is never cached as a real value.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def fallback_reason() -> BaseException | None:
 
 
 class Static:
-    """A level that always answers with the same value. Make it with `static(...)`."""
+    """A level that always answers with the same value. Created by `static(...)`."""
 
     __slots__ = ("value",)
 
@@ -69,12 +71,13 @@ class Fallback(Policy):
     ) -> None:
         """Try `levels` in order when the call fails with one of `on`.
 
-        A level is a function that takes the call's arguments (or none at all), `static(value)`,
-        or `cache.stale`. It answers by returning, and passes on by raising.
+        A level is a function that takes the call's arguments (or none at all), `static(value)`, or
+        `cache.stale`. It answers by returning; if it raises, the next level is tried.
 
         `reserve` is how many seconds of the caller's deadline are kept back for the levels: by
-        default a tenth of what is left, at least 10 ms and at most 0.5 s. Everything inside has
-        that much less: timeouts, waits at gates, and guards and clients that the function calls.
+        default a tenth of the remaining time, at least 10 ms and at most 0.5 s. Everything inside
+        has that much less: timeouts, waits at gates, and guards and clients that the function
+        calls.
         """
         super().__init__()
         if not levels:
@@ -102,7 +105,7 @@ class Fallback(Policy):
 
     @property
     def catches_everything(self) -> bool:
-        """Whether no error gets past it."""
+        """Whether it catches every `Exception`."""
         return Exception in self.on
 
     def _bind(self, host: Host) -> _FallbackBound:
@@ -127,7 +130,7 @@ class _FallbackBound(Bound):
 
 
 class _Memory(Need):
-    """What is remembered of one call: why a fallback is needed, and which level is next."""
+    """State of one call: why a fallback is needed, and which level is next."""
 
     __slots__ = ("level",)
 
@@ -192,14 +195,14 @@ class _FallbackFlow(Flow):
         less.report(call.host.name)
 
     def _give_up(self, call: Call, memory: _Memory) -> None:
-        """Raise what the real call raised; the last level's own trouble is in its notes."""
+        """Raise the error of the real call, with the last level's own error in its notes."""
         last, call.error = call.error, memory.error
         if last is not call.error and not isinstance(last, CacheMiss):
             add_note(memory.error, f"the last fallback failed too: {last!r}", "the last fallback")
 
 
 def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:
-    """Return what to call the levels: their own names, numbered where two are alike."""
+    """Return the names of the levels, numbered where two are the same."""
     plain = [_source(level) for level in levels]
     return tuple(
         f"{name} ({position})" if plain.count(name) > 1 else name
@@ -208,7 +211,7 @@ def _names(levels: tuple[Level, ...]) -> tuple[str, ...]:
 
 
 def _source(level: Any) -> str:
-    """Return what to call the answers of a level: never a value that is in it."""
+    """Return the name of a level's answers. It never contains the value of a level."""
     level = unwrapped(level)
     if isinstance(level, Static):
         return "static"
@@ -216,7 +219,7 @@ def _source(level: Any) -> str:
 
 
 def _with_arguments(level: Level) -> Level:
-    """Return a level that takes the call's arguments, also if the function given takes none."""
+    """Return a level that takes the call's arguments, even if the given function takes none."""
     if _takes_arguments(level):
         return level
 
@@ -237,5 +240,5 @@ def _takes_arguments(level: Level) -> bool:
 
     try:
         return bool(inspect.signature(level).parameters)
-    except ValueError:  # one that does not tell, as some written in C
+    except ValueError:  # some callables written in C have no signature
         return True

@@ -1,9 +1,11 @@
-"""Answer from memory while the answer is fresh, and from older memory when the call fails.
+"""Cache policy: answer from memory while fresh, and with stale answers when the call fails.
 
-Promises: concurrent calls for one key make one call (single flight), across threads and loops; if
-that one is cancelled, or failed because its deadline was nearer, another takes its place, once for
-each caller; only real answers are kept, never those of a fallback; the map is bounded, least
-recently used first out.
+Promises:
+- Concurrent calls for one key make one call (single flight), across threads and loops.
+- If that one is cancelled, or failed because its deadline was nearer, another takes its place, once
+  for each caller.
+- Only real answers are kept, never those of a fallback.
+- The map is bounded and evicts the least recently used entry.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Cache(Policy):
     ) -> None:
         """Answer from memory for `ttl` seconds, and for `stale_if_error` more when the call fails.
 
-        `key` maps the call's arguments to what tells answers apart; by default the arguments
+        `key` maps the call's arguments to a cache key. By default the key is the arguments
         themselves, and then the cache serves one function only.
         """
         super().__init__()
@@ -55,9 +57,9 @@ class Cache(Policy):
         return len(self._answers)
 
     def stale(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what is kept for these arguments, fresh or stale: a level for `Fallback`.
+        """Return the answer for these arguments, fresh or stale: a level for `Fallback`.
 
-        Raises `CacheMiss` if there is nothing, or it is too old even for a failure.
+        Raises `CacheMiss` if there is none, or it is too old even for a failure.
         """
         entry = self._answers.get(self._key_of(args, kwargs))
         now = (self._clock or current_clock()).now()
@@ -69,11 +71,11 @@ class Cache(Policy):
         return entry.value
 
     def clear(self) -> None:
-        """Forget all answers; calls under way go on, and are not kept."""
+        """Discard all answers. Running calls continue, and their answers are not kept."""
         self._answers.clear()
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """Return what tells this call's answer from others'."""
+        """Return the cache key of a call."""
         if self.key is not None:
             key = self.key(*args, **kwargs)
         else:
@@ -88,7 +90,10 @@ class Cache(Policy):
         return key
 
     def _serve(self, function: object) -> None:
-        """Take on `function`; refuse a second one whose answers could be taken for the first's."""
+        """Register `function`.
+
+        Refuse a second one whose answers could be confused with the first's.
+        """
         if self.key is None and self._function not in (None, function):
             raise TypeError(
                 f"this Cache keeps the answers of {self._function!r} already: make another Cache"
@@ -136,7 +141,7 @@ class _CacheBound(Bound):
 
 
 class _CacheDriver(Driver):
-    """Runs what is inside only when memory has no answer."""
+    """Runs the inner layers only when there is no answer in memory."""
 
     def __init__(self, bound: _CacheBound) -> None:
         self._bound = bound
@@ -176,7 +181,7 @@ class _CacheDriver(Driver):
                         return answer
                     outlasted = found.has_outlasted
                 finally:
-                    del found  # it leads to the error, which would keep itself alive
+                    del found  # Break a reference cycle: it refers to the error.
 
         return cached
 
@@ -199,6 +204,6 @@ class _CacheDriver(Driver):
                         return answer
                     outlasted = found.has_outlasted
                 finally:
-                    del found  # it leads to the error, which would keep itself alive
+                    del found  # Break a reference cycle: it refers to the error.
 
         return cached

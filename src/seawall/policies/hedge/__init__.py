@@ -1,4 +1,4 @@
-"""Send a second request when the first is slow, and take whichever answers first."""
+"""Hedge policy: send a second request when the first is slow, and use the first answer."""
 
 from seawall.policies.hedge.policy import Hedge, HedgeBound, quantile
 

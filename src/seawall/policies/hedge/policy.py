@@ -1,10 +1,13 @@
-"""Ask a second time when the first answer is slow, and take whichever comes first.
+"""Hedge policy: start a copy of a slow call, and use the first answer.
 
-Promises: copies never add more than `cap` to the load (and `burst` at once); only calls that are
-safe to repeat are hedged; slowness is hedged, failure is not; the first value wins, and all other
-copies are cancelled and have ended when the call returns (a thread cannot be cancelled: it is
-counted until it ends); what a loser still returns goes to `dispose`; who stops the call stops all
-copies of it.
+Promises:
+- Copies never add more than `cap` to the load (and `burst` at once).
+- Only calls that are safe to repeat are hedged.
+- Slow calls are hedged, failed ones are not.
+- The first value wins, and all other copies are cancelled and have ended when the call returns (a
+  thread cannot be cancelled: it is counted until it ends).
+- A value that a loser still returns goes to `dispose`.
+- Stopping the call stops all copies of it.
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ if TYPE_CHECKING:
     from seawall.clock import Clock
 
 ENOUGH_IN_THE_TAIL = 5
-"""Calls that must be known above a quantile before it is believed."""
+"""Minimum number of calls above a quantile before it is used."""
 
 REFRESH = 1.0
 
 
 class QuantileDelay:
-    """A delay that follows the guard's own latency. Make it with `quantile(...)`."""
+    """A delay that follows the guard's own latency. Created by `quantile(...)`."""
 
     __slots__ = ("floor", "p")
 
     def __init__(self, p: float, floor: float) -> None:
-        """See `quantile`."""
+        """Store the settings; see `quantile`."""
         self.p = check.ratio("p", p)
         if self.p >= 1:
             raise ValueError(f"p={p!r}: write a share below 1, such as p=0.95")
@@ -50,7 +53,7 @@ class QuantileDelay:
         return f"quantile({self.p:g}, floor={self.floor:g})"
 
     def seconds(self, host: Host, now: float) -> float | None:
-        """Return the delay for a call that begins now; None while too little is known."""
+        """Return the delay for a call that begins now; None while there are too few samples."""
         value = host.stats.quantile(self.p, now)
         enough = max(ENOUGH_SAMPLES, round(ENOUGH_IN_THE_TAIL / (1 - self.p)))
         if value is None or host.stats.latency.count < enough:
@@ -59,11 +62,11 @@ class QuantileDelay:
 
 
 def quantile(p: float, *, floor: float = 0.001) -> QuantileDelay:
-    """Hedge a call that takes longer than a share `p` of the guard's recent calls did.
+    """Hedge a call that takes longer than a share `p` of the guard's recent calls.
 
-    Never sooner than after `floor` seconds. Nothing is hedged until five recent calls lie above
-    the quantile: a hundred calls for p=0.95. Choose `p` so that the slow share, 1 - p, stays below
-    the hedge's `cap`, or many of the slowest find it spent.
+    Never sooner than after `floor` seconds. No call is hedged until five recent calls are above the
+    quantile: a hundred calls for p=0.95. Choose `p` so that the slow share, 1 - p, stays below the
+    hedge's `cap`; otherwise it is used up when many of the slowest calls need it.
     """
     return QuantileDelay(p, floor)
 
@@ -87,10 +90,10 @@ class Hedge(Policy):
     ) -> None:
         """Start a copy after `delay` seconds (a number, or `quantile(...)`), up to `most` in all.
 
-        At most a share `cap` of calls is copied, and at most `burst` beyond that at once; a
-        `budget` is asked too, and may be one that retries use. `dispose(value)` gets what a losing
-        copy returned: to close a response, say. Plain functions need sync="thread": they run in
-        one of `workers` threads.
+        At most a share `cap` of calls is copied, and at most `burst` beyond that at once. A
+        `budget` must permit copies too, and may be shared with retries. `dispose(value)` receives
+        the value of a losing copy, for example to close a response. Plain functions need
+        sync="thread": they run in one of `workers` threads.
         """
         super().__init__()
         self.delay = delay if isinstance(delay, QuantileDelay) else check.seconds("delay", delay)
@@ -124,7 +127,7 @@ class Hedge(Policy):
 
     @property
     def burst(self) -> int:
-        """How many copies may be made at once beyond that share."""
+        """Number of copies that may be made at once beyond that share."""
         return self._cap.burst
 
     def _bind(self, host: Host) -> HedgeBound:
@@ -145,7 +148,7 @@ class Hedge(Policy):
             bound.refresh()  # type: ignore[attr-defined]
 
     def _after_fork(self) -> None:
-        """Be usable in a child process."""
+        """Reset in a child process."""
         self._mutex = Mutex()
 
     def _try_hedge(self) -> bool:
@@ -158,12 +161,12 @@ class Hedge(Policy):
 
 
 class HedgeBound(Bound):
-    """The hedge inside one guard: decides and counts; drivers carry the copies."""
+    """The hedge inside one guard: decides and counts; drivers run the copies."""
 
     policy: Hedge
 
     def __init__(self, policy: Hedge, host: Host) -> None:
-        """Nothing hedged yet."""
+        """Start without hedges."""
         super().__init__(policy, host)
         self.calls = 0
         self.hedges = 0
@@ -175,11 +178,11 @@ class HedgeBound(Bound):
         self.refresh()
 
     def refresh(self) -> None:
-        """Take up changed settings."""
+        """Apply changed settings."""
         self._stale_at = float("-inf")
 
     def layer(self, kind: Kind) -> Driver:
-        """Return what runs copies of a call of that kind."""
+        """Return the driver that runs copies of a call of that kind."""
         driver = self._drivers.get(kind)
         if driver is None:
             driver = self._drivers[kind] = self._new_driver(kind)
@@ -207,7 +210,7 @@ class HedgeBound(Bound):
         return ThreadHedge(self, policy.pool)
 
     def begin(self, host: Host) -> float | None:
-        """Count a call; return after how many seconds to hedge it, None for not at all."""
+        """Count a call. Return after how many seconds to hedge it, or None for never."""
         policy = self.policy
         if not host.idempotent and current_idempotency_key() is None:
             return None
@@ -219,7 +222,7 @@ class HedgeBound(Bound):
         return delay if isinstance(delay, float) else self.delay(self.host.clock.now())
 
     def delay(self, now: float) -> float | None:
-        """Return after how many seconds a call that begins now is hedged, if it is."""
+        """Return after how many seconds a call that begins now is hedged, or None."""
         wanted = self.policy.delay
         if not isinstance(wanted, QuantileDelay):
             return wanted
@@ -229,14 +232,14 @@ class HedgeBound(Bound):
         return self._delay
 
     def permits(self, left: float | None) -> bool:
-        """Decide on another copy; it is paid for when this is True."""
+        """Return whether another copy may be made. If so, it is already paid for."""
         cause = self._against(left, self.host.clock.now())
         if cause is not None:
             self.not_made(cause)
         return cause is None
 
     def made(self, number: int, began: float) -> None:
-        """Count a copy that was started, and tell; `number` are under way with it."""
+        """Count and publish a copy that was started. `number` copies are now running."""
         self.hedges += 1
         emit(CallHedged, self.host.name, number=number, delay=self.host.clock.now() - began)
 
@@ -245,14 +248,14 @@ class HedgeBound(Bound):
         self.stopped[cause] = self.stopped.get(cause, 0) + 1
 
     def give_back(self) -> None:
-        """Undo a permission of which no use was made."""
+        """Return a permission that was not used."""
         self.policy._give_back()
         self.copy_ended()
 
     def _against(self, left: float | None, now: float) -> str | None:
         stats = self.host.stats
         if left is not None:
-            # The typical call must still fit in.
+            # There must be time for a typical call.
             typical = stats.quantile(0.5, now)
             known = stats.latency.count >= ENOUGH_SAMPLES
             if left <= (typical if known and typical is not None else 0.0):
@@ -266,11 +269,11 @@ class HedgeBound(Bound):
         return None
 
     def copy_ended(self) -> None:
-        """Note that a copy beyond the first is under way no more."""
+        """Record that a copy beyond the first has ended."""
         self._note("retry_ended")
 
     def failure_hidden(self, error: BaseException) -> None:
-        """Note an error that the caller will not see: a failure of the dependency all the same."""
+        """Record an error that the caller will not see. It is still a failure of the dependency."""
         if isinstance(error, Exception) and not isinstance(error, Rejected):
             self._note("failed")
 
@@ -280,7 +283,7 @@ class HedgeBound(Bound):
             budget.tell(getattr(budget.rule, what), self.host.clock.now())
 
     def dispose(self, value: Any) -> Any:
-        """Hand over a value that nobody wants; return what is to be awaited for it, if anything."""
+        """Dispose of an unwanted value. Return an awaitable if there is something to await."""
         dispose = self.policy.dispose
         if dispose is None:
             return None
@@ -291,7 +294,7 @@ class HedgeBound(Bound):
             return None
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return calls and copies, why some were not made, and the delay there is now."""
+        """Return calls and copies, why some were not made, and the current delay."""
         policy = self.policy
         with policy._mutex:
             available = policy._cap.available(policy._calls)
@@ -317,14 +320,14 @@ class HedgeBound(Bound):
 
 
 def _teller(policy: Hedge, host: Host) -> Policy:
-    """Return who tells the budget how calls go: a Retry that has it too, or the first Hedge."""
+    """Return the policy that reports calls to the budget: a Retry, or the first Hedge."""
     policies: Sequence[Any] = getattr(host, "policies", ())
     sharing = [other for other in policies if getattr(other, "budget", None) is policy.budget]
     return min(sharing, key=lambda other: other.kind != "retry", default=policy)
 
 
 class _Unfit(Driver):
-    """Stands where copies cannot be made, and says so when a function is given."""
+    """Driver that raises when a function is wrapped, because copies cannot be made."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -334,7 +337,7 @@ class _Unfit(Driver):
 
 
 class Account:
-    """`with` around one call: tells a budget that nobody else tells how the call goes."""
+    """Context manager around one call that reports it to a budget without another reporter."""
 
     __slots__ = ("_budget", "_clock")
 

@@ -1,9 +1,9 @@
-"""The copies of one call, wherever they run: which value is the answer, and which error, if none.
+"""The race between the copies of one call: which value is the answer, or which error is raised.
 
-What is no `Exception` (an exit, an interrupt) is no failure that a value could make good: it ends
-the race, and is raised.
+An error that is not an `Exception` (an exit, an interrupt) is not a failure that a value could
+replace: it ends the race, and is raised.
 
-Told by tasks of one loop or by threads; whoever made the call watches.
+Tasks of one loop or threads report to it; the caller waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Race:
     )
 
     def __init__(self, bound: HedgeBound, began: float) -> None:
-        """Begin with the first copy, at the instant `began`."""
+        """Start with the first copy, at the time `began`."""
         self._bound = bound
         self._mutex = Mutex()
         self._watch: tuple[Watch, Callable[[], bool]] | None = None
@@ -46,21 +46,27 @@ class Race:
         self.copies = 1
         self.running = 1
         self.over = False
-        """Whether a value that comes now is not wanted any more."""
+        """Whether a value that arrives now is no longer wanted."""
         self.decided = False
-        """Whether the winner has ended, or all have."""
+        """Whether the winner has ended, or all copies have."""
         self.winner = 0
         self.value: Any = None
         self.failure: BaseException | None = None
         self.exit: BaseException | None = None
-        """What is raised whatever the other copies do."""
+        """Error that is raised regardless of the other copies."""
 
     def may_grow(self) -> bool:
-        """Tell whether slowness is still answered by a copy: failure is not, that is a retry's."""
+        """Return whether a slow call may still get a copy.
+
+        A failed one may not: that needs a retry.
+        """
         return not self.over and self.failure is None and self.copies < self._bound.policy.most
 
     def grow(self, left: float | None) -> int:
-        """Return the number of a copy to start now, or 0; `left` are the seconds that remain."""
+        """Return the number of a copy to start now, or 0.
+
+        `left` is the remaining time in seconds.
+        """
         if not self.may_grow() or not self._bound.permits(left):
             return 0
         with self._mutex:
@@ -68,17 +74,17 @@ class Race:
                 self.copies += 1
                 self.running += 1
                 return self.copies
-        self._bound.give_back()  # it was answered, or failed, while we asked
+        self._bound.give_back()  # it succeeded or failed meanwhile
         return 0
 
     def not_started(self, number: int, cause: str) -> None:
-        """Take back the copy that was to start now: it cannot, and nobody may wait for it."""
+        """Undo the copy that was to start now: it cannot, and must not be waited for."""
         self._bound.policy._give_back()
         self._bound.not_made(cause)
         self.ended(number)
 
     def returned(self, number: int, value: Any) -> bool:
-        """Take the value of a copy; False if it comes too late, and is to be disposed of."""
+        """Record the value of a copy. Return False if it is late and must be disposed of."""
         with self._mutex:
             if self.over:
                 return False
@@ -91,11 +97,11 @@ class Race:
         return True
 
     def failed(self, error: BaseException) -> None:
-        """Take the error of a copy."""
+        """Record the error of a copy."""
         bound = self._bound
         with self._mutex:
             shown = self.failure
-            # That something was sent and failed says more than that something was refused.
+            # An error of a request that was sent is more informative than a refusal.
             better = shown is None or (_refused(bound, shown) and not _refused(bound, error))
             if better and not self.over:
                 self.failure, hidden = error, shown
@@ -105,7 +111,7 @@ class Race:
             bound.failure_hidden(hidden)
 
     def exits(self, error: BaseException) -> bool:
-        """Take an error that is no `Exception`: all is over. False if it was so already."""
+        """Record an error that is not an `Exception`: it ends the race. False if already over."""
         with self._mutex:
             if self.over:
                 return False
@@ -116,7 +122,7 @@ class Race:
         return True
 
     def ended(self, number: int) -> None:
-        """Tell that a copy has ended, whatever way; the caller learns what it waits for."""
+        """Record that a copy has ended, in whatever way, and wake the caller if necessary."""
         if number > 1:
             self._bound.copy_ended()
         with self._mutex:
@@ -126,13 +132,13 @@ class Race:
             self._ring()
 
     def close(self) -> bool:
-        """Want no value any more; tell whether there was none yet."""
+        """Accept no more values. Return whether there was none yet."""
         with self._mutex:
             first, self.over = not self.over, True
             return first
 
     def take_failure(self) -> BaseException:
-        """Return what to raise, and let go of it: an error must not lead to itself."""
+        """Return what to raise, and drop the reference, to avoid a reference cycle."""
         error = self.failure if self.exit is None else self.exit
         self.failure = self.exit = None
         assert error is not None  # noqa: S101 - for the type checker: all copies have failed
@@ -145,7 +151,7 @@ class Race:
 
 
 class Watch:
-    """Waits until the race is decided, or until all copies have ended; or until an instant."""
+    """Waits until the race is decided, or all copies have ended, or until a given time."""
 
     __slots__ = ("_all", "_race", "until")
 
@@ -155,7 +161,7 @@ class Watch:
         self.until = until
 
     def satisfied(self) -> bool:
-        """Tell whether there is nothing (more) to wait for."""
+        """Return whether there is nothing left to wait for."""
         return not self._race.running if self._all else self._race.decided
 
     def publish(self, wake: Callable[[], bool]) -> None:
@@ -166,17 +172,17 @@ class Watch:
             race._ring()
 
     def claim(self) -> bool:
-        """Return whether the race has come so far."""
+        """Return whether the condition is satisfied."""
         self.abandon()
         return self.satisfied()
 
     def abandon(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         with self._race._mutex:
             self._race._watch = None
 
 
 def _refused(bound: HedgeBound, error: BaseException) -> bool:
-    """Tell whether that copy never ran: a policy of the same guard, further in, was against it."""
+    """Return whether that copy never ran, because an inner policy of the same guard refused it."""
     by_us = isinstance(error, Rejected) and error.guard == bound.host.name
     return by_us or was_withdrawn(error)

@@ -1,9 +1,8 @@
-"""The hedge of async calls: the first copy in the caller's own task, the others in tasks beside it.
+"""Hedge of async calls: the first copy in the caller's own task, the others in separate tasks.
 
-A call that is answered before its delay pays for a place in a queue, neither for a task nor for a
-timer. When a copy beside it wins, the first is cancelled as a timeout would cancel it: with
-`task.cancel()` and, so that nobody else's cancellation is swallowed, the count of
-`task.cancelling()` noted before.
+A call that is answered before its delay costs a place in a queue, but neither a task nor a timer.
+When another copy wins, the first is cancelled as a timeout would cancel it: with `task.cancel()`
+and, so that no other cancellation is swallowed, the count of `task.cancelling()` noted before.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
     from seawall.policies.hedge.policy import HedgeBound
 
 LOST: Final = "seawall: another copy was faster"
-"""The message of the cancellation of a first copy that lost."""
+"""Message of the cancellation of a first copy that lost."""
 
 
 class _Queue(Lane):
-    """The calls of one hedge under way in one loop: with one delay, first come, first late."""
+    """Running calls of one hedge in one loop. All have the same delay, so they are in order."""
 
     __slots__ = ()
 
     pending: dict[Any, float]
 
     def put(self, copies: Copies) -> None:
-        """Let `copies` be late when the delay is over."""
+        """Call `copies.late` when the delay is over."""
         at = self._clock.now() + self.seconds
         self.pending[copies] = at
         if self.timer is None:
@@ -58,16 +57,16 @@ class _Queue(Lane):
                 continue
             try:
                 copies.late(due - self.seconds)
-            except Exception as error:  # noqa: BLE001 - told; the calls go on, without a copy
+            except Exception as error:  # noqa: BLE001 - reported; the calls continue without a copy
                 message = "seawall: a copy of a slow call could not be started"
                 self.loop.call_exception_handler({"message": message, "exception": error})
 
 
 class TaskHedge(Driver):
-    """Runs what is inside, and after the delay once more."""
+    """Runs the inner layers, and after the delay once more."""
 
     def __init__(self, bound: HedgeBound) -> None:
-        """Ask `bound` whether and when."""
+        """Use `bound` to decide whether and when to hedge."""
         self.bound = bound
         self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
         survives_fork(self)
@@ -77,7 +76,7 @@ class TaskHedge(Driver):
         self._queues = {}
 
     def queue(self, loop: asyncio.AbstractEventLoop, delay: float) -> _Queue:
-        """Return where calls of that loop wait to be late; another delay needs another one."""
+        """Return the queue for calls of that loop. A different delay needs a new queue."""
         queue = self._queues.get(loop)
         if queue is None or queue.seconds != delay:
             for other in [known for known in list(self._queues) if known.is_closed()]:
@@ -92,7 +91,7 @@ class TaskHedge(Driver):
     def wrap_for(
         self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
     ) -> Callable[..., Any]:
-        """Do the same for `host`: the guard, or the guard with its calls marked otherwise."""
+        """Wrap for `host`: the guard, or the guard with its calls marked differently."""
         bound = self.bound
 
         async def hedged(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +128,7 @@ class TaskHedge(Driver):
 
 
 class Copies:
-    """What runs for one call: the first copy here, in this task, and tasks for the others."""
+    """The copies of one call: the first one in this task, and tasks for the others."""
 
     __slots__ = (
         "_args",
@@ -155,7 +154,7 @@ class Copies:
         kwargs: dict[str, Any],
         delay: float,
     ) -> None:
-        """Start the time of a call whose first copy begins now."""
+        """Start the delay of a call whose first copy begins now."""
         self._driver = driver
         self._bound = driver.bound
         self._inner = inner
@@ -167,16 +166,16 @@ class Copies:
         self._first_runs = True
         self._stopped_first = False
         self.race: Race | None = None
-        """Made with the second copy; None while there is only one."""
+        """Created with the second copy; None while there is only one."""
         self._queue = queue = driver.queue(task.get_loop(), delay)
         queue.put(self)
 
     def in_time(self) -> None:
-        """Start no copies any more."""
+        """Start no more copies."""
         self._queue.pending.pop(self, None)
 
     def late(self, began: float) -> None:
-        """Start another copy, if all agree; the last one began at `began`."""
+        """Start another copy, if that is permitted. The last one began at `began`."""
         queue = self._queue
         race = Race(self._bound, began) if self.race is None else self.race
         number = race.grow(self._left())
@@ -188,7 +187,7 @@ class Copies:
         under_way = race.running
         copy = self._copy(race, number)
         try:
-            # A task factory need not take a context or a name: asyncio passes both on.
+            # A task factory need not accept a context or a name, and asyncio passes both on.
             task = self._context.copy().run(queue.loop.create_task, copy)
             task.set_name(f"{self._bound.host.name}: copy {number}")
         except BaseException:
@@ -200,7 +199,7 @@ class Copies:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.pop(number, None)
             if not task.cancelled():
-                task.exception()  # looked at: nobody else will
+                task.exception()  # retrieve it, so that asyncio does not warn
             race.ended(number)
 
         task.add_done_callback(ended)
@@ -209,7 +208,7 @@ class Copies:
             queue.put(self)
 
     def _left(self) -> float | None:
-        """Return the seconds until somebody stops this call, if that is known."""
+        """Return the seconds until the deadline of this call, if known."""
         held = live_scope(self._context.get(deadline_var))
         return None if held is None else held[0] - held[1].now()
 
@@ -220,10 +219,10 @@ class Copies:
             race.failed(error)
             return
         except GeneratorExit:
-            raise  # the loop is gone, and the caller with it
+            raise  # the loop and the caller are gone
         except BaseException as error:
             if not race.exits(error):
-                raise  # it was cancelled by us, or nobody waits any more
+                raise  # it was cancelled by us, or there is no waiter any more
             self._cancel(besides=number)
             return
         if race.returned(number, value):
@@ -260,7 +259,7 @@ class Copies:
             if won:
                 self._cancel()
             else:
-                await self._dispose(value)  # it would not be cancelled
+                await self._dispose(value)  # it was not cancelled in time
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             return await self._stop(race, stopped)
         return await self._answer(race)
@@ -278,14 +277,15 @@ class Copies:
                 race.close()
                 return await self._stop(race, error)
             if self._stopped_first:
-                # It took at least this long; unseen, slow calls would seem to be getting fewer.
+                # Record that it took at least this long. Otherwise slow calls would seem to get
+                # rarer.
                 host = self._bound.host
                 host.stats.cut_off(host.clock.now() - race.began)
             else:
                 race.failed(error)
             race.ended(1)
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # Break the reference cycle between the exception and this frame.
         try:
             await wait_async(Watch(race), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
@@ -294,7 +294,7 @@ class Copies:
         return await self._answer(race)
 
     async def _answer(self, race: Race) -> Any:
-        """Return the value that won, or raise, when all copies have ended."""
+        """Return the winning value, or raise, when all copies have ended."""
         try:
             while race.running:
                 await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
@@ -310,10 +310,11 @@ class Copies:
         return value
 
     async def _stop(self, race: Race, error: BaseException) -> Any:
-        """Leave nothing running, and raise `error`: somebody stopped the call itself."""
+        """Stop all copies and raise `error`: the call itself was stopped."""
         try:
             if not isinstance(error, asyncio.CancelledError):
-                self._let_go(race)  # no time to wait: it is being closed, or the process ends
+                # no time to wait: the coroutine is being closed, or the process ends
+                self._let_go(race)
                 raise error
             self._cancel()
             while race.running:
@@ -331,7 +332,7 @@ class Copies:
             del error
 
     def _let_go(self, race: Race) -> None:
-        """Have the copies cancelled by their own loop, in whatever thread this is."""
+        """Let the copies be cancelled in their own loop, from whatever thread this is."""
 
         def cancel() -> None:
             self._cancel()

@@ -1,6 +1,6 @@
-"""The hedge of plain functions: every copy in a worker thread, the caller waits for the first.
+"""Hedge of plain functions: every copy in a worker thread; the caller waits for the first.
 
-A thread cannot be stopped: a copy that lost runs on, holds what it holds, and is counted, until it
+A thread cannot be stopped: a copy that lost continues, holds its resources, and is counted until it
 ends; then its value is disposed of.
 """
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ThreadHedge(ThreadDriver):
-    """Runs what is inside in a worker thread, and after the delay in another one."""
+    """Runs the inner layers in a worker thread, and after the delay in another one."""
 
     def __init__(self, bound: HedgeBound, pool: WorkerPool) -> None:
-        """Ask `bound` whether and when; use the threads of `pool`."""
+        """Use `bound` to decide whether and when to hedge, and the threads of `pool`."""
         super().__init__(bound.host, pool, bound.policy.kind)
         self.bound = bound
 
@@ -39,7 +39,7 @@ class ThreadHedge(ThreadDriver):
     def wrap_for(
         self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
     ) -> Callable[..., Any]:
-        """Do the same for `host`: the guard, or the guard with its calls marked otherwise."""
+        """Wrap for `host`: the guard, or the guard with its calls marked differently."""
         bound = self.bound
 
         def hedged(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ class ThreadHedge(ThreadDriver):
             copies = Copies(self, inner, args, kwargs)
             if not copies.start(1):
                 bound.not_made("threads")
-                return inner(*args, **kwargs)  # as if there were no hedge
+                return inner(*args, **kwargs)  # as without a hedge
             return copies.result(delay)
 
         budget = bound.policy.budget
@@ -63,14 +63,14 @@ class ThreadHedge(ThreadDriver):
         return accounted
 
     def dispose(self, value: Any) -> None:
-        """Hand over a value that nobody wants."""
+        """Dispose of an unwanted value."""
         waited_for = self.bound.dispose(value)
         if hasattr(waited_for, "__await__"):
             getattr(waited_for, "close", bool)()
             disposal_failed(self.host.name, TypeError("dispose is async, the call is not"))
 
     def left_running(self, left: Abandoned) -> None:
-        """Count a thread that runs on, until it ends."""
+        """Count a thread that continues to run, until it ends."""
         self._left_running(left, _Nobody())
 
 
@@ -82,7 +82,10 @@ class _CopyJob(Job):
     race: Race
 
     def goes_on(self) -> bool:
-        """End a wait; False if the answer is known, also if the caller has not seen it yet."""
+        """End a wait.
+
+        Return False if the answer is known, even if the caller has not seen it yet.
+        """
         return not self.race.over and super().goes_on()
 
 
@@ -98,7 +101,7 @@ class Copies:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Have none running yet."""
+        """Start without running threads."""
         self._driver = driver
         self._inner = inner
         self._args = args
@@ -107,7 +110,7 @@ class Copies:
         self._race = Race(driver.bound, driver.host.clock.now())
 
     def start(self, number: int) -> bool:
-        """Give copy `number` to a free thread; False if there is none."""
+        """Give copy `number` to a free thread. Return False if there is none."""
         race, driver, inner = self._race, self._driver, self._inner
 
         def copy(*args: Any, **kwargs: Any) -> None:
@@ -131,14 +134,14 @@ class Copies:
         job.race = race
         try:
             taken = driver.pool.submit(job)
-        except RuntimeError:  # the system has no more threads to give
+        except RuntimeError:  # the system cannot create more threads
             taken = False
         if taken:
             self._jobs[number] = job
         return taken
 
     def result(self, delay: float) -> Any:
-        """Wait for the first value; after `delay` seconds, and again, start another copy."""
+        """Wait for the first value. After every `delay` seconds start another copy."""
         race, driver = self._race, self._driver
         clock = driver.host.clock
         seconds = seconds_left()
@@ -172,7 +175,7 @@ class Copies:
         return value
 
     def _start_another(self, left: float | None) -> bool:
-        """Start a copy if all agree; tell whether yet another may follow."""
+        """Start a copy if permitted. Return whether yet another may follow."""
         race, pool = self._race, self._driver.pool
         if pool.in_use >= pool.size:
             self._driver.bound.not_made("threads")
@@ -182,13 +185,13 @@ class Copies:
             return False
         under_way = race.running
         if not self.start(number):
-            race.not_started(number, "threads")  # somebody else took the last one
+            race.not_started(number, "threads")  # another call took the last thread
             return False
         self._driver.bound.made(under_way, race.began)
         return race.may_grow()
 
     def _out_of_time(self, seconds: float) -> BaseException | None:
-        """Return the error, unless a value came at this very moment."""
+        """Return the error, unless a value arrived at this very moment."""
         if not self._race.close():
             return None
         driver = self._driver
@@ -202,7 +205,7 @@ class Copies:
         return error
 
     def give_up(self, error: BaseException) -> None:
-        """Wait no more: the call ends with `error`, in the middle."""
+        """Stop waiting: the call is interrupted by `error`."""
         self._race.close()
         running = self._withdraw()
         if not running and self._race.failure is None:
@@ -210,7 +213,7 @@ class Copies:
         self._attach(running, error)
 
     def _withdraw(self) -> list[Abandoned]:
-        """Take back what has not begun; return and count the threads that run on."""
+        """Withdraw copies that have not started. Return and count the threads that continue."""
         race, driver = self._race, self._driver
         running = []
         for number, job in self._jobs.items():
@@ -221,18 +224,21 @@ class Copies:
                 driver.left_running(left)
                 running.append(left)
                 if number == 1 and race.winner:
-                    # Unseen, the slow calls would seem to be getting fewer.
+                    # Otherwise slow calls would seem to get rarer.
                     driver.host.stats.cut_off(driver.host.clock.now() - race.began)
         return running
 
     def _attach(self, running: list[Abandoned], error: BaseException) -> None:
-        """Let `error` tell of the threads. The guard counts one attempt for it, here the rest."""
+        """Attach the threads to `error`.
+
+        The guard counts one attempt for it, this method the rest.
+        """
         if running:
             together(running).attach(error)
             self._count([left for left in running if not left.counted][1:])
 
     def _count(self, losers: list[Abandoned]) -> None:
-        """Count threads that are in the function; those that wait further out never get there."""
+        """Count threads that run the function. Those waiting in outer layers never reach it."""
         host = self._driver.host
         trace = current_trace(host.name)
         begun = sum(not left.counted for left in losers)
@@ -242,11 +248,11 @@ class Copies:
 
 
 class _Nobody(Exception):
-    """Stands for the error of a call that ends with a value."""
+    """Placeholder for the error of a call that ends with a value."""
 
 
 def together(works: list[Abandoned]) -> Abandoned:
-    """Return what stops when all of `works` have."""
+    """Return an object that stops when all of `works` have stopped."""
     first, *rest = works
     if not rest:
         return first

@@ -1,4 +1,4 @@
-"""Admit calls at a limited rate, in this process or together with other pods."""
+"""Rate limit policy: admit calls at a limited rate, locally or shared with other pods."""
 
 from seawall.policies.rate_limit.limit import Limit
 from seawall.policies.rate_limit.policy import RateLimit
