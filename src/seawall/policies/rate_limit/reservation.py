@@ -1,4 +1,4 @@
-"""What is left of a limit, and what a call has taken from it."""
+"""Quotas and reservations: what is left of a limit, and what a call has taken from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Quota(NamedTuple):
     retry_after: float | None
     """Seconds until the call would be admitted; 0 if it is now, None if it never will be."""
     reset_after: float
-    """Seconds until all that was taken is forgotten."""
+    """Seconds until all takings have expired."""
 
 
 class Charge:
@@ -38,14 +38,14 @@ class Charge:
     def __init__(
         self, meter: Meter, key: Hashable, cost: int, *, estimated: bool, times: int = 1
     ) -> None:
-        """Ask for `cost` of the budget of `key`; `estimated` if the actual cost is known later.
+        """Request `cost` of the budget of `key`; `estimated` if the actual cost is known later.
 
-        Where each of several pods counts alone, it takes `times` as much, up to all.
+        Where each of several pods counts alone, it takes `times` as much, up to the capacity.
         """
         self.meter = meter
         self.key = key
         self.place = key
-        """Where the state is kept, as of the last look."""
+        """Key under which the state is stored, as of the last lookup."""
         self.cost = self.asked = cost
         self.times = times
         if times > 1:
@@ -54,18 +54,18 @@ class Charge:
         self.estimated = estimated
         self.mark = self.at = 0.0
         self.rule: Rule[Any] | None = None
-        """The rule by which it was taken; None while it is not."""
+        """The rule by which it was taken; None before that."""
         self.account: Account | None = None
-        """Where it is an open estimate."""
+        """The account that holds it as an open estimate."""
         self.receipt: Any = None
-        """Where it was taken in a store, with all other charges of the call."""
+        """The store's receipt, shared by all charges of the call."""
 
     def again(self) -> Charge:
-        """Return the same, not taken yet."""
+        """Return a copy that is not taken yet."""
         return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=self.times)
 
     def known(self, cost: int) -> Charge:
-        """Return the same with its actual cost: `cost` if it is estimated, else its own."""
+        """Return a copy with its actual cost: `cost` if it is estimated, else its own."""
         cost = cost if self.estimated else self.asked
         return Charge(self.meter, self.key, cost, estimated=False, times=self.times)
 
@@ -82,7 +82,7 @@ class Charge:
 
 
 class Reservation:
-    """What a call has taken from the limits, until it is settled or given back: once."""
+    """What a call has taken from the limits, until it is settled or given back, once."""
 
     __slots__ = ("_asked", "_held", "_policy")
 
@@ -92,7 +92,7 @@ class Reservation:
         charges: Sequence[Charge],
         asked: Sequence[Charge] | None = None,
     ) -> None:
-        """Hold what was taken; `asked` is what was asked for, if nothing was taken for it."""
+        """Hold what was taken. `asked` is what was requested, if nothing was taken for it."""
         self._policy = policy
         self._held = [charges]
         self._asked = charges if asked is None else asked
@@ -106,18 +106,18 @@ class Reservation:
         """Return what is left now of the limits that it took from, and when they reset.
 
         As `peek` for the same call: `retry_after` says when as much could be taken again. Shared
-        limits block for the store's answer: in an event loop, `await aquota()`.
+        limits block until the store replies: in an event loop, use `await aquota()`.
         """
         return self._policy._quota_for([charge.again() for charge in self._asked])
 
     async def aquota(self) -> Quota:
-        """Do the same in an event loop, which goes on meanwhile."""
+        """Async twin of `quota`."""
         return await self._policy._aquota_for([charge.again() for charge in self._asked])
 
     def settle(self, actual: int) -> None:
-        """Tell the actual cost, where an estimate was taken: less is given back, more is taken.
+        """Settle an estimate by the actual cost: less is given back, more is taken.
 
-        A second time raises, and so it does where nothing was estimated.
+        Raises if called twice, or if nothing was estimated.
         """
         actual = _actual("actual", actual)
         charges = self._end()
@@ -132,17 +132,17 @@ class Reservation:
         self._policy._settle([(charge, actual) for charge in estimates])
 
     def cancel(self) -> None:
-        """Give all back, as if it had never been taken; does nothing once it is settled."""
+        """Give everything back, as if it had never been taken. Does nothing once settled."""
         self._policy._settle([(charge, 0) for charge in self._end() or ()])
 
     def _end(self) -> Sequence[Charge] | None:
         try:
-            return self._held.pop()  # atomic: of two threads, one gets them
+            return self._held.pop()  # atomic: only one of two threads gets them
         except IndexError:
             return None
 
     def _settle_by(self, value: Any, guard: str) -> None:
-        """Settle by what the call returned, each limit by its own `settle`."""
+        """Settle by the value that the call returned, each limit by its own `settle`."""
         settled = []
         for charge in self._end() or ():
             settle = charge.meter.limit.settle
@@ -161,11 +161,11 @@ class Reservation:
         self._policy._settle(settled)
 
     def _keep(self) -> None:
-        """Leave the estimates as they are, for good."""
+        """Keep the estimates permanently."""
         charges = self._end() or ()
         self._policy._settle([(charge, charge.asked) for charge in charges if charge.is_open])
 
 
 def _actual(name: str, cost: int) -> int:
-    """Return `cost` if it is one, or raise; what is too large is reduced later, with an event."""
+    """Return a valid cost, or raise. One that is too large is reduced later, with an event."""
     return check.count(name, min(cost, check.MOST) if type(cost) is int else cost, minimum=0)

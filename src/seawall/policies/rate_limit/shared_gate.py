@@ -1,7 +1,7 @@
-"""A shared rate limit inside one guard: ask the store, refuse what it refused before, or wait.
+"""A shared rate limit inside one guard: ask the store, refuse by a cached refusal, or wait.
 
 Calls that wait for the same key form a FIFO queue in this process. Only the first asks the store,
-at the instant that the store has named; when it leaves, the next one asks.
+at the time that the store has named; when it leaves, the next one asks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 ASK: Final = object()
-"""Stands for the ticket of a call for which the store has to be asked."""
+"""Sentinel for a call for which the store has to be asked."""
 
 
 class SharedRateGate(RateGate):
@@ -40,13 +40,13 @@ class SharedRateGate(RateGate):
         self._sides: dict[Kind, Layer] = {kind: _Side(self, kind) for kind in ("sync", "async")}
 
     def layer(self, kind: Kind) -> Layer:
-        """Return the layer for calls of that kind; it decides how the store is asked."""
+        """Return the layer for calls of that kind. It decides how the store is asked."""
         return self._sides[kind]
 
     def enter_from(
         self, kind: Kind, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
-        """Take what the call costs, refuse it, or let it wait: for the store, or for its turn."""
+        """Take what the call costs, refuse it, or let it wait for the store or for its turn."""
         charges = self.policy._charges(args, kwargs)
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
@@ -54,11 +54,11 @@ class SharedRateGate(RateGate):
         return self._wait(kind, charges, self.sharing.look(charges, now), now)
 
     async def enter_async(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Do the same in an event loop, and await the store's answer here."""
+        """Async twin of `enter_from`: await the store's reply here."""
         return await self.ask_async(self.sharing.usual or self.policy._charges(args, kwargs), now)
 
     async def ask_async(self, charges: Sequence[Charge], now: float) -> object:
-        """Do the same for charges, one for each limit."""
+        """Async entry for given charges, one for each limit."""
         policy, sharing, clock = self.policy, self.sharing, self.host.clock
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
@@ -96,7 +96,7 @@ class SharedRateGate(RateGate):
     def _wait(
         self, kind: Kind, charges: Sequence[Charge], known: Blocked | None, now: float
     ) -> object:
-        """Let the call wait, or refuse it by what the store has said before."""
+        """Let the call wait, or refuse it by an earlier reply of the store."""
         why = ""
         if known is None or (self.policy.max_wait and self.policy.mode == "enforce"):
             waiter = SharedWaiter(self, kind, charges, now)
@@ -108,7 +108,7 @@ class SharedRateGate(RateGate):
         return None
 
     def taken(self, charges: Sequence[Charge], receipt: Any) -> object:
-        """Return the ticket of a call that has taken `charges`: the receipt, if all take those."""
+        """Return the ticket for taken `charges`: the receipt, if all calls take those."""
         if charges is self.sharing.usual:
             return receipt
         for charge in charges:
@@ -122,14 +122,17 @@ class SharedRateGate(RateGate):
         return super().ticket(charges)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not used, settle what is known now; a call that was sent keeps it."""
+        """Give back what was not used and settle what is known now.
+
+        A call that was sent keeps it.
+        """
         if ticket is None or isinstance(ticket, Reservation):
             super().leave(ticket, outcome, detail, now)
         elif outcome is UNUSED:
             self.sharing.give_back(ticket, self.sharing.usual)
 
     def alone(self, charges: Sequence[Charge], now: float) -> object:
-        """Do what is to be done without the store."""
+        """Decide without the store."""
         failing = self.sharing.failing
         if failing == "local":
             return self.ask(self.sharing.part(charges), now)
@@ -141,7 +144,7 @@ class SharedRateGate(RateGate):
         return None
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the limits, the waiters, and how they are shared; the store knows what is left."""
+        """Return the limits, the waiters, and how they are shared. The store knows what is left."""
         shown = super().snapshot(now)
         if not self.sharing.share.away:
             for limit in shown["limits"].values():
@@ -151,7 +154,7 @@ class SharedRateGate(RateGate):
 
 
 class _Side(Layer):
-    """The gate as calls of one kind see it."""
+    """The gate for calls of one kind."""
 
     def __init__(self, gate: SharedRateGate, kind: Kind) -> None:
         self.takes_arguments = gate.takes_arguments
@@ -162,7 +165,7 @@ class _Side(Layer):
             return enter_from(kind, now, args, kwargs)
 
         self.enter = enter
-        # Where the guard bounds all waits together, the interpreter waits, and counts them.
+        # If the guard bounds all waits together, the interpreter waits and counts them.
         if kind == "async" and gate.host.max_wait is None:
             self.inline = awaited_store(
                 gate.enter_async, takes_arguments=gate.takes_arguments, settles=gate.settles
@@ -173,7 +176,7 @@ class _Side(Layer):
 
 
 class SharedWaiter(RateWaiter):
-    """A call on its way into a guard: it waits for the store's answer, or in the queue."""
+    """A call on its way into a guard: it waits for the store's reply, or in the queue."""
 
     __slots__ = ("_asked_at", "_blocked", "_kind", "_question", "turn")
 
@@ -182,19 +185,19 @@ class SharedWaiter(RateWaiter):
     def __init__(
         self, gate: SharedRateGate, kind: Kind, charges: Sequence[Charge], now: float
     ) -> None:
-        """Want `charges` within the policy's `max_wait`, and before the deadline."""
+        """Request `charges` within the policy's `max_wait`, and before the deadline."""
         super().__init__(gate, charges, now)
         self._kind = kind
         self._asked_at = now
         self._question: Waiter | None = None
         self._blocked: Blocked | None = None
         self.turn = 0.0
-        """The instant at which it may be admitted, in microseconds, as far as is known."""
+        """The time at which it may be admitted, in microseconds, as far as known."""
 
     def begin(self, known: Blocked | None, now: float) -> tuple[Blocked, str] | None:
-        """Join the queue, or ask the store; return the refusal if neither is possible.
+        """Join the queue, or ask the store. Return the refusal if neither is possible.
 
-        `known` is what the store has said before.
+        `known` is the store's earlier reply.
         """
         self.number = next(self._meters.numbers)
         if known is None and not self._meters.waiting:
@@ -214,7 +217,7 @@ class SharedWaiter(RateWaiter):
         return None
 
     def _behind(self, now: float) -> Blocked | None:
-        """Return the queue that it has to stand in, and how long that takes at least."""
+        """Return the queue that it has to join, and the minimum wait there."""
         first = longest = None
         most = 0.0
         for charge in self._charges:
@@ -241,13 +244,13 @@ class SharedWaiter(RateWaiter):
         self._stand(blocked, now)
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Ask the store, or listen for one's turn."""
+        """Ask the store, or register to be woken at its turn."""
         if self._state == "asking":
             clock = self._gate.host.clock
             self._asked_at = clock.now()
             share = self._gate.sharing.share
             self._question = question = share.ask(self._kind, self._charges, clock)
-            # A store that has not answered when the guard's max_wait is spent does not answer.
+            # A store that has not replied when the guard's max_wait is used up counts as silent.
             self.until = question.until
             if self._patience < (inf if self.until is None else self.until):
                 self.until = self._patience
@@ -261,7 +264,7 @@ class SharedWaiter(RateWaiter):
                 self._wake = wake
 
     def claim(self) -> Any:
-        """Return the ticket, raise the refusal, or wait on."""
+        """Return the ticket, raise the refusal, or continue to wait."""
         now = self._gate.host.clock.now()
         if self._state == "asking":
             return self._answered(now)
@@ -295,7 +298,7 @@ class SharedWaiter(RateWaiter):
         return self.judge(verdict, now)
 
     def judge(self, verdict: Verdict, now: float) -> Any:
-        """Return the ticket, raise the refusal, or wait on, as the store says."""
+        """Return the ticket, raise the refusal, or continue to wait, as the store decides."""
         gate = self._gate
         blocked = gate.sharing.blocked(self._charges, verdict)
         if blocked is None:
@@ -326,7 +329,7 @@ class SharedWaiter(RateWaiter):
                 self._meters.part(self)
 
     def abandon(self) -> None:
-        """Leave the queue, and give back what was granted already."""
+        """Leave the queue, and give back what was already granted."""
         question, self._question = self._question, None
         if question is not None:
             question.abandon()

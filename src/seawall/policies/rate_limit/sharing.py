@@ -1,7 +1,7 @@
 """The limits of one policy in a store.
 
-The store decides. What it has just refused is refused here, without asking again
-(`refusal_cache`). While the store is away, the policy does what `on_store_failure` says, and emits
+The store decides. A request that it has just refused is refused here without asking again
+(`refusal_cache`). While the store is unreachable, the policy follows `on_store_failure` and emits
 an event.
 """
 
@@ -28,7 +28,7 @@ SharingKind = Literal["exact", "leased", "split"]
 OnStoreFailure = Literal["local", "open", "closed"]
 
 AGAIN: Final = 1.0
-"""`retry_after` of calls that are refused because the store is away."""
+"""`retry_after` of calls that are refused because the store is unreachable."""
 
 
 class Sharing:
@@ -37,18 +37,21 @@ class Sharing:
     def __init__(
         self, policy: RateLimit, share: LimitShare, failing: OnStoreFailure, batch: int | None
     ) -> None:
-        """Let `share` decide; while its store is away, do what `failing` says."""
+        """Let `share` decide. While its store is unreachable, follow `failing`."""
         self._policy = policy
         self.share = share
         self._failing = failing
         self._batch = batch
         self.exhausted = RefusalCache()
         self.spends = share.sharing != "exact"
-        """Whether something may be taken from what this pod holds already."""
+        """Whether calls may spend tokens that this pod already holds."""
         self.alone = 0
-        """How many calls were decided without the store."""
+        """Number of calls that were decided without the store."""
         self.usual: tuple[Charge, ...] = self._usual()
-        """What every call takes, if all take the same; else empty. Never changed, so never own."""
+        """The charges of every call, if all are the same; else empty.
+
+        Shared by all calls, so immutable.
+        """
         self._set_door()
 
     @classmethod
@@ -61,7 +64,7 @@ class Sharing:
         batch: int | None,
         on_store_failure: OnStoreFailure,
     ) -> Sharing | None:
-        """Return how limits are shared; None if they are not. Bad settings raise."""
+        """Return how limits are shared; None if they are not. Invalid settings raise."""
         check.choice("sharing", sharing, ("exact", "leased", "split"))
         check.choice("on_store_failure", on_store_failure, ("local", "open", "closed"))
         if batch is not None:
@@ -98,7 +101,7 @@ class Sharing:
         return f"shared={self.share.store_name!r}, name={self._policy.name!r}"
 
     def snapshot(self) -> dict[str, Any]:
-        """Return how it is shared, what decides now, and how often the store was spared."""
+        """Return how it is shared, what decides now, and how many store requests were avoided."""
         return {
             **self.share.snapshot(),
             "known_exhausted": self.exhausted.used,
@@ -106,7 +109,7 @@ class Sharing:
         }
 
     def check(self, rules: Sequence[Rule[Any]]) -> None:
-        """Raise if these numbers cannot be followed."""
+        """Raise if these rules are not possible with the settings."""
         for rule in rules:
             if self._batch is not None and rule.capacity and self._batch > rule.capacity:
                 raise ValueError(
@@ -115,14 +118,14 @@ class Sharing:
                 )
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
-        """Follow other numbers."""
+        """Apply changed rules."""
         self.share.configure(rules)
         self.exhausted.clear()
         self.usual = self._usual()
         self._set_door()
 
     def _set_door(self) -> None:
-        """Let gates spend by themselves, where every call takes the same and counts."""
+        """Let gates spend directly, if every call takes the same and counts."""
         if self.share.door is not None:
             costs = [charge.cost for charge in self.usual if self._policy.mode != "off"]
             self.share.door.cost = costs[0] if costs and costs[0] else float("inf")
@@ -135,22 +138,22 @@ class Sharing:
 
     @property
     def failing(self) -> OnStoreFailure:
-        """What to do alone: keep to one's part, where that is how it is shared."""
+        """What to do without the store. A split limit always continues with its own part."""
         divided = self.share.away and self.share.mode == "shared"
         return "local" if divided else self._failing
 
     def own(self, charges: Sequence[Charge]) -> Sequence[Charge]:
-        """Return the same charges for one call alone, which may note something in them."""
+        """Return a private copy of the charges for one call, which may change them."""
         return self._policy._charges((), {}) if charges is self.usual else charges
 
     def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:
-        """Return why the store would surely refuse `charges`; None if it has to be asked."""
+        """Return why the store would certainly refuse `charges`; None if it has to be asked."""
         known = self.exhausted.look(charges, whole_microseconds(now))
         if known is not None:
             self.exhausted.used += 1
         return known
 
-    # What was said
+    # Replies of the store
 
     def blocked(self, charges: Sequence[Charge], verdict: Verdict) -> Blocked | None:
         """Return why the store refused `charges`; None if it has taken them."""
@@ -161,7 +164,7 @@ class Sharing:
         return Blocked(charges[verdict.first], charges[verdict.longest], verdict.wait)
 
     def note(self, verdict: Verdict, charges: Sequence[Charge], asked_at: float) -> None:
-        """Remember a refusal; its time counts from when it was asked for, at the latest."""
+        """Cache a refusal. Its time counts from the request, which is no later than the reply."""
         if verdict.wait is not None:
             charge = charges[verdict.longest]
             asked = whole_microseconds(asked_at)
@@ -169,7 +172,7 @@ class Sharing:
             self.exhausted.note(verdict.longest, charge.key, charge.cost, asked, until)
 
     def settle(self, settled: Sequence[tuple[Charge, int]]) -> None:
-        """Report to the store what was used, and wake those that wait for it."""
+        """Report the actual use to the store, and wake waiters."""
         meters = self._policy._meters
         used: list[int | None] = [None] * len(meters.all)
         for charge, actual in settled:
@@ -178,7 +181,7 @@ class Sharing:
         self._freed([charge for charge, actual in settled if actual < charge.cost])
 
     def give_back(self, receipt: Receipt, charges: Sequence[Charge]) -> None:
-        """Report to the store that nothing was used of what a call took."""
+        """Report to the store that a call used nothing of what it took."""
         self.share.settle(receipt, [0] * len(charges))
         self._freed(charges)
 
@@ -198,7 +201,7 @@ class Sharing:
     # Without the store
 
     def part(self, charges: Sequence[Charge]) -> list[Charge]:
-        """Return the same as taken by one of several pods from its part of the limits."""
+        """Return the same charges as taken by one of several pods from its part of the limits."""
         self.alone += 1
         times = self.share.times
         return [
@@ -207,16 +210,16 @@ class Sharing:
         ]
 
     def tell(self, charges: Sequence[Charge]) -> None:
-        """Let the store count what was admitted without its word, if it is there but was late.
+        """Let the store count calls admitted without it, if it is reachable but was late.
 
-        Else its budget and the pods' own would be spent at the same time.
+        Otherwise its budget and the pods' own would be spent at the same time.
         """
         share = self.share
         if not share.away and share.sharing != "split":
             share.count([(charge.key, charge.asked) for charge in charges])
 
     def closed(self, who: str = "") -> RateLimited:
-        """Return the refusal of whatever cannot be decided now."""
+        """Return the refusal of calls that cannot be decided now."""
         self.alone += 1
         name = self._policy._meters.all[0].limit.name
         error = RateLimited(
@@ -231,7 +234,7 @@ class Sharing:
     # Outside of guards
 
     def reserve(self, charges: Sequence[Charge]) -> Reservation:
-        """Take, or raise; blocks this thread for the store's answer."""
+        """Take the charges, or raise. Blocks this thread until the store replies."""
         if self.share.away:
             return self._reserve_alone(charges)
         _refuse_in_loop("reserve", "areserve")
@@ -242,7 +245,7 @@ class Sharing:
         return self._reserved(charges, verdict)
 
     async def areserve(self, charges: Sequence[Charge]) -> Reservation:
-        """Take, or raise."""
+        """Async twin of `reserve`."""
         if self.share.away:
             return self._reserve_alone(charges)
         try:
@@ -268,7 +271,7 @@ class Sharing:
         return taken
 
     def take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
-        """Take what is left, up to `most`; blocks this thread for the store's answer."""
+        """Take what is left, up to `most`. Blocks this thread until the store replies."""
         if self.share.away:
             return self._take_alone(most, charges)
         _refuse_in_loop("take_up_to", "atake_up_to")
@@ -279,7 +282,7 @@ class Sharing:
         return self._policy._enforced(taken, most)
 
     async def atake_up_to(self, most: int, charges: Sequence[Charge]) -> int:
-        """Take what is left, up to `most`."""
+        """Async twin of `take_up_to`."""
         if self.share.away:
             return self._take_alone(most, charges)
         try:
@@ -300,7 +303,7 @@ class Sharing:
         return taken
 
     def peek(self, charges: Sequence[Charge]) -> Quota:
-        """Take nothing; blocks this thread for the store's answer."""
+        """Return the quota without taking anything. Blocks this thread until the store replies."""
         if self.share.away:
             return self._policy._peek(self.part(charges))
         _refuse_in_loop("peek", "apeek")
@@ -311,7 +314,7 @@ class Sharing:
         return self._seen(charges, verdict, standings)
 
     async def apeek(self, charges: Sequence[Charge]) -> Quota:
-        """Take nothing."""
+        """Async twin of `peek`."""
         if self.share.away:
             return self._policy._peek(self.part(charges))
         try:
@@ -321,17 +324,17 @@ class Sharing:
         return self._seen(charges, verdict, standings)
 
     def refuse_reset(self) -> None:
-        """Raise where waiting for the store would stop an event loop."""
+        """Raise where waiting for the store would block an event loop."""
         if not self.share.away:
             _refuse_in_loop("reset", "areset")
 
     def reset(self, charges: Sequence[Charge]) -> None:
-        """Forget what was counted, in all pods; blocks this thread until that is done."""
+        """Forget what was counted, in all pods. Blocks this thread until that is done."""
         self.share.reset(self._places(charges))
         self._freed(charges)
 
     async def areset(self, charges: Sequence[Charge]) -> None:
-        """Forget what was counted, in all pods."""
+        """Async twin of `reset`."""
         await self.share.areset(self._places(charges))
         self._freed(charges)
 
@@ -346,7 +349,7 @@ class Sharing:
 
 
 class _ShareListener:
-    """Receives changes from the share, for a policy that may be gone."""
+    """Receives changes from the share, for a policy that may no longer exist."""
 
     def __init__(self, policy: RateLimit) -> None:
         from weakref import ref
@@ -354,7 +357,7 @@ class _ShareListener:
         self._policy = ref(policy)
 
     def changed(self, before: str, after: str, cause: str) -> None:
-        """Emit an event for each guard: something else decides now."""
+        """Emit an event for each guard: the deciding party has changed."""
         policy = self._policy()
         if policy is None or policy._sharing is None:
             return
@@ -371,7 +374,7 @@ class _ShareListener:
             )
 
     def differs(self, own: str, other: str) -> None:
-        """Tell all guards that another pod has other numbers."""
+        """Report to all guards that another pod has different rules."""
         policy = self._policy()
         if policy is not None:
             fields = {"policy": policy.kind, "shared_name": policy.name, "own": own, "other": other}
@@ -386,7 +389,7 @@ class _ShareListener:
 
 
 def _refuse_in_loop(name: str, twin: str) -> None:
-    """Raise in an event loop: it would stand still until the store has answered."""
+    """Raise in an event loop, which would block until the store replies."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         raise RuntimeError(

@@ -1,6 +1,6 @@
 """Calls that wait until a rate limit has room for them.
 
-Calls that wait for the same key form a FIFO queue. Only the first has a timer, for the instant at
+Calls that wait for the same key form a FIFO queue. Only the first has a timer, for the time at
 which its turn comes; when it leaves, it wakes the next one, which then sets its own timer.
 """
 
@@ -64,7 +64,7 @@ class KeyQueue:
 
 
 class RateWaiter:
-    """A call on its way into a guard. Its state changes under the lock of its meters only."""
+    """A call on its way into a guard. Its state changes only under the lock of its meters."""
 
     __slots__ = (
         "_charges",
@@ -84,7 +84,7 @@ class RateWaiter:
     )
 
     def __init__(self, gate: RateGate, charges: Sequence[Charge], now: float) -> None:
-        """Want `charges` within the policy's `max_wait`, and before the deadline."""
+        """Request `charges` within the policy's `max_wait`, and before the deadline."""
         self._gate = gate
         self._meters: Meters = gate.policy._meters
         self._charges = charges
@@ -98,7 +98,7 @@ class RateWaiter:
         self.until: float | None = None
         self._late = False
         self._patience = now + patience(gate.host)
-        """The instant at which the guard's `max_wait` is spent."""
+        """The time at which the guard's `max_wait` is used up."""
         self._give_up = min(now + gate.policy.max_wait, self._patience)
         left = seconds_left()
         if left is not None:
@@ -114,12 +114,12 @@ class RateWaiter:
         return None
 
     def too_long(self) -> str:
-        """Return why a call is refused whose turn would come too late."""
+        """Return the reason for refusing a call whose turn would come too late."""
         bound = self._guards_bound()
         return f"it would have to wait too long{bound and ', '}{bound}"
 
     def _guards_bound(self) -> str:
-        """Return how a refusal says that it is the guard's bound which ends the wait, or ""."""
+        """Return text that the guard's limit ends the wait, or an empty string."""
         most = self._gate.host.max_wait
         if most is None or self._give_up < self._patience:
             return ""
@@ -130,7 +130,7 @@ class RateWaiter:
         return blocked.wait is not None and now < give_up and now + blocked.wait <= give_up
 
     def is_late(self, now: float) -> bool:
-        """Tell whether its time is over."""
+        """Return whether its time is over."""
         return now > whole_microseconds(self._give_up)
 
     def _refusal(self, blocked: Blocked, now: float, why: str) -> Rejected:
@@ -139,7 +139,7 @@ class RateWaiter:
         return self._gate.over(blocked, now, why)
 
     def publish(self, wake: Callable[[], bool]) -> None:
-        """Join the queue, or be woken at once: granted, or turned away."""
+        """Join the queue, or wake immediately if granted or refused."""
         now = whole_microseconds(self._gate.host.clock.now())
         with self._meters.mutex, self._meters:
             if self._state == "new":
@@ -151,7 +151,7 @@ class RateWaiter:
                 self._wake = wake
 
     def _begin(self, now: float) -> None:
-        """Look once more, since others came and went meanwhile, and wait if it is needed."""
+        """Check again, since other calls came and went meanwhile, and wait if necessary."""
         self.number = next(self._meters.numbers)
         blocked = self._meters.look(self._charges, now, self)
         if blocked is None:
@@ -169,11 +169,11 @@ class RateWaiter:
         self._state = "granted"
 
     def _stand(self, blocked: Blocked, now: float) -> None:
-        """Wait for what takes longest; the first in a queue until its turn, others to be woken."""
+        """Wait for the charge that takes longest. Only the first in a queue sets a timer."""
         if self.charge is not blocked.longest:
             self._meters.part(self)
             self._meters.join(self, blocked.longest)
-        # A waiter that is not first gives up a microsecond late: if several turns come at the very
+        # A waiter that is not first gives up a microsecond later: if several turns come at the very
         # end, those before it go first, and wake it.
         self.until = self._give_up + 1e-6
         if self.queue is not None and self.queue.first is self and blocked.wait is not None:
@@ -211,7 +211,7 @@ class RateWaiter:
         return self._refusal(blocked, now, self._guards_bound() or waited)
 
     def _look_again(self, now: float) -> Blocked | None:
-        """Take what is wanted (None), or return what is in the way; wait on only if it helps."""
+        """Take the charges (None), or return the obstacle. Continue to wait only if it helps."""
         if self._state == "granted":
             return None
         blocked = self._meters.look(self._charges, now, self)
@@ -230,7 +230,7 @@ class RateWaiter:
         return blocked
 
     def abandon(self) -> None:
-        """Leave the queue, and give back what was granted already."""
+        """Leave the queue, and give back what was already granted."""
         self._meters.do(self._abandoned)
 
     def _abandoned(self) -> None:

@@ -1,4 +1,4 @@
-"""Try again what failed for a passing reason."""
+"""Retry policy: repeat calls that failed for a transient reason."""
 
 from seawall.policies.retry.budget import RetryBudget
 from seawall.policies.retry.conditions import transient

@@ -1,4 +1,4 @@
-"""A retry budget for several threads and guards: one of the rules of `seawall.models.budget`."""
+"""A retry budget shared by threads and guards: one of the rules of `seawall.models.budget`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from seawall.runtime.mutex import Mutex, survives_fork
 
 
 class RetryBudget:
-    """Bounds the retries of all calls together; may be shared between guards.
+    """Bounds the retries of all calls together. May be shared between guards.
 
-    `RetryBudget()` lets successes pay for retries. Or give it a rule from `seawall.models.budget`:
+    `RetryBudget()` lets successes pay for retries. Other rules from `seawall.models.budget`:
     `RetryBudget(RequestRatio(0.2))`, `RetryBudget(InFlightRatio(0.2))`.
     """
 
     def __init__(self, rule: Budget | None = None) -> None:
-        """Follow `rule`; `SuccessDeposit()` if none is given."""
+        """Follow `rule`; `SuccessDeposit()` by default."""
         if rule is not None and not isinstance(rule, Budget):
             raise TypeError(
                 f"RetryBudget({rule!r}): write SuccessDeposit(), RequestRatio() or InFlightRatio()"
@@ -29,7 +29,7 @@ class RetryBudget:
         return f"RetryBudget({self.rule!r})"
 
     def tell(self, note: Callable[[float], None], now: float) -> None:
-        """Note something with the rule, one at a time."""
+        """Report an event to the rule, under the lock."""
         self._mutex.do(lambda: note(now))
 
     def try_retry(self, now: float) -> bool:
@@ -43,6 +43,6 @@ class RetryBudget:
             return self.rule.snapshot()
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, where nothing is in flight."""
+        """Reset in a child process, where nothing is in flight."""
         self._mutex = Mutex()
         self.rule.forget_in_flight()

@@ -1,4 +1,4 @@
-"""Which errors and values are worth another attempt, as `on=` names them."""
+"""Retry conditions: which errors and values are worth another attempt, as given by `on=`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from seawall._failures import answer_of, cause_in, grpc_code
 from seawall.errors import Rejected
 
 Predicate = Callable[[Exception | None, Any], bool]
-"""`on(error, value)`: whether a call that raised `error`, or returned `value`, is worth another."""
+"""`on(error, value)`: whether to retry a call that raised `error`, or returned `value`."""
 On = type[Exception] | Predicate | Iterable["type[Exception] | Predicate"]
 
 
 def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]]:
-    """Return the types and the predicates that `on` names, or raise."""
+    """Return the types and the predicates in `on`, or raise."""
     items = [on] if isinstance(on, type) or callable(on) else on
     advice = "write exception types, such as on=ConnectionError, or a function of (error, value)"
     if isinstance(items, str) or not isinstance(items, Iterable):
@@ -43,12 +43,12 @@ def read_on(on: Any) -> tuple[tuple[type[Exception], ...], tuple[Predicate, ...]
 _STATUSES: Final = frozenset({"408", "425", "429", "502", "503", "504", "529"})
 _GRPC_CODES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 _GRPC_EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
-"""It passes only if the server says when: it is also the code of a message that is too large."""
+"""Transient only with a retry time: it is also the code of a message that is too large."""
 _SQL_STATES: Final = ("08", "40", "53", "55P03", "57P01", "57P02", "57P03")
 """SQLSTATE prefixes: connections, rollbacks by conflict, resources, locks, restarts."""
 _NETWORK: Final = frozenset({EHOSTUNREACH, ENETDOWN, ENETUNREACH})
 _WRAPPED: Final = ("orig", "reason")
-"""Where SQLAlchemy and urllib keep the error that they report."""
+"""Attributes in which SQLAlchemy and urllib keep the error that they report."""
 
 _HTTPX: Final = frozenset({"NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"})
 _SDK: Final = frozenset({"APIConnectionError"})
@@ -66,7 +66,7 @@ _PASSING: Final = {
     "openai": _SDK,
     "anthropic": _SDK,
 }
-"""By package: the classes of errors that pass by themselves, their subclasses included."""
+"""Classes of transient errors by package, including their subclasses."""
 
 _LASTING: Final = frozenset(
     {
@@ -75,21 +75,22 @@ _LASTING: Final = frozenset(
         "ClientConnectorCertificateError", "ClientConnectorSSLError",  # of aiohttp
     }
 )  # fmt: skip
-"""Kinds of those that do not pass: another attempt ends in the same way."""
+"""Subclasses of those that are not transient: another attempt ends in the same way."""
 
 
 def transient(error: Exception | None, _value: object = None) -> bool:
-    """Tell whether `error` passes by itself: for `on=transient`, whichever client raised it.
+    """Return whether `error` is transient: for `on=transient`, whichever client raised it.
 
-    These pass: lost connections and timeouts of Python itself, httpx, requests, urllib3, aiohttp,
-    redis, psycopg, asyncpg, SQLAlchemy, openai and anthropic; answers with 408, 425, 429, 502, 503,
-    504 and 529; in a guarded HTTP client, the answers that its `statuses` name; the gRPC codes
-    UNAVAILABLE and DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if the server says when to come again;
-    conflicts of database transactions. An error of your own says so with an attribute `transient`,
-    True or False. Refusals (`Rejected`), certificates and passwords do not pass. None of these
-    libraries is imported: their errors are known by module and name.
+    Transient errors are: lost connections and timeouts of Python itself, httpx, requests, urllib3,
+    aiohttp, redis, psycopg, asyncpg, SQLAlchemy, openai and anthropic; responses with 408, 425,
+    429, 502, 503, 504 and 529; in a guarded HTTP client, the responses that its `statuses` name;
+    the gRPC codes UNAVAILABLE and DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if the server says when
+    to retry; conflicts of database transactions. An error class of your own can have an attribute
+    `transient`, True or False. Refusals (`Rejected`) and errors of certificates and passwords are
+    not transient. None of these libraries is imported: their errors are recognised by module and
+    name.
 
-    Returned values are not looked at.
+    Returned values are ignored.
     """
     if error is None:
         return False
@@ -98,12 +99,12 @@ def transient(error: Exception | None, _value: object = None) -> bool:
         return False
     try:
         return _passes(inner) or (inner is not error and _passes(error))
-    except Exception:  # noqa: BLE001 - the properties of somebody else's error
+    except Exception:  # noqa: BLE001 - properties of a foreign error
         return False
 
 
 def _passes(error: BaseException) -> bool:
-    """Ask the error itself, what it reports, and its classes, in that order."""
+    """Check the error's own attribute, the code it reports, and its classes, in that order."""
     said = getattr(error, "transient", None)
     if isinstance(said, bool):
         return said
@@ -123,7 +124,7 @@ def _passes(error: BaseException) -> bool:
 
 
 def _reported(error: BaseException) -> bool | None:
-    """Go by the database's state, the HTTP status or the gRPC code; None if there is none."""
+    """Decide by the database's state, the HTTP status or the gRPC code; None if there is none."""
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str):
         return state.startswith(_SQL_STATES)

@@ -1,10 +1,14 @@
-"""Try again what failed for a passing reason.
+"""Retry policy: repeat calls that failed for a transient reason.
 
-Promises: at most `attempts`; no wait and no attempt that the deadline cannot hold; no retry beyond
-the budget; none for a call that is part of a retry already, of an outer guard or of this service's
-caller; cancellation, KeyboardInterrupt and SystemExit are never retried; a refusal (`Rejected`)
-only if `on=` names it; a call that is not idempotent only with an idempotency key. The last error
-itself is raised, with notes that name the earlier ones.
+Promises:
+- At most `attempts` attempts.
+- No wait and no attempt for which the deadline leaves no time.
+- No retry beyond the budget.
+- No retry of a call that is already part of a retry, by an outer guard or by this service's caller.
+- Cancellation, KeyboardInterrupt and SystemExit are never retried.
+- A refusal (`Rejected`) is retried only if `on=` names it.
+- A call that is not idempotent is retried only with an idempotency key, or if nothing was sent.
+- The last error itself is raised, with notes that name the earlier ones.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ RetryAfter = Callable[[Exception], float | None]
 Load = Callable[[], float]
 
 MOST_OUTER_GUARDS: Final = 8
-"""How many names of guards that retry around this one are remembered."""
+"""Maximum number of remembered names of outer guards that also retry."""
 
 MOST_EARLIER = 6
 """Maximum number of earlier failures that a note names: the first, and the latest ones."""
@@ -47,7 +51,7 @@ class Switch:
     __slots__ = ("instant", "off")
 
     def __init__(self) -> None:
-        """Begin with retries as they are configured, or as the environment says."""
+        """Start with retries as configured, or as set in the environment."""
         mode = check.environment("SEAWALL_RETRIES", ("instant", "off"))
         self.instant = mode == "instant"
         self.off = mode == "off"
@@ -65,7 +69,7 @@ AttemptsRule = RetryThresholds | Callable[[Pressure], int]
 
 
 class AdaptiveAttempts:
-    """As many attempts as the pressure allows. Make it with `adaptive_attempts(...)`."""
+    """As many attempts as the pressure allows. Created by `adaptive_attempts(...)`."""
 
     __slots__ = ("load", "maximum", "rule")
 
@@ -93,7 +97,7 @@ class AdaptiveAttempts:
         return f"adaptive_attempts({self.maximum}, {shown})"
 
     def allowed(self, pressure: Pressure) -> int:
-        """Return the attempts allowed now, the first included."""
+        """Return the number of attempts allowed now, including the first."""
         rule = self.rule
         if isinstance(rule, RetryThresholds):
             return 1 + rule.allowed_retries(pressure, self.maximum - 1)
@@ -103,11 +107,11 @@ class AdaptiveAttempts:
 def adaptive_attempts(
     maximum: int = 4, rule: AttemptsRule | None = None, *, signals: Iterable[Load] = ()
 ) -> AdaptiveAttempts:
-    """Retry less as trouble grows: not at all while the breaker is open or calls queue up.
+    """Retry less as pressure grows: not at all while the breaker is open or calls queue up.
 
-    `rule` says how much less: `RetryThresholds(...)`, or a function that returns the attempts for
-    a `Pressure`, of which at least one and at most `maximum` are made. `signals` are looked at too:
-    those of `seawall.signals`, or functions like them; the highest is the pressure's `load`.
+    `rule` defines how much less: `RetryThresholds(...)`, or a function that returns the attempts
+    for a `Pressure`, of which at least one and at most `maximum` are made. `signals` are those of
+    `seawall.signals`, or functions like them; the highest is the pressure's `load`.
     """
     return AdaptiveAttempts(maximum, rule, signals)
 
@@ -127,12 +131,12 @@ class Retry(Policy):
         retry_after: RetryAfter | None = None,
         max_retry_after: float = 60.0,
     ) -> None:
-        """Retry what `on` says: exception types, a predicate over (error, value), or several.
+        """Retry the cases in `on`: exception types, a predicate over (error, value), or several.
 
         `backoff` is the pause before the next attempt: seconds (full jitter from there), a
-        `Backoff`, delays, or a function of the attempt's number. `retry_after(error)` reads how
-        long the server asks to wait; by default the error's own `retry_after`. The pause is that
-        long or longer, by chance up to a quarter. If the server asks for more than
+        `Backoff`, delays, or a function of the attempt's number. `retry_after(error)` returns how
+        long the server asks to wait; by default the error's own `retry_after`. The pause is at
+        least that long, plus a random addition of up to a quarter. If the server asks for more than
         `max_retry_after` seconds, or for a negative time, there is no retry.
         """
         super().__init__()
@@ -159,19 +163,19 @@ class Retry(Policy):
 
     @property
     def most_attempts(self) -> int:
-        """The most attempts that a call may get."""
+        """Maximum number of attempts of a call."""
         attempts = self.attempts
         return attempts.maximum if isinstance(attempts, AdaptiveAttempts) else attempts
 
     def load(self) -> float:
-        """Return the highest of the signals that adaptive attempts look at; 0 without any."""
+        """Return the highest of the signals of adaptive attempts; 0 without any."""
         attempts = self.attempts
         signal = attempts.load if isinstance(attempts, AdaptiveAttempts) else None
         return 0.0 if signal is None else signal()
 
     @property
     def types(self) -> tuple[type[BaseException], ...]:
-        """The exception types that `on` names."""
+        """The exception types in `on`."""
         return self._types
 
     @property
@@ -185,7 +189,7 @@ class Retry(Policy):
         return any(issubclass(kind, Rejected) for kind in self._types)
 
     def wants(self, error: BaseException | None, value: Any) -> bool:
-        """Tell whether a call that ended so is worth another attempt."""
+        """Return whether a call that ended this way is worth another attempt."""
         if error is None:
             return any(predicate(None, value) for predicate in self._predicates)
         if isinstance(error, ExceptionGroup) and not isinstance(error, self._types):
@@ -219,31 +223,31 @@ class RetryBound(Bound):
     policy: Retry
 
     def __init__(self, policy: Retry, host: Host) -> None:
-        """Nothing retried yet."""
+        """Start without retries."""
         super().__init__(policy, host)
         self.retries = 0
         self.stopped: dict[str, int] = {}
         self.values_retried = 0
         self.succeeded_after_retry = 0
         self.failed = 0
-        """Calls that failed without a retry."""
+        """Number of calls that failed without a retry."""
         self.failed_after_retry = 0
         self._succeeded = 0
         self.retried_by: set[str] = set()
-        """Guards that retry too and around which it was called; for `explain()`."""
+        """Outer guards that also retry, for `explain()`."""
         self._layer = _RetryFlow(self)
 
     def layer(self, kind: Kind) -> _RetryFlow:
-        """Return the flow: one for sync and async."""
+        """Return the flow, the same one for sync and async."""
         return self._layer
 
     def note_retried_by(self, guard: str) -> None:
-        """Remember a guard around this one that retries too; a few are enough."""
+        """Remember an outer guard that also retries, up to a maximum number."""
         if len(self.retried_by) < MOST_OUTER_GUARDS:
             self.retried_by.add(guard)
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return how often it retried, how calls ended, why it stopped, and the budget."""
+        """Return the numbers of retries and outcomes, why it stopped, and the budget."""
         budget = self.policy.budget
         return {
             "attempts": self.policy.most_attempts,
@@ -256,13 +260,13 @@ class RetryBound(Bound):
     def outcomes(self, now: float) -> dict[str, int]:
         """Return how many calls succeeded and failed, each without a retry and after one.
 
-        A first attempt that succeeds never gets here, so that it costs nothing: such calls are
-        what is left of the guard's successes.
+        A first attempt that succeeds never gets here, so that it costs nothing: the number of such
+        calls is what remains of the guard's successes.
         """
         stats = self.host.stats
         others = self.succeeded_after_retry + self.values_retried + stats.succeeded_blocks
         stats.fold(now)
-        # A success is counted a moment before it is known to follow a retry: never count back.
+        # A success is counted a moment before it is known to follow a retry: never decrease.
         self._succeeded = max(self._succeeded, stats.succeeded - others)
         return {
             "succeeded": self._succeeded,
@@ -272,7 +276,7 @@ class RetryBound(Bound):
         }
 
     def count(self, outcome: Outcome, memory: _Memory | None) -> None:
-        """Count how a call ended, but for a success at the first attempt."""
+        """Count how a call ended, except for a success at the first attempt."""
         if memory is None or not memory.earlier:
             self.failed += outcome is FAILED
         elif outcome is OK:
@@ -282,7 +286,7 @@ class RetryBound(Bound):
 
 
 class _Memory:
-    """What is remembered of one call: its own schedule of delays, and the tries so far.
+    """State of one call: its own schedule of delays, and the tries so far.
 
     A try is not always an attempt: it may have been refused before the function was started.
     """
@@ -292,17 +296,17 @@ class _Memory:
     def __init__(self, delays: Iterator[float]) -> None:
         self.delays = delays
         self.earlier: list[str] = []
-        """The failures that were retried, as text: the errors themselves are not kept alive."""
+        """The failures that were retried, as text, so that the errors are not kept alive."""
         self.left_out = 0
         self.made = ""
-        """Which of these lines is the latest attempt's; others were refused before an attempt."""
+        """The line of the latest real attempt. Others were refused before an attempt."""
         self.failure: BaseException | None = None
-        """What the latest attempt that was really made raised."""
+        """The error of the latest attempt that was really made."""
         self.tries = 0
         self.retrying = False
 
     def note(self, call: Call) -> None:
-        """Remember in words what is about to be retried."""
+        """Record a description of what is about to be retried."""
         error = call.error
         what = "the value was not accepted" if error is None else described(error)
         if call.reached:
@@ -315,7 +319,7 @@ class _Memory:
             self.left_out += 1
 
     def notes(self, *, raised: bool) -> list[str]:
-        """Return a line for each failure remembered; `raised`: not for the latest attempt's."""
+        """Return a line for each recorded failure; with `raised`, except the latest attempt's."""
         lines = [line for line in self.earlier if not (raised and line is self.made)]
         if self.left_out:
             lines.insert(1, f"(attempts not named here: {self.left_out})")
@@ -369,7 +373,7 @@ class _RetryFlow(Flow):
             self._budget.tell(getattr(self._budget.rule, what), now)
 
     def settle(self, call: Call, ticket: None) -> Next | None:
-        """Go down again if all agree: the error, the attempts, the budget and the clock."""
+        """Try again if the error, the attempts, the budget and the deadline allow it."""
         now = call.host.clock.now()
         memory: _Memory | None = call.memory.get(self)
         if memory is not None and memory.retrying:
@@ -395,7 +399,7 @@ class _RetryFlow(Flow):
         return todo
 
     def _prefer_real(self, call: Call, failure: BaseException) -> str:
-        """Raise what an attempt raised, not that the next one was refused: something was sent."""
+        """Raise the error of the attempt, not the refusal of the next one: a request was sent."""
         refusal = call.error
         if not isinstance(refusal, Rejected) or call.reached:
             return ""
@@ -441,7 +445,7 @@ class _RetryFlow(Flow):
         return Next(delay=delay)
 
     def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
-        """Return what speaks against another attempt, or None and the pause before it."""
+        """Return the reason against another attempt, or None and the pause before it."""
         cause = self._own_objection(call, memory)
         if cause is not None:
             return cause, 0.0
@@ -474,7 +478,7 @@ class _RetryFlow(Flow):
             if call.error is not None:
                 add_note(call.error, f"not retried: {above.reason}", "not retried: ")
             return "retried above"
-        # A second Retry of the same guard, further out, that is retrying.
+        # An outer Retry of the same guard is retrying.
         if any(other is not self and isinstance(other, _RetryFlow) for other in call.memory):
             return "retried above"
         if not call.host.idempotent and not _is_safe(call.error):
@@ -505,7 +509,7 @@ class _RetryFlow(Flow):
 
 
 def _ends_too_late(call: Call, now: float, delay: float) -> bool:
-    """Tell whether a typical call no longer fits in after a pause of `delay` seconds."""
+    """Return whether there is no time for a typical call after a pause of `delay` seconds."""
     until = call.until()
     if until is None:
         return False
@@ -515,14 +519,14 @@ def _ends_too_late(call: Call, now: float, delay: float) -> bool:
 
 
 def _how(error: BaseException | None) -> dict[str, str]:
-    """Return how an attempt failed, as events tell it."""
+    """Return how an attempt failed, as event fields."""
     if error is None:
         return {"reason": "value"}
     return {"reason": reason_of(error), "failure": described(error)}
 
 
 def _tell_failed(call: Call, error: Exception) -> None:
-    """Let the call's own error be raised, and say that it could not be decided about."""
+    """Keep the call's own error, and add that the retry decision failed."""
     import logging
 
     logging.getLogger("seawall").error(
@@ -536,7 +540,7 @@ def _tell_failed(call: Call, error: Exception) -> None:
 
 
 def _is_safe(error: BaseException | None) -> bool:
-    """Tell whether a call that is not idempotent may be repeated: with a key, or never sent.
+    """Return whether a call that is not idempotent may be repeated: with a key, or never sent.
 
     Clients mark the errors after which nothing has reached the other side.
     """
@@ -548,7 +552,7 @@ def _own_retry_after(error: Exception) -> float | None:
 
 
 def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
-    """Return the seconds the server asks for; below 0 if it wants none, None if it is silent."""
+    """Return the seconds the server asks for; negative for no retry, None if not given."""
     if not isinstance(error, Exception):
         return None
     asked = read(error)
@@ -557,4 +561,4 @@ def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
     try:
         return float(asked)
     except (TypeError, ValueError):
-        return -1.0  # not to be understood, so it does not say that we may
+        return -1.0  # invalid, so it is not a permission
