@@ -1,9 +1,13 @@
-"""Refuse what cannot be served well, the least important first, before any work is done for it.
+"""Load shedding policy: refuse the least important calls before any work is done for them.
 
-Promises: a call that is shed was never begun and costs next to nothing; at one instant no call is
-shed while a less critical one is admitted; CRITICAL_PLUS is never shed by load, unless a rule says
-so (`keep=`); a load signal that fails sheds nobody. The rules are in `seawall.models.shedding`,
-those for queues (a bulkhead's `shed=`) in its module `codel`.
+Promises:
+- A shed call was never started and costs almost nothing.
+- At any instant no call is shed while a less critical one is admitted.
+- CRITICAL_PLUS is never shed by load, unless a rule says so (`keep=`).
+- If a load signal fails, no call is shed by it.
+
+The rules are in `seawall.models.shedding`, those for queues (a bulkhead's `shed=`) in its module
+`codel`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ Load = Callable[[], float]
 """A load signal: 0 is idle, 1 is at the limit."""
 
 WINDOW: Final = 5.0
-"""Seconds of response times that a rule by latency looks back on, at least."""
+"""Minimum period of response times, in seconds, that a latency rule considers."""
 
 
 class Shed(GatePolicy):
@@ -35,9 +39,9 @@ class Shed(GatePolicy):
     def __init__(self, *rules: ShedRule, load: Load | None = None, mode: Mode = "enforce") -> None:
         """Shed by `rules`, in this order: `by_criticality()`, `by_tier()`, `by_deadline()`...
 
-        `load` is a function without arguments that returns how much of what there is is in use:
-        0 is idle, 1 is at the limit. Rules by criticality, tier, cost and chance need it, and
-        `by_fraction(..., start=)`; where no rule reads it, it is refused.
+        `load` is a function without arguments that returns the used share of the capacity: 0 is
+        idle, 1 is at the limit. Rules by criticality, tier, cost and chance need it, and
+        `by_fraction(..., start=)`. If no rule reads it, it is an error to pass it.
         """
         super().__init__(mode)
         self.rules, self.load = _check(rules, load)
@@ -71,7 +75,7 @@ class Shed(GatePolicy):
 
 
 class _Reading:
-    """A signal that counts as 0 while it fails: whoever cannot be measured is not shed for it."""
+    """A signal that counts as 0 while it fails: no call is shed because of a failed measurement."""
 
     __slots__ = ("_failing", "_read")
 
@@ -80,16 +84,16 @@ class _Reading:
         self._failing = False
 
     def become(self, read: Load) -> None:
-        """Read something else from now on."""
+        """Replace the signal."""
         self._read = read
         self._failing = False
 
     def read(self) -> float:
-        """Return what the signal says now. A method, since a call of an object costs more."""
+        """Return the current value. A method, since calling an object costs more."""
         try:
             read = self._read
             value = read()
-            if value - value:  # neither nan nor infinite: those differ from themselves
+            if value - value:  # fails for nan and infinity, whose difference is nan
                 raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
         except Exception:
             if not self._failing:  # once, not for each call of an outage
@@ -133,14 +137,14 @@ class _ShedGate(GateBound):
         super().__init__(policy, host)
         self.takes_arguments = any(rule.takes_arguments for rule in policy.rules)
         self.shed = [[0] * len(Criticality) for _ in policy.rules]
-        """Calls shed by each rule, of each class."""
+        """Number of calls shed by each rule, for each class."""
         self._times = ResponseTimes(WINDOW)
         if any(isinstance(rule, ByLatency) for rule in policy.rules):
             self.leave = self._leave_timed
         self.start()
 
     def start(self) -> None:
-        """Let the rules begin; after a change of settings, begin anew."""
+        """Start the rules; again after a change of settings."""
         host = self.host
         sources = Sources(
             load=self.policy._reading.read,
@@ -159,14 +163,14 @@ class _ShedGate(GateBound):
         self.choose()
 
     def choose(self) -> None:
-        """Know what to ask in a hurry; which is nobody, while the policy is off."""
+        """Set the rule for the fast path; one that sheds no call while the policy is off."""
         alone = len(self._rules) == 1 and not self.takes_arguments
         rule = _nobody if self.policy.mode == "off" else self._rules[0][0]
         self.sheds: Sheds | None = rule if alone else None
-        """The rule, where it is the only one and asks for nothing but the instant."""
+        """The rule, if it is the only one and needs only the time."""
 
     def enter(self, now: float, *args: Any, **kwargs: Any) -> float:
-        """Ask each rule; the first that sheds the call names the reason."""
+        """Ask each rule. The first one that sheds the call gives the reason."""
         if self.policy.mode == "off":
             return now
         for sheds, takes_arguments, number in self._rules:
@@ -182,7 +186,10 @@ class _ShedGate(GateBound):
             self.refuse(self._error(self.policy.rules[number]))
 
     def _error(self, rule: ShedRule) -> Rejected:
-        """Return the refusal; whoever raises it must not hold it, or its frame keeps it alive."""
+        """Return the refusal.
+
+        The caller must not keep it, to avoid a reference cycle with its frame.
+        """
         name = self.host.name
         if isinstance(rule, ByDeadline):
             return DeadlineExceeded(f"guard {name!r}: the deadline leaves too little time")
@@ -191,7 +198,7 @@ class _ShedGate(GateBound):
         return error
 
     def _leave_timed(self, ticket: float, outcome: Outcome, detail: object, now: float) -> None:
-        """Note how long the call took; without success, only if that was too long."""
+        """Record how long the call took; without success, only if that was too long."""
         if self.policy.mode == "off":
             return
         elapsed = now - ticket
@@ -202,7 +209,7 @@ class _ShedGate(GateBound):
         return min(rule.sla for rule in self.policy.rules if isinstance(rule, ByLatency))
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the load, and by rule how many calls it shed, or would have."""
+        """Return the load, and for each rule how many calls it shed, or would have shed."""
         shed_by: dict[str, int] = {}
         classes: dict[str, dict[str, int]] = {}
         for rule, shed in zip(self.policy.rules, self.shed, strict=True):

@@ -1,4 +1,4 @@
-"""What policies that hand out slots have in common: a bulkhead, an adaptive limit."""
+"""Common base of policies with slots: the bulkhead and the adaptive limit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
 MOST: Final = 1_000_000
-"""The largest limit: each slot takes up some bytes, and beyond this it limits nothing anyway."""
+"""Maximum limit: each slot takes some bytes, and a larger limit has no effect in practice."""
 
 
 class SlotPolicy(GatePolicy):
-    """A policy that lets so many calls in at once, and others wait for a slot."""
+    """A policy that admits a limited number of concurrent calls; others wait for a slot."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SlotPolicy(GatePolicy):
         shed: QueueShed | None,
         mode: Mode,
     ) -> None:
-        """Have `limit` slots."""
+        """Create `limit` slots."""
         super().__init__(mode)
         if limit > MOST:
             raise ValueError(
@@ -49,22 +49,22 @@ class SlotPolicy(GatePolicy):
         )
 
     def _service_time(self, now: float) -> float | None:
-        """Return what a typical call takes, once that is known."""
+        """Return the duration of a typical call, once known."""
         raise NotImplementedError
 
     @property
     def limit(self) -> int:
-        """How many calls may run at once now."""
+        """Number of calls that may run at once now."""
         return self.slots.limit
 
     @property
     def in_flight(self) -> int:
-        """How many calls hold a slot now."""
+        """Number of calls that hold a slot now."""
         return self.slots.in_use
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a slot now."""
+        """Number of calls that wait for a slot now."""
         return self.slots.waiting
 
     def _at_rest(self, now: float) -> bool:
@@ -83,7 +83,7 @@ class SlotPolicy(GatePolicy):
         return f"max_wait={self.max_wait:g}, order={self.slots.queue.order!r}{shed}"
 
     def _take_over(self, fresh: SlotPolicy) -> None:
-        """Have the settings of `fresh`, but for the limit; calls in flight and waiting stay."""
+        """Take over the settings of `fresh` except the limit. Running and waiting calls stay."""
         self.mode, self.max_wait = fresh.mode, fresh.max_wait
         if fresh.shed is not self.shed:
             self.shed = fresh.shed
@@ -92,15 +92,15 @@ class SlotPolicy(GatePolicy):
 
 
 class SlotGate(GateBound):
-    """Such a policy inside one guard."""
+    """A slot policy inside one guard."""
 
     policy: SlotPolicy
     until_stopped = True
     beyond: object = None
-    """The ticket of a call let in beyond the limit, where that is not enforced."""
+    """The ticket of a call admitted beyond the limit, where it is not enforced."""
 
     def typical(self) -> float | None:
-        """Return what a typical call takes: then a slot may be free."""
+        """Return the duration of a typical call, after which a slot may be free."""
         raise NotImplementedError
 
     def full(self, why: str) -> Rejected:
@@ -108,7 +108,7 @@ class SlotGate(GateBound):
         raise NotImplementedError
 
     def no_slot(self, why: str) -> str:
-        """Return how a refusal says so."""
+        """Return the text of such a refusal."""
         return f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}"
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
@@ -116,7 +116,7 @@ class SlotGate(GateBound):
         raise NotImplementedError
 
     def queue(self, now: float, ticket: Any = None) -> SlotWaiter:
-        """Return a waiter for a slot: for `max_wait`, or what is left of the guard's if less."""
+        """Return a waiter for `max_wait`, or for the rest of the guard's if that is less."""
         wait, left = self.policy.max_wait, patience(self.host)
         if wait <= left:
             return self.waiter(now, wait, ticket)
@@ -125,10 +125,10 @@ class SlotGate(GateBound):
         return waiter
 
     def readmit(self, ticket: Any, now: float) -> Any:
-        """Let in again a call that had a slot by `ticket` and left it for a while.
+        """Readmit a call that had a slot by `ticket` and left it for a while.
 
-        While no slot is free it waits in the queue with the others, however long that takes: what
-        has begun cannot be refused any more. Raises `Wait`, as `enter` does.
+        While no slot is free it waits in the queue with the others, however long that takes: a call
+        that has begun can no longer be refused. Raises `Wait`, as `enter` does.
         """
         if ticket is self.beyond:
             return ticket
@@ -138,12 +138,15 @@ class SlotGate(GateBound):
         raise Wait(waiter)
 
     def turned_away(self, why: Refusal) -> object:
-        """Refuse a call that waited in vain; where the limit is not enforced, let it in."""
+        """Refuse a call that waited in vain; admit it if the limit is not enforced."""
         self.refuse(self._error(why))
         return self.beyond
 
     def _error(self, why: Refusal) -> Rejected:
-        """Return the refusal; whoever raises it must not hold it, or its frame keeps it alive."""
+        """Return the refusal.
+
+        The caller must not keep it, to avoid a reference cycle with its frame.
+        """
         name = self.host.name
         if why == "deadline":
             return DeadlineExceeded(f"guard {name!r}: the deadline passed while waiting for a slot")
@@ -159,7 +162,7 @@ class SlotGate(GateBound):
         return error
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return slots, use and waiting."""
+        """Return the slots, how many are in use, and the waiters."""
         return {
             **super().snapshot(now),
             "limit": self.policy.limit,

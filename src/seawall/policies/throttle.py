@@ -1,10 +1,13 @@
-"""Do not send what the server will most likely refuse.
+"""Client-side throttle: do not send what the server will most likely refuse.
 
-Promises: of `requests` in the window, of which the server took `accepts`, the next is rejected with
-probability `max(0, (requests - k * accepts) / (requests + 1))`; while accepts keep up, nothing is
-drawn, locked or rejected; a call that is cancelled, or refused further in, counts as if it had not
-been; however bad it is, one call in each `probe_every` goes through. The rule is in
-`seawall.models.throttle`.
+Promises:
+- If the server accepted `accepts` of the `requests` in the window, the next is rejected with
+  probability `max(0, (requests - k * accepts) / (requests + 1))`.
+- While accepts keep up, there is no random draw, no lock and no rejection.
+- A call that is cancelled, or refused by an inner layer, does not count.
+- However bad it is, one call in each `probe_every` is sent.
+
+The rule is in `seawall.models.throttle`.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 K: Final = 2.0
 
 REFUSALS: Final = (ConnectionError, TimeoutError, Rejected)
-"""What means that the server did not take the request, unless told otherwise."""
+"""Default errors that mean that the server did not accept the request."""
 
 _SETTINGS: Final = ("k", "window", "probe_every", "mode")
 
 
 class Throttle(GatePolicy):
-    """Reject calls here, in proportion to how many the server refuses."""
+    """Reject calls locally, in proportion to how many the server refuses."""
 
     kind: ClassVar[str] = "throttle"
     needs_statistics = False
@@ -48,9 +51,9 @@ class Throttle(GatePolicy):
     ) -> None:
         """Send about `k` times as much as the server accepted in the last `window` seconds.
 
-        `on` says what means that the server refused: exception types, or a predicate over (error,
-        value). A mapping as `k` gives classes of calls their own, 2.0 where it has none. Should
-        nothing have been sent for `probe_every` seconds, the next call is; None leaves that to
+        `on` defines what counts as a refusal by the server: exception types, or a predicate over
+        (error, value). A mapping as `k` gives classes of calls their own value, 2.0 for the others.
+        If no call was sent for `probe_every` seconds, the next one is sent; None leaves that to
         chance.
         """
         super().__init__(mode)
@@ -72,15 +75,15 @@ class Throttle(GatePolicy):
         return self.k if isinstance(self.k, float) else min(K, *self.k.values())
 
     def _k_now(self) -> float:
-        """Return the k of the call that is being made."""
+        """Return the k of the current call."""
         if isinstance(self.k, float):
             return self.k
         return self.k.get(current_criticality(), K)
 
     def _refused(self, error: BaseException | None, value: Any) -> bool:
-        """Tell whether the server refused a call that ended so."""
+        """Return whether the server refused a call that ended this way."""
         if error is not None:
-            # A call that a timeout of ours ended sees a cancellation; it did run out of time.
+            # A call ended by our own timeout sees a cancellation, but it did run out of time.
             error = error if isinstance(error, Exception) else TimedOut()
             if matches(error, self._types):
                 return True
@@ -106,7 +109,7 @@ class Throttle(GatePolicy):
             self.k, self.window, self.mode = fresh.k, fresh.window, fresh.mode
 
     def _after_fork(self) -> None:
-        """Be usable in a child process."""
+        """Reset in a child process."""
         self._mutex = Mutex()
 
 
@@ -133,7 +136,7 @@ class _ThrottleGate(GateBound):
             )
 
     def enter(self, now: float, /) -> object:
-        """Count the call and let it go, or reject it; in calm times without the lock."""
+        """Count the call and admit it, or reject it; without the lock while calm."""
         model = self._model
         if LOCK_FREE and model.calm and now < model.bucket.end:
             bucket = model.bucket
@@ -142,7 +145,7 @@ class _ThrottleGate(GateBound):
         return self._ask(now)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Take in how the call ended. It counts as accepted already."""
+        """Record how the call ended. It already counts as accepted."""
         if outcome is OK and not self.policy._predicates:
             return
         if outcome is OK or outcome is FAILED:
@@ -167,7 +170,7 @@ class _ThrottleGate(GateBound):
             )
             ticket = model.count(now, sent=not unwanted)
             if unwanted and mode == "enforce":
-                model.refused(ticket)  # by us, in the server's stead
+                model.refused(ticket)  # by us, instead of the server
         if unwanted:
             self.refuse(
                 Overloaded(
@@ -190,7 +193,7 @@ class _ThrottleGate(GateBound):
             return True
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return what the window holds, and the share that is rejected of it now."""
+        """Return the contents of the window, and the current share of rejections."""
         with self.policy._mutex:
             requests, accepts = self._model.recent(now)
         k = self.policy._k_now()

@@ -1,4 +1,4 @@
-"""Bound how long a call may take."""
+"""Timeout policy: limit how long a call may take."""
 
 from seawall.policies.timeout.policy import AdaptiveSeconds, Sync, Timeout, TimeoutBound, adaptive
 

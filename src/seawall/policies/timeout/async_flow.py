@@ -1,12 +1,13 @@
-"""The timeout of async calls: one timer for each policy and loop, not one for each call.
+"""Timeout of async calls: one timer for each policy and loop, not one for each call.
 
-With a constant limit the order of arrival is the order of expiry. So the calls under way stand in
-a dict (which keeps that order), and one timer of the loop watches the first. Where the instant is
-not "now + constant" (a nearer deadline that nobody enforces, an adaptive limit) the call has a
-timer of its own.
+With a constant limit the order of arrival is the order of expiry. So the running calls are in a
+dict (which keeps that order), and one timer of the loop watches the first. Where the end is not
+"now + constant" (a nearer deadline that is not enforced elsewhere, an adaptive limit) the call has
+a timer of its own.
 
-The limit is the deadline of what runs inside, until the call ends. The ticket of a call is the
-scope of that deadline, with the task's count of cancellations and what watches the time.
+The limit is the deadline of the inner layers, until the call ends. The ticket of a call is the
+scope of that deadline, with the task's count of cancellations and the timer or lane that watches
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Task = asyncio.Task[Any]
 
 
 class Lane:
-    """The calls of one policy under way in one loop, oldest first, and the timer for them."""
+    """The running calls of one policy in one loop, oldest first, and their timer."""
 
     __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
 
@@ -49,29 +50,29 @@ class Lane:
         self.loop = loop
         self.seconds = seconds
         self._clock = clock
-        # Ended scopes stay in contexts, and lead here: they must not keep a guard alive.
+        # Ended scopes stay in contexts and refer to this: they must not keep a guard alive.
         self._owner = None if owner is None else ref(owner)
         self.pending: dict[Task, float] = {}
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def host(self) -> Host | None:
-        """The guard whose calls stand here, while it lives."""
+        """The guard of the calls in this lane, while it exists."""
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.host
 
     def has_fired(self, task: Task) -> bool:
-        """Tell whether the call in `task` ran out of time, and was cancelled."""
+        """Return whether the call in `task` ran out of time, and was cancelled."""
         return task not in self.pending
 
     def arm(self, at: float) -> None:
-        """Set the timer for the instant `at`."""
+        """Set the timer for the time `at`."""
         self._armed_for = at
         self.timer = self.loop.call_later(max(0.0, at - self._clock.now()), self._fire)
 
     def _fire(self) -> None:
         self.timer = None
-        # The loop says that the time has come, even if the guard's clock is another.
+        # The loop's timer decides, even if the guard uses a different clock.
         now = max(self._clock.now(), self._armed_for)
         expired = []
         for task, at in self.pending.items():
@@ -88,24 +89,24 @@ class Lane:
 
 
 class _OwnTimer(Expiry):
-    """The timer of a call that has one to itself."""
+    """The timer of a single call."""
 
     __slots__ = ("host", "seconds")
 
     def __init__(self, task: Task, seconds: float, host: Host, left: float | None = None) -> None:
-        """Cancel `task` after `seconds`, or when those that are `left` of them are over."""
+        """Cancel `task` after `seconds`, or after the remaining `left` of them."""
         super().__init__(task, seconds if left is None else left)
         self.seconds = seconds
         self.host = host
 
 
 def _is_elsewhere(holder: object, task: Task) -> bool:
-    """Tell whether a cancellation of `holder` cannot reach `task`, as it is in another loop."""
+    """Return whether cancelling `holder` cannot reach `task`, because it is in another loop."""
     return isinstance(holder, asyncio.Task) and holder.get_loop() is not task.get_loop()
 
 
 class _NoLoop:
-    """Stands for the loop of the lane that was used last, while there is none."""
+    """Placeholder for the loop of the last used lane, while there is none."""
 
     _thread_id = -1
 
@@ -121,7 +122,7 @@ if sys.version_info >= (3, 12):
     )
     _TASKS: dict[str, Any] = {"current_task": current_task}
 else:
-    # As in `_expiry.current_task`, without its frame: on 3.11 the obvious way is slow.
+    # Inlined copy of `_expiry.current_task`: on 3.11 the obvious way is slow. Keep in sync.
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     _FIND_TASK = (
@@ -135,7 +136,7 @@ else:
 
 
 class AsyncTimeout(Flow):
-    """Cancels the task when its time is over, and says so as `TimedOut`."""
+    """Cancels the task when its time is over, and raises `TimedOut`."""
 
     passes_refusals = True
 
@@ -170,7 +171,7 @@ class AsyncTimeout(Flow):
             ),
             leave=(
                 "try:",
-                "    del {lane}.pending[{task}]",  # no such entry where `enter` was called
+                "    del {lane}.pending[{task}]",  # there is no entry if `enter` was called
                 "    {ticket}[3] = None",
                 "except KeyError_:",
                 "    {leave}({ticket}, OK_, value_, end_)",
@@ -178,16 +179,16 @@ class AsyncTimeout(Flow):
         )
 
     def refresh(self) -> None:
-        """Take up changed settings: another constant needs lanes of its own."""
+        """Apply changed settings: another constant needs new lanes."""
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         nowhere: Any = _NoLoop
         self._nowhere = self.lane = Lane(nowhere, self._clock, 0.0)
-        """The one that was used last, if its timer runs: most services have one loop."""
+        """The last used lane, if its timer runs: most services have one loop."""
 
     def rests(self, lane: Lane) -> None:
-        """Have the next call in `lane` arm its timer: nothing is pending in it."""
+        """Make the next call in `lane` arm its timer: no call is pending in it."""
         if self.lane is lane:
             self.lane = self._nowhere
 
@@ -204,11 +205,11 @@ class AsyncTimeout(Flow):
         ticket = nearer_scope(at, self._clock, held)
         ticket[3] = task
         if held is not None and (held[3] is True or _is_elsewhere(held[3], task)):
-            # Nobody else ends the call then.
+            # In this case no outer layer ends the call.
             seconds = min(seconds, held[0] - held[1].now())
         lane = None if self._constant is None else self._lane(task.get_loop())
         if lane is None or lane.seconds != seconds or lane.pending.setdefault(task, at) is not at:
-            # The last is a guarded function that calls itself.
+            # The last condition is a guarded function that calls itself.
             ticket += (task.cancelling(), _OwnTimer(task, seconds, self.host))
         else:
             if lane.timer is None:
@@ -234,8 +235,8 @@ class AsyncTimeout(Flow):
         self._stop(ticket, None)
 
     def settle(self, call: Call, ticket: Scope) -> None:
-        """Stop the time; turn a cancellation of ours into the error that says so."""
-        # A busy loop can be too late to cancel the task: then a guard inside has noticed first.
+        """Stop the time, and turn our own cancellation into the timeout error."""
+        # A busy loop can be too late to cancel the task: then an inner guard noticed it first.
         seconds: float = ticket[5].seconds
         if not self._stop(ticket, call.error) and not refused_for_time(call, ticket):
             return
@@ -251,7 +252,7 @@ class AsyncTimeout(Flow):
             count_refusal(call.host, "timeout", error.reason)
 
     def suspend(self, ticket: Scope) -> None:
-        """Cancel nothing until `resume`; the time goes on."""
+        """Cancel nothing until `resume`; the time continues."""
         task, watch = ticket[3], ticket[5]
         if watch.has_fired(task):
             return
@@ -261,7 +262,7 @@ class AsyncTimeout(Flow):
         watch.stop()
 
     def resume(self, ticket: Scope) -> None:
-        """Cancel the task when the time is over, or at once if it is."""
+        """Cancel the task when the time is over, or immediately if it already is."""
         watch = ticket[5]
         if not watch.has_fired(ticket[3]):
             ticket[5] = timer = self._own_timer(ticket, watch.seconds)
@@ -273,16 +274,16 @@ class AsyncTimeout(Flow):
         return _OwnTimer(ticket[3], seconds, self.host, left)
 
     def _stop(self, ticket: Scope, error: BaseException | None) -> bool:
-        """Stop the time; tell whether `error` is the cancellation that it ended with."""
+        """Stop the time. Return whether `error` is the cancellation that ended it."""
         _at, _clock, _outer, task, cancelling, watch = ticket
         if task is None:
-            return False  # it has been stopped: a signal came after that
+            return False  # already stopped, and a signal came after that
         if isinstance(watch, _OwnTimer):
             fired = watch.disarm(error)
-            ticket[3] = ticket[5] = None  # it has no effect any more, nor leads to the guard
+            ticket[3] = ticket[5] = None  # drop the references: it has no effect any more
             return fired
         try:
             fired = watch.pending.pop(task, None) is None
         finally:
-            ticket[3] = ticket[5] = None  # also if a signal came after that
+            ticket[3] = ticket[5] = None  # also if a signal interrupted the line above
         return fired and take_back(task, cancelling, error)

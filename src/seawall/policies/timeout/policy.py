@@ -1,9 +1,11 @@
-"""The longest a call may take.
+"""Timeout policy: the maximum duration of a call.
 
-Promises: an async call is cancelled when its time is over, with the semantics of
-`asyncio.timeout`: a cancellation from elsewhere is never taken for a timeout nor swallowed, and a
-TimeoutError of the function's own passes through as it is. The time is always bounded by the
-deadline. A plain function cannot be stopped from outside: it says how it wants to be timed.
+Promises:
+- An async call is cancelled when its time is over, with the semantics of `asyncio.timeout`: a
+  cancellation from elsewhere is never mistaken for a timeout nor swallowed, and the function's own
+  TimeoutError passes through unchanged.
+- The time is always bounded by the deadline.
+- A plain function cannot be stopped from outside: the user chooses how to time it (`sync=`).
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ REFRESH = 1.0
 
 
 class AdaptiveSeconds:
-    """A limit that follows the guard's own latency. Make it with `adaptive(...)`."""
+    """A limit that follows the guard's own latency. Created by `adaptive(...)`."""
 
     __slots__ = ("cap", "factor", "floor", "p")
 
     def __init__(self, p: float, factor: float, floor: float, cap: float) -> None:
-        """See `adaptive`."""
+        """Store the settings; see `adaptive`."""
         self.p = check.ratio("p", p)
         self.factor = check.at_least("factor", factor, 1.0)
         self.floor = check.seconds("floor", floor)
@@ -55,7 +57,7 @@ class AdaptiveSeconds:
         return f"adaptive(p={self.p}, factor={self.factor}, floor={self.floor}, cap={self.cap})"
 
     def seconds(self, host: Host, now: float) -> float:
-        """Return the limit for a call that begins now; the cap while little is known."""
+        """Return the limit for a call that begins now; the cap while there are few samples."""
         typical = host.stats.quantile(self.p, now)
         if typical is None or host.stats.latency.count < ENOUGH_SAMPLES:
             return self.cap
@@ -65,14 +67,14 @@ class AdaptiveSeconds:
 def adaptive(*, p: float = 0.99, factor: float = 2.5, floor: float, cap: float) -> AdaptiveSeconds:
     """Limit calls to `factor` times the latency that a share `p` of recent calls stayed below.
 
-    Never under `floor` nor over `cap` seconds. Calls that were cut off count with the time they
+    Never below `floor` or above `cap` seconds. Calls that were cut off count with the time they
     had, so the limit rises again when the dependency has become slower.
     """
     return AdaptiveSeconds(p, factor, floor, cap)
 
 
 class Timeout(Policy):
-    """Stop a call after so many seconds."""
+    """Stop a call after a number of seconds."""
 
     kind: ClassVar[str] = "timeout"
 
@@ -85,10 +87,10 @@ class Timeout(Policy):
     ) -> None:
         """Limit calls to `seconds`, a number or `adaptive(...)`.
 
-        `sync` is for plain functions, and needed there: "cooperative" sets the deadline that
-        guards and clients inside obey, and costs next to nothing; "thread" runs the function in
-        one of `max_threads` worker threads (32) and stops waiting for it: the thread itself goes
-        on, and is counted, until the function returns.
+        `sync` is required for plain functions: "cooperative" sets the deadline that inner guards
+        and clients respect, and costs almost nothing; "thread" runs the function in one of
+        `max_threads` worker threads (32) and stops waiting for it: the thread itself continues, and
+        is counted, until the function returns.
         """
         super().__init__()
         if not isinstance(seconds, AdaptiveSeconds):
@@ -110,7 +112,7 @@ class Timeout(Policy):
 
     @property
     def longest(self) -> float:
-        """The most seconds that a call may get."""
+        """Maximum number of seconds that a call may get."""
         return self.seconds.cap if isinstance(self.seconds, AdaptiveSeconds) else self.seconds
 
     def _bind(self, host: Host) -> TimeoutBound:
@@ -124,7 +126,7 @@ class Timeout(Policy):
 
 
 class TimeoutBound(Bound):
-    """The timeout inside one guard; `seconds` is what a call that begins now gets."""
+    """The timeout inside one guard. `seconds` is the limit of a call that begins now."""
 
     policy: Timeout
 
@@ -137,7 +139,7 @@ class TimeoutBound(Bound):
         self._seconds = 0.0
 
     def refresh(self) -> None:
-        """Take up changed settings."""
+        """Apply changed settings."""
         self._stale_at = float("-inf")
         for watcher in self.watchers:
             watcher()
@@ -153,7 +155,7 @@ class TimeoutBound(Bound):
         return self._seconds
 
     def layer(self, kind: Kind) -> Layer | Driver:
-        """Return the way in which a call of that kind can be stopped; raises if there is none."""
+        """Return the layer that can stop a call of that kind, or raise if there is none."""
         layer = self._layers.get(kind)
         if layer is None:
             layer = self._layers[kind] = self._new_layer(kind)
@@ -182,7 +184,7 @@ class TimeoutBound(Bound):
         emit(CallTimedOut, self.host.name, seconds=seconds)
 
     def error(self, seconds: float, *, began: bool) -> TimedOut | DeadlineExceeded:
-        """Return what to raise: it ran out of time, or its time was over before it began."""
+        """Return the error: the call timed out, or its time was over before it began."""
         name = self.host.name
         if began:
             return TimedOut(
@@ -195,7 +197,7 @@ class TimeoutBound(Bound):
         )
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the present limit, and how many calls ran out of time."""
+        """Return the current limit, and how many calls timed out."""
         pool = self.policy.pool
         threads = (
             {}
@@ -210,9 +212,9 @@ class TimeoutBound(Bound):
 
 
 def refused_for_time(call: Call, ticket: Scope) -> bool:
-    """Tell whether a call began, and ended because more of its work was refused for lack of time.
+    """Return whether a call began, and ended because further work was refused for lack of time.
 
-    Then it counts as timed out. Where an outer scope has the nearer instant, that scope reports it.
+    Then it counts as timed out. If an outer scope ends earlier, that scope reports it.
     """
     at, clock, outer = ticket[:3]
     own = outer is None or at is not outer[0]
@@ -220,7 +222,7 @@ def refused_for_time(call: Call, ticket: Scope) -> bool:
 
 
 class _Cooperative(Flow):
-    """Sets the deadline for what runs inside; stops nothing by itself."""
+    """Sets the deadline for the inner layers, but stops nothing itself."""
 
     passes_refusals = True
 
@@ -246,12 +248,12 @@ class _Cooperative(Flow):
         )
 
     def refresh(self) -> None:
-        """Take up changed settings."""
+        """Apply changed settings."""
         wanted = self._bound.policy.seconds
         self.constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
 
     def enter(self, now: float) -> Scope:
-        """Set the deadline, or again the one that stands if it is nearer."""
+        """Set the deadline, or keep the current one if it is nearer."""
         at = now + self._bound.seconds(now)
         scope = nearer_scope(at, self._clock, deadline_scope())
         deadline_var.set(scope)
@@ -262,7 +264,7 @@ class _Cooperative(Flow):
         end_scope(ticket)
 
     def settle(self, call: Call, ticket: Scope) -> None:
-        """End the deadline, and count a call that ended by it."""
+        """End the deadline, and count a call that it ended."""
         end_scope(ticket)
         error = call.error
         if not isinstance(error, TimeoutError) or not call.reached:
