@@ -16,7 +16,8 @@ import pytest
 from seawall.demo._dashboard import shown
 from seawall.demo._supervisor import PipelineDemo
 from seawall.demo._switches import PIPELINE
-from seawall.demo.sensors import LOOSE_WIRE, Plant
+from seawall.demo.sensors import FLAKY, LOOSE_WIRE, SENSORS, Plant
+from seawall.telemetry._thresholds import ERROR_RATIO_WARN
 from seawall.testing import run_virtual
 from tests.demo.support import Program, gone
 from tests.demo.test_supervisor import quiet, until
@@ -97,8 +98,9 @@ async def _slow_place(plant: Plant) -> None:
 
 
 async def _poison(plant: Plant) -> None:
-    found = [await plant.measure("S5") for _ in range(100)]
-    assert LOOSE_WIRE in found
+    assert await plant.measure("S5") == LOOSE_WIRE  # at once, and then now and then
+    found = [await plant.measure("S5") for _ in range(1000)]
+    assert 1 <= found.count(LOOSE_WIRE) <= 100
 
 
 async def _refused_database(plant: Plant) -> None:
@@ -140,6 +142,11 @@ def test_each_switch_breaks_what_it_says(
         await plant.reach_database()
 
     run_virtual(main())
+
+
+def test_flaky_sensors_are_no_trouble_on_the_page():
+    """Their share of failed attempts is well below the one from which the page warns."""
+    assert sum(FLAKY.values()) / len(SENSORS) <= ERROR_RATIO_WARN / 2
 
 
 def test_an_unknown_switch_is_refused():

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from seawall.pipeline import Collection, Pipeline
 
 SENSORS: Final = ("S1", "S2", "S3", "S4", "S5")
-FLAKY: Final = {"S4": 0.2, "S5": 0.2}
-"""Failure rates of sensors that are otherwise well."""
+FLAKY: Final = {"S4": 0.02, "S5": 0.02}
+"""Failure rates of sensors that are otherwise well: lower than what the page warns of."""
 READ_EVERY: Final = 0.1
 HANGS: Final = 30.0
 POISONED: Final = 0.03
-"""Share of samples with a record that kills the process."""
+"""Share of samples, after the first one, with a record that kills the process."""
 LOOSE_WIRE: Final = -999.0
 HIGH: Final = 22.5
 """Temperature above which a sample is an alarm."""
@@ -52,6 +52,8 @@ class Plant:
     def __init__(self, rng: Random | None = None) -> None:
         """Start with nothing broken."""
         self.broken: set[str] = set()
+        self._poison_is_due = False
+        """Whether the next sample is poison, so that the switch shows its effect at once."""
         self._rng = rng or Random()  # noqa: S311 - needs no secrecy
 
     def __repr__(self) -> str:
@@ -62,6 +64,7 @@ class Plant:
         name = check.choice("switch", name, [switch.name for switch in PIPELINE])
         if on:
             self.broken.add(name)
+            self._poison_is_due |= name == "poison"
         else:
             self.broken.discard(name)
 
@@ -72,8 +75,11 @@ class Plant:
         await pause(self._rng.uniform(0.002, 0.02))
         if self._rng.random() < FLAKY.get(sensor, 0.0):
             raise ConnectionError("no signal")
-        if sensor == "S5" and "poison" in self.broken and self._rng.random() < POISONED:
-            return LOOSE_WIRE
+        if sensor == "S5" and "poison" in self.broken:
+            is_poison = self._poison_is_due or self._rng.random() < POISONED
+            self._poison_is_due = False
+            if is_poison:
+                return LOOSE_WIRE
         return self._rng.gauss(20.0, 1.0)
 
     async def place_of(self, sensor: str) -> str:
