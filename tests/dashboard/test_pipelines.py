@@ -333,6 +333,22 @@ def test_failures_are_told_with_their_causes_and_dead_letters_follow_from_them()
     ]
 
 
+def test_items_that_go_on_as_lesser_ones_are_degraded_not_failing():
+    """Worth a look, however many: they arrive. One that does not arrive is a failure."""
+    stages = [_stage("parse", done=5)]
+    stages += [_stage("parse", done=10, failed=5, degraded=5, failures={"TimedOut": 5})]
+    stages += [_stage("parse", done=10, failed=6, degraded=5, failures={"TimedOut": 6})]
+    pair = Pair()
+    views = [_look(_seen(stage, _stage("store", "sink")), pair) for stage in stages]
+    assert _nodes(views[1])["parse"]["state"] == "50 % degraded"
+    (problem,) = problems_of([views[1]], NOW)
+    assert problem["what"] == "50 % of the items are degraded in stage parse: TimedOut (5)"
+    assert problem["tone"] == "warn"
+    (problem,) = problems_of([views[2]], NOW)
+    assert problem["what"].partition(" % ")[2] == "of the items fail in stage parse: TimedOut (6)"
+    assert problem["tone"] == "bad"
+
+
 def test_dead_letters_of_long_ago_are_counted_but_no_trouble():
     """Whoever starts to look is not told of what was there before."""
     stage = _stage("parse", dead_letters=7)

@@ -234,11 +234,16 @@ def failing_share(name: str, stage: str, moves: Moves) -> float:
     return failed / (failed + moves.for_long((PIPELINE, name, stage, "done"))) if failed else 0.0
 
 
-def failing_tone(share: float) -> Tone:
-    """Return how bad it is that this share of the items fails."""
-    if share > limits.ERROR_RATIO:
+def failing_tone(share: float, seen: Seen) -> Tone:
+    """Return how bad it is that this share of the items fails: lesser items still arrive."""
+    if share > limits.ERROR_RATIO and not degrades_all(seen):
         return "bad"
     return "warn" if share > limits.ERROR_RATIO_WARN else "ok"
+
+
+def degrades_all(seen: Seen) -> bool:
+    """Return whether all items that failed in a stage went on as lesser ones."""
+    return 0 < number(seen.get("failed")) <= number(seen.get("degraded"))
 
 
 def causes_of(seen: Seen) -> list[tuple[str, int]]:
@@ -269,13 +274,13 @@ def _stage(name: str, seen: Seen, moves: Moves) -> PipeNode:
     node["at_work"] = [_work(one) for one in seen_list(seen, "at_work", MOST_AT_WORK)]
     node["waits_for"] = blocked_by(seen)
     share = failing_share(name, str(seen.get("name", "")), moves)
-    tones: list[Tone] = [blocked_tone(name, seen, moves), failing_tone(share)]
+    tones: list[Tone] = [blocked_tone(name, seen, moves), failing_tone(share, seen)]
     tones.append("bad" if node["oldest"] > limits.QUEUE_AGE_SECONDS else "ok")
     node["tone"] = min(tones, key=WORST.index)
     if node["waits_for"]:
         node["state"] = shown(f"waits: {node['waits_for'].partition(':')[0]}", LONGEST_WORD)
-    elif failing_tone(share) != "ok":
-        node["state"] = f"{say.share(share)} fail"
+    elif failing_tone(share, seen) != "ok":
+        node["state"] = f"{say.share(share)} {'degraded' if degrades_all(seen) else 'fail'}"
     elif seen.get("waits_for"):
         node["state"] = "waits for room"
     elif node["workers"]:

@@ -35,6 +35,7 @@ from seawall.dashboard._pipelines import (
     blocked_by,
     blocked_tone,
     causes_of,
+    degrades_all,
     failing_share,
     failing_tone,
     readings_of,
@@ -511,11 +512,12 @@ def _stage(name: str, stage: str, seen: Seen, moves: Moves) -> Iterator[Found]:
         advice = "Look at what it calls: its items wait, none is lost"
         yield Found(f"waits:{name}:{stage}", tone, name, what, advice, cause=cause)
     share = failing_share(name, stage, moves)
-    tone = failing_tone(share)
+    tone = failing_tone(share, seen)
     if tone != "ok":
         causes = [f"{why} ({times})" for why, times in causes_of(seen)]
         why = f": {listed(causes)}" if causes else ""
-        what = f"{say.share(share)} of the items fail in stage {its_name}{why}"
+        do = "are degraded" if degrades_all(seen) else "fail"
+        what = f"{say.share(share)} of the items {do} in stage {its_name}{why}"
         yield Found(
             f"errors:{name}:{stage}", tone, name, what, "Look at why they fail", cause=cause
         )

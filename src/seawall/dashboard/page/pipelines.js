@@ -153,7 +153,7 @@ function notesOf(pipeline) {
     } else if (node.name === pipeline.slow) {
       notes.push({ key: `o ${node.name}`, tone: "warn", text: `${node.kind} ${node.name} is the slow one${queue}${age}` });
     }
-    if (node.tone !== "ok" && node.state.endsWith(" fail")) {
+    if (node.tone !== "ok" && / (fail|degraded)$/.test(node.state)) {
       const why = node.failures.length ? `: ${node.failures.slice(0, 3).map(([cause, times]) => `${cause} (${times})`).join(", ")}` : "";
       notes.push({ key: `f ${node.name}`, tone: node.tone, text: `${node.state} in ${node.name}${why}` });
     }
