@@ -131,7 +131,7 @@ def test_a_sensor_that_breaks_is_named_on_the_page(open_page: Opening):
         assert page.locator(".pipe[data-small=yes]").count() == 5
         assert _note(page, "missing").count() == 0
         plant.broken.add("S3")
-        said = _note(page, "source S3 is missing for")
+        said = _note(page, "source S3 has been missing for")
         said.wait_for(timeout=LONG)
         assert "ConnectionError: no signal" in said.inner_text()
         assert page.locator(".tap[data-tone=bad]").inner_text() == "S3"
@@ -308,7 +308,7 @@ def test_pods_that_run_the_same_pipeline_are_drawn_as_one(open_page: Opening):
     with running(pods=_Others(plant.pipeline.snapshot())) as service:
         page = open_page(service.url)
         until_live(page)
-        _note(page, "source S5 is missing for 1 min 5 s").wait_for(timeout=LONG)
+        _note(page, "source S5 has been missing for 1 min 5 s").wait_for(timeout=LONG)
         assert page.locator(".pipeline").count() == 1
         assert _node(page, "sensors").locator(".pipe-rate").inner_text() == "7/s"
         enrich = _node(page, "enrich")
@@ -342,7 +342,7 @@ def test_the_pipeline_of_the_demo_is_photographed(demo: str, open_page: Opening)
     store.wait_for(timeout=LONG)
     page.wait_for_timeout(20_000)
     page.locator("[data-switch=S2]").click()
-    _note(page, "source S2 is missing for").wait_for(timeout=LONG)
+    _note(page, "source S2 has been missing for").wait_for(timeout=LONG)
     page.locator("[data-switch=failover]").click()
     store.filter(has_text="waits: ").wait_for(timeout=LONG)
     store.locator("button").click()

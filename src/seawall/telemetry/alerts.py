@@ -328,7 +328,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
             threshold.STAGE_AGE_SECONDS,
         ),
         60,
-        "{{ $labels.pipeline }}: the oldest item waits for {{ $labels.stage }} since"
+        "{{ $labels.pipeline }}: an item has waited for {{ $labels.stage }} for"
         " {{ $value | humanizeDuration }}",
         "Stage {{ $labels.stage }} of pipeline {{ $labels.pipeline }} in {{ $labels.job }} does"
         " not come to the items that wait for it: what it needs is down, or too slow. Its source"

@@ -140,7 +140,7 @@ function notesOf(pipeline) {
     for (const one of node.readings.filter((each) => each.missing)) {
       const stands = one.stale ? ", its last value stands in" : "";
       const why = one.cause ? `: ${one.cause}` : "";
-      notes.push({ key: `r ${node.name} ${one.name}`, tone: node.tone === "bad" ? "bad" : "warn", text: `source ${one.name} is missing for ${span(one.seconds)}${stands}${why}` });
+      notes.push({ key: `r ${node.name} ${one.name}`, tone: node.tone === "bad" ? "bad" : "warn", text: `source ${one.name} has been missing for ${span(one.seconds)}${stands}${why}` });
     }
     if (node.kind === "source") {
       if (node.tone === "bad" && !node.readings.some((one) => one.missing)) notes.push({ key: `s ${node.name}`, tone: "bad", text: `source ${node.name}: ${node.state}` });
@@ -193,7 +193,7 @@ function tapPart() {
       mark.set(tone);
       setTone(node, tone);
       setName(name, reading.name, 60);
-      setAttribute(node, "title", clean(reading.missing ? `${reading.name} is missing for ${span(reading.seconds)}: ${reading.cause}` : `${reading.name} answers`));
+      setAttribute(node, "title", clean(reading.missing ? `${reading.name} has been missing for ${span(reading.seconds)}: ${reading.cause}` : `${reading.name} answers`));
       placeBox(node, box);
     },
   };
