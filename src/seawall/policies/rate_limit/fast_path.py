@@ -2,13 +2,14 @@
 
 A guard assembles its success path from the lines of its policies (`runtime.fastpath`); the edge of
 a service has a function for several limits at once. The lines are fixed and numbered by limit: no
-name, setting or other data of the user becomes part of the text. Each repeats, for the case that a
-call is admitted, what `Meter` does under the lock; `tests/policies/test_rate_limit_invariants.py`
-and `tests/shared/test_agreement_rates.py` compare them.
+name, setting or other user data becomes part of the text. Each repeats, for an admitted call, what
+`Meter` does under the lock; `tests/policies/test_rate_limit_invariants.py` and
+`tests/shared/test_agreement_rates.py` compare them.
 
-Promises: between reading a state and writing it there is no call and no loop, so no other thread
-can come between (see `runtime.gil`). A holder of the lock shuts these paths by a slack that nothing
-fits.
+Promises:
+- Between reading a state and writing it there is no call and no loop, so no other thread can
+  interfere (see `runtime.gil`).
+- A holder of the lock closes these paths with a slack that no call fits.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from seawall.runtime.layers import Inline
 from seawall.runtime.limit_share import Door
 
 Taken = tuple[tuple[str, ...], tuple[float, ...]]
-"""The keys of the buckets that have some, and the states of all."""
+"""The keys of the buckets that have keys, and the states of all buckets."""
 Quick = Callable[[float, Any], Taken | None]
 Reader = Callable[[Any], str | None]
-"""Returns the key of a call as text, or None: such a call is asked for under the lock."""
+"""Returns the key of a call as text, or None for a call that must take the lock."""
 
 
 def unkeyed_buckets(meters: Sequence[Meter]) -> Inline:
-    """Return the lines for buckets without keys: look at all, then take from all."""
+    """Return the lines for buckets without keys: check all, then take from all."""
     numbers = range(len(meters))
     ask, take = [], []
     for n in numbers:
@@ -107,7 +108,7 @@ def awaited_store(
 
 
 def granted_batch(door: Door, otherwise: Inline | None) -> Inline:
-    """Return the lines that spend from a batch which this pod was granted, else do `otherwise`."""
+    """Return the lines that spend from a batch granted to this pod, or else do `otherwise`."""
     slowly = otherwise or Inline({}, ("{ticket} = {enter}(now_)",), ())
     return Inline(
         names={**slowly.names, "door": door},
@@ -127,10 +128,10 @@ def granted_batch(door: Door, otherwise: Inline | None) -> Inline:
 def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | None:
     """Return a function that takes from all of these meters or from none.
 
-    It is called with an instant in whole microseconds and the call, and returns the keys and the
-    states, or None where the limits have to be asked under the lock. `readers` are for the meters
-    that have keys, in their order. None if the meters are not fit for it. For a bucket with keys
-    and one without it reads:
+    It is called with a time in whole microseconds and the call, and returns the keys and the
+    states, or None if the limits have to be checked under the lock. `readers` are for the meters
+    that have keys, in their order. The result is None if the meters are not suitable. For a bucket
+    with keys and one without the function is:
 
         def taken(us, call):
             key_0 = read_0(call)
@@ -187,6 +188,6 @@ def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | 
         f"        return ({keys}), ({states})",
         "    return None",
     ]
-    exec(compile("\n".join(lines), "seawall quick limits", "exec"), names)  # noqa: S102 - see above
+    exec(compile("\n".join(lines), "seawall quick limits", "exec"), names)  # noqa: S102 - fixed text, no user data
     taken: Quick = names["taken"]
     return taken

@@ -40,7 +40,7 @@ class RateGate(GateBound):
         return self.ask(self.policy._charges(args, kwargs), now)
 
     def ask(self, charges: Sequence[Charge], now: float) -> object:
-        """Do the same for charges, under the lock."""
+        """Take given charges under the lock, refuse the call, or let it wait."""
         policy = self.policy
         meters = policy._meters
         us = whole_microseconds(now)
@@ -58,16 +58,16 @@ class RateGate(GateBound):
             try:
                 self.refuse(error)
             finally:
-                del error  # or its own frame would keep it alive
+                del error  # Break the reference cycle between the exception and this frame.
         else:
             self.refuse(self.over(blocked, now))
         return None
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not used, settle what is known now; a call that was sent keeps it.
+        """Give back what was not used and settle what is known now. A call that was sent keeps it.
 
-        A bucket that is one number gives back only what it cannot have refilled meanwhile: nothing
-        for a call that waited further in for longer than its cost takes to refill.
+        A bucket whose state is one number gives back only what it cannot have refilled meanwhile:
+        nothing for a call that waited in inner layers for longer than its cost takes to refill.
         """
         if outcome is UNUSED:
             if isinstance(ticket, float):
@@ -85,12 +85,13 @@ class RateGate(GateBound):
         return Reservation(self.policy, charges)
 
     def _quick(self, places: Iterable[tuple[Meter, Hashable]], mark: float) -> Reservation:
-        """Return what the success path took, at `mark`."""
+        """Return a reservation of what the success path took at `mark`."""
         charges = []
         for meter, place in places:
             charge = Charge(meter, place, meter.limit._cost_of((), {}), estimated=False)
             charge.mark = charge.at = mark
-            # In this order: `update` changes `since` first, so by a rule of now it was taken now.
+            # Read the rule first: `update` changes `since` before the rule, so a new rule is never
+            # combined with the old `since`.
             rule = meter.rule
             charge.rule = rule if mark > meter.since else None
             charges.append(charge)
@@ -101,14 +102,14 @@ class RateGate(GateBound):
         return self.policy._over(blocked, now, why, f"guard {self.host.name!r}: ")
 
     def late(self, blocked: Blocked) -> DeadlineExceeded:
-        """Return the refusal of a call that has no time to wait."""
+        """Return the refusal of a call whose deadline leaves no time to wait."""
         name = blocked.first.meter.limit.name
         return DeadlineExceeded(
             f"guard {self.host.name!r}: the deadline leaves no time to wait for the limit {name!r}"
         )
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the limits, what is left of them, and how many calls wait."""
+        """Return the limits, what is left of them, and the number of waiting calls."""
         meters = self.policy._meters
         us = whole_microseconds(now)
         limits = {}
@@ -147,8 +148,8 @@ class KeyedRateGate(RateGate):
         if type(key) is str:
             us = whole_microseconds(now)
             try:
-                # From here on nothing can interrupt: no call, no loop, and text is compared
-                # without running Python. So what is read is still true when it is written.
+                # Nothing can interrupt from here on: no call, no loop, and text is compared without
+                # running Python code. So the value read is still current when it is written.
                 tat = states[key]
                 if tat < us:  # noqa: PLR1730 - max() would be a call
                     tat = us
@@ -161,7 +162,7 @@ class KeyedRateGate(RateGate):
         return self._slowly(key, now)
 
     def _slowly(self, key: Hashable, now: float) -> object:
-        """Do the same under the lock."""
+        """Enter under the lock."""
         limit = self._meter.limit
         key = limit._check_key(key)
         return self.ask([Charge(self._meter, key, limit._cost_of((), {}), estimated=False)], now)

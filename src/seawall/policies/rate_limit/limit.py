@@ -26,7 +26,7 @@ _WINDOWS: Final[dict[str, Callable[[Rate], Rule[Any]]]] = {
 }
 
 BELIEVED: Final = 60.0
-"""Seconds for which a vendor's word holds, if it says so, however short a limit's own period is."""
+"""Seconds for which a vendor's report may apply at least, however short the limit's period."""
 
 
 class Limit:
@@ -46,12 +46,12 @@ class Limit:
     ) -> None:
         """Admit `rate`, such as "60/s", "1000/min" or "10k/day"; a token bucket `burst` at once.
 
-        `burst` is the rate's own number unless given. `key` and `cost` are functions of the call's
-        arguments (or of none, such as `current_tenant`): each key has a limit of its own, and a
-        call takes `cost` of it. `settle` maps what the call returned to its actual cost. An actual
-        cost above the estimate keeps the limit closed for `max_debt` seconds at most, one period of
-        the rate unless given; so does what a vendor says is left, for a minute at least unless
-        given. `name` is what a refusal calls it; the rate itself unless given.
+        `burst` defaults to the number in the rate. `key` and `cost` are functions of the call's
+        arguments (or without arguments, such as `current_tenant`): each key has a limit of its own,
+        and a call takes `cost` of it. `settle` maps the call's return value to its actual cost. An
+        actual cost above the estimate keeps the limit closed for at most `max_debt` seconds, by
+        default one period of the rate; the same bound applies to a vendor's report of what is left,
+        by default at least a minute. `name` identifies the limit in refusals; by default the rate.
         """
         self.rate = Rate.parse(rate)
         self.text = rate.strip()
@@ -65,7 +65,7 @@ class Limit:
             max_debt = check.seconds("max_debt", max_debt, zero=True)
         self.max_debt = max_debt
         self._longest = max(BELIEVED, self.rate.period / 1e6) if max_debt is None else max_debt
-        """Seconds for which a vendor's word is believed."""
+        """Maximum number of seconds for which a vendor's report applies."""
         rule = self._rule()
         self._most, self._capacity = rule.most, rule.capacity
         self.cost = (
@@ -109,20 +109,20 @@ class Limit:
 
     @property
     def _wants_arguments(self) -> bool:
-        """Whether `key` or `cost` look at the call's arguments."""
+        """Whether `key` or `cost` use the call's arguments."""
         return any(_wants_arguments(f) for f in (self.key, self.cost) if callable(f))
 
     @property
     def _estimates(self) -> bool:
-        """Whether what a call costs may turn out to be something else."""
+        """Whether the actual cost of a call may differ from the one taken."""
         return callable(self.cost) or self.settle is not None
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """Return the key of a call; None if there is but one."""
+        """Return the key of a call; None if the limit has no keys."""
         return None if self._ask_key is None else self._check_key(self._ask_key(*args, **kwargs))
 
     def _check_key(self, key: Hashable) -> Hashable:
-        """Return `key` if it can be one, or raise. What is text by another name becomes text."""
+        """Return `key` if it is valid, or raise. A plain subclass of str is converted to str."""
         try:
             hash(key)
         except TypeError as error:
@@ -131,19 +131,19 @@ class Limit:
             ) from None
         kind = type(key)
         if isinstance(key, str) and kind is not str:
-            # Only if it says of itself what text says: that it is the same as that text.
+            # Only if it compares and hashes like the text itself.
             same = kind.__eq__ is str.__eq__ and kind.__hash__ is str.__hash__
             return str.__str__(key) if same else key
         return key
 
     def _cost_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return what a call costs."""
+        """Return the cost of a call."""
         if isinstance(self.cost, int):
             return self.cost
         return self._checked_cost(self._ask_cost(*args, **kwargs))
 
     def _checked_cost(self, cost: int) -> int:
-        """Return `cost` if it is one, or raise; what is too large to count never fits."""
+        """Return a valid cost, or raise. One that is too large to count never fits."""
         if type(cost) is int and 0 <= cost <= self._most:
             return cost
         if type(cost) is int and cost > 0 and self._capacity is not None:
@@ -151,7 +151,7 @@ class Limit:
         return check.count(f"cost of limit {self.name!r}", cost, minimum=0, maximum=self._most)
 
     def _same_but_for_numbers(self, other: Limit) -> bool:
-        """Tell whether `other` counts the same things for the same keys by the same algorithm."""
+        """Return whether `other` counts the same things for the same keys by the same algorithm."""
         functions = [f if callable(f) else None for f in (self.cost, other.cost)]
         return (
             self.algorithm == other.algorithm
@@ -162,7 +162,7 @@ class Limit:
 
 
 def asked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as one that takes a call's arguments, if only to ignore them."""
+    """Return `function` as one that accepts a call's arguments, even if it ignores them."""
     if _wants_arguments(function):
         return function
     return lambda *_args, **_kwargs: function()
@@ -171,10 +171,10 @@ def asked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _wants_arguments(function: Callable[..., Any]) -> bool:
     """Return whether `function` takes arguments; True if that cannot be known."""
     if isinstance(getattr(function, "__self__", None), ContextVar):
-        return False  # its `get` takes a default: not the call's first argument
+        return False  # its `get` takes a default, not the call's first argument
     plain = getattr(function, "__func__", function)
     code = getattr(plain, "__code__", None)
     if code is None:
         return True
-    own = plain is not function  # a method's `self` is no argument of the call
+    own = plain is not function  # a method's `self` is not an argument of the call
     return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & 0x0C)

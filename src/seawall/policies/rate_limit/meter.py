@@ -1,13 +1,13 @@
-"""The state of one limit: what each key has taken, and which calls wait for it.
+"""State of one limit: what each key has taken, and which calls wait for it.
 
 The lock-free success path of `RateLimit` changes states without the lock, in steps that nothing can
-interrupt (see `seawall.runtime.gil`). So a holder of the lock (see `Meters`) first shuts that path,
-by a slack that nothing fits, and opens it again at the end.
+interrupt (see `seawall.runtime.gil`). So a holder of the lock (see `Meters`) first closes that
+path, with a slack that no call fits, and opens it again at the end.
 
-Three things keep that path sound. What it looks up is text among texts, so no comparison runs code
-of the user: other keys are found once, before anything is read, and stand for themselves as an
-`_Other`. What it finds is one number: a bucket with open estimates is kept elsewhere, as an
-`Account`, until they are settled. And it is open only outside of the lock.
+Three things keep that path sound. It looks up only text among text, so no comparison runs user
+code: other keys are resolved once, before anything is read, and are represented by an `_Other`. The
+state it finds is one number: a bucket with open estimates is stored elsewhere, as an `Account`,
+until they are settled. And it is open only outside of the lock.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from seawall.policies.rate_limit.waiting import KeyQueue, RateWaiter
 
 SHUT: Final = -1.0
-"""The slack of a meter whose success path is shut."""
+"""The slack of a meter whose success path is closed."""
 
 NEVER: Final = float("-inf")
 """The state of a bucket from which nothing was taken."""
 
 SHARED: Final = 1024
-"""Number of shared buckets for the keys that find no room of their own."""
+"""Number of shared buckets for keys without a state of their own."""
 
 RESETS: Final = 1024
 """Number of keys whose reset is remembered. Beyond it, all keys count as reset together."""
@@ -45,13 +45,13 @@ _SWEEP_WHEN_FULL: Final = 16
 
 
 class _Stripe:
-    """Where the states of several keys are kept together."""
+    """Place of a state that several keys share."""
 
     __slots__ = ()
 
 
 class _Other:
-    """Where the state of a key is kept that is no text, and so may be compared by any code."""
+    """Place of the state of a key that is not text, whose comparison may run user code."""
 
     __slots__ = ("key", "stripe")
 
@@ -61,12 +61,12 @@ class _Other:
 
 
 class KeyedCaps:
-    """The caps of one limit, by the place of their key; false while there are none."""
+    """Caps of one limit, by the place of their key. False while there are none."""
 
     __slots__ = ("_beside", "_caps", "_hand")
 
     def __init__(self, beside: Callable[[Hashable], Hashable]) -> None:
-        """Let `beside(place)` be where several keys are kept together with that one."""
+        """Use `beside(place)` to find the shared place of that key."""
         self._beside = beside
         self._caps: dict[Hashable, Caps] = {}
         self._hand: list[Hashable] = []
@@ -75,7 +75,7 @@ class KeyedCaps:
         return bool(self._caps)
 
     def at(self, place: Hashable, now: float) -> Caps | None:
-        """Return the caps that hold at `place` now, if any."""
+        """Return the caps that apply at `place` now, if any."""
         for where in (place, self._beside(place)):
             caps = self._caps.get(where)
             if caps is not None:
@@ -85,7 +85,7 @@ class KeyedCaps:
         return None
 
     def lower(self, place: Hashable, now: float, remaining: int, until: float) -> None:
-        """Let no more than `remaining` be taken at `place` until `until`."""
+        """Allow no more than `remaining` to be taken at `place` until `until`."""
         caps = self.at(place, now)
         if caps is None or place not in self._caps:
             caps = self._caps[place] = Caps() if caps is None else caps.copy()
@@ -93,11 +93,11 @@ class KeyedCaps:
         self._sweep(now)
 
     def forget(self, place: Hashable) -> None:
-        """Let nothing that was said hold at `place` any more."""
+        """Remove the caps at `place`."""
         self._caps.pop(place, None)
 
     def _sweep(self, now: float) -> None:
-        """Look at a few, and forget those that hold no more."""
+        """Check a few places, and remove expired caps."""
         for _ in range(_SWEEP):
             if not self._hand:
                 self._hand = list(self._caps)
@@ -106,7 +106,7 @@ class KeyedCaps:
 
 
 class Meter:
-    """One limit at work."""
+    """The state and the rule of one limit."""
 
     __slots__ = (
         "_hand",
@@ -133,43 +133,43 @@ class Meter:
     )
 
     def __init__(self, limit: Limit, max_keys: int) -> None:
-        """Begin with nothing taken."""
+        """Start with nothing taken."""
         self.queues: dict[Hashable, KeyQueue] = {}
         self.states: dict[Hashable, Any] = {}
         self.accounts: dict[Hashable, Account] = {}
-        """The state of a bucket that has open estimates; then it is not among the others."""
+        """States of buckets with open estimates. These are not in `states`."""
         self.caps = KeyedCaps(self._beside)
         self._others: dict[Hashable, _Other] = {}
         self._hand: list[Hashable] = []
         self._horizon = float("-inf")
-        """A state was forgotten at this instant: no new one may begin earlier."""
+        """The latest time at which a state was evicted. A new one must not start earlier."""
         self._shared: list[_Stripe] = []
         self.step = self._opened = 0.0
         """What a call takes from a plain bucket, and the slack that it has to fit into."""
         self.tat = NEVER
-        """The state where there is but one and it is a plain number, for the success path.
+        """The only state, where there is one and it is a plain number, for the success path.
 
-        Until something was taken it is `NEVER`, whatever the clock: the guard brings its own.
+        Until something was taken it is `NEVER`, which fits any clock: the guard brings its own.
         """
         self.since = float("-inf")
-        """What was taken up to this instant, by other numbers, is not given back."""
+        """Takings up to this time, under other settings, are not given back."""
         self._resets: dict[Hashable, float] = {}
-        """When what was counted at a place was forgotten: what was taken before never comes back.
+        """When the count at a place was reset. Earlier takings are never given back.
 
-        Under None, for all places.
+        The entry None applies to all places.
         """
         self._origin = 0.0
         self.configure(limit, limit._rule(), max_keys)
         self.reopen()
 
     def align(self, origin: float) -> None:
-        """Let windows begin at multiples of the period from the instant `origin` on."""
+        """Let windows begin at multiples of the period from the time `origin` on."""
         self._origin = origin
         if isinstance(self.rule, AlignedWindow):
             self.rule.origin = origin
 
     def configure(self, limit: Limit, rule: Rule[Any], max_keys: int) -> None:
-        """Take on settings; states are as they were."""
+        """Apply settings. The states stay as they are."""
         self.limit = limit
         self.rule = rule
         self.align(self._origin)
@@ -177,7 +177,7 @@ class Meter:
         """The same rule for accounts."""
         self.max_keys = max_keys
         self.plain = False
-        """Whether a state is one number and each call takes as much: fit for the success path."""
+        """Whether the success path can be used: states are numbers, and all calls cost the same."""
         if (
             isinstance(rule, (TokenBucket, LeakyBucket))
             and isinstance(limit.cost, int)
@@ -190,13 +190,13 @@ class Meter:
         """Whether the state is `tat`."""
 
     def reopen(self) -> None:
-        """Open the success path, unless a call waits or the rule is not fit for it."""
+        """Open the success path, unless a call waits or the rule is not suitable for it."""
         fit = self.plain and not (self.queues or self.caps or (self.single and self.accounts))
         self.slack = self._opened if fit else SHUT
 
     @property
     def keys(self) -> int:
-        """How many keys have a state."""
+        """Number of keys that have a state."""
         return len(self.states) + len(self.accounts)
 
     def at_rest(self, now: float) -> bool:
@@ -206,12 +206,12 @@ class Meter:
         places = [None] if self.single else [*self.states, *self.accounts]
         return not any(self.standing(place, now)[1] for place in places)
 
-    # Where states are kept
+    # Places of states
 
     def place(self, key: Hashable, now: float) -> Hashable:
         """Return the place of the state of `key`: its own, or a shared one if there is no room.
 
-        A shared place is never more lenient: it counts what the other keys took too. While a call
+        A shared place is never more lenient: it also counts what the other keys took. While a call
         waits in one of the two places, no call with that key goes to the other.
         """
         own = key if type(key) is str else self._others.get(key)
@@ -240,7 +240,7 @@ class Meter:
         return self.keys < self.max_keys
 
     def _sweep(self, steps: int, now: float) -> None:
-        """Look at a few states and forget those that are equal to a fresh one.
+        """Check a few states and evict those that are equal to a fresh one.
 
         No others: a flood of keys must not make the limit forget what a key has taken.
         """
@@ -261,7 +261,7 @@ class Meter:
     # States
 
     def at(self, place: Hashable, now: float) -> tuple[Rule[Any], Any]:
-        """Return the state kept at `place`, a new one if there is none, and the rule for it."""
+        """Return the state at `place`, or a new one, and the rule for it."""
         if not self.accounts:
             return self.rule, self.tat if self.single else self.read(place, now)
         account = self.accounts.get(place)
@@ -273,7 +273,7 @@ class Meter:
         return self.rule, account.owed_until
 
     def read(self, place: Hashable, now: float) -> Any:
-        """Return the state kept at `place`, unless it is an account; a new one if there is none."""
+        """Return the state at `place`, or a new one, unless it is an account."""
         if self.single:
             return self.tat
         state = self.states.get(place)
@@ -281,31 +281,31 @@ class Meter:
             return state
         stripe = self._beside(place)
         if stripe is not None and self._holds(stripe):
-            # While there was no room, what this key took was counted there.
+            # While there was no room, this key was counted there.
             account = self.accounts.get(stripe)
             return self.rule.copy(self.states[stripe]) if account is None else account.owed_until
         return self.rule.fresh(max(now, self._horizon))
 
     def _beside(self, place: Hashable) -> _Stripe | None:
-        """Return where what the key of `place` took was counted while it had no room."""
+        """Return the place where the key of `place` was counted while it had no room."""
         if isinstance(place, _Other):
             return place.stripe
         return self._shared[hash(place) % SHARED] if self._shared and type(place) is str else None
 
     def write(self, place: Hashable, state: Any) -> None:
-        """Keep `state` at `place`."""
+        """Store `state` at `place`."""
         if self.single:
             self.tat = state
         else:
             self.states[place] = state
 
     def _dissolve(self, place: Hashable, account: Account) -> None:
-        """Keep the debt of `account` as one number again."""
+        """Replace `account` by its debt, as one number."""
         del self.accounts[place]
         self.write(place, account.owed_until)
 
     def take(self, charge: Charge, now: float) -> None:
-        """Take what `charge` wants."""
+        """Take the cost of `charge`."""
         place, settled = charge.place, self.settled
         charge.rule, charge.at = self.rule, now
         if self.caps and (caps := self.caps.at(place, now)):
@@ -322,7 +322,7 @@ class Meter:
                 self.write(place, state)
 
     def settle(self, charge: Charge, used: int, now: float) -> bool:
-        """Count `used` for what was taken by `charge`; tell whether something is given back."""
+        """Settle `charge` with the actual cost `used`. Return whether something is given back."""
         place, given = charge.place, False
         if self.caps and (caps := self.caps.at(place, now)):
             if used >= charge.cost:
@@ -342,7 +342,7 @@ class Meter:
         return given
 
     def _counts(self, charge: Charge) -> bool:
-        """Tell whether what `charge` took is counted: by these numbers, and not forgotten since."""
+        """Return whether the taking of `charge` still counts: same rule, and no reset since."""
         if charge.rule is not self.rule:
             return False
         resets = self._resets
@@ -373,9 +373,9 @@ class Meter:
                 self._dissolve(charge.place, account)
 
     def update(self, fresh: Meter, now: float) -> None:
-        """Take the settings of `fresh`, which counts nothing yet, and translate the states.
+        """Take over the settings of `fresh`, which counts nothing yet, and convert the states.
 
-        What was taken by other numbers is not given back any more; by the same ones, it is.
+        What was taken under other settings is no longer given back; under the same ones, it is.
         """
         old, rule = self.rule, fresh.rule
         if self._numbers() == fresh._numbers():
@@ -385,12 +385,12 @@ class Meter:
         self.configure(fresh.limit, rule, fresh.max_keys)
 
     def follow(self, rule: Rule[Any], now: float) -> None:
-        """Follow another rule of the same kind, and translate the states."""
+        """Follow another rule of the same kind, and convert the states."""
         self._adopt(rule, now)
         self.configure(self.limit, rule, self.max_keys)
 
     def divide(self, pods: int, now: float) -> None:
-        """Follow the rule for one of `pods`, and count as taken what that gains."""
+        """Follow the rule for one of `pods`, and count the gain as taken."""
         whole = self.limit._rule()
         if isinstance(whole, AlignedWindow):
             whole.origin = self._origin
@@ -411,7 +411,7 @@ class Meter:
     def _numbers(self) -> tuple[Any, ...]:
         return self.rule.rate, self.rule.capacity, self.rule.debt, self.limit.cost
 
-    # Questions
+    # Queries
 
     def wait(self, charge: Charge, now: float, waiter: RateWaiter | None) -> float | None:
         """Return how long `charge` has to wait behind all earlier waiters; None for ever."""
@@ -425,7 +425,7 @@ class Meter:
         return 1.0 if ahead and wait == 0 else wait
 
     def standing(self, place: Hashable, now: float) -> tuple[int, float]:
-        """Return what is left at `place`, and in how long all is forgotten."""
+        """Return what is left at `place`, and the time until all takings have expired."""
         rule, state = self.at(place, now)
         left, rest = rule.left(state, now), rule.rest(state, now)
         if self.caps and (caps := self.caps.at(place, now)):
@@ -433,9 +433,9 @@ class Meter:
         return left, rest
 
     def refill(self, place: Hashable, now: float) -> tuple[int, float]:
-        """Return what is left at `place`, and in how long there is more.
+        """Return what is left at `place`, and the time until there is more.
 
-        Where there never is more, in how long nothing is owed.
+        If there is never more, the time until nothing is owed.
         """
         left, rest = self.standing(place, now)
         rule, state = self.at(place, now)
@@ -447,14 +447,14 @@ class Meter:
         return left, wait
 
     def lower(self, key: Hashable, now: float, remaining: int, until: float) -> None:
-        """Let no more than `remaining` be taken for `key` until `until`."""
+        """Allow no more than `remaining` to be taken for `key` until `until`."""
         place = key if self.limit.key is None else self.place(key, now)
         if not self._holds(place):
             self.states[place] = self.read(place, now)
         self.caps.lower(place, now, remaining, until)
 
     def reset(self, key: Hashable, now: float) -> Hashable:
-        """Forget what was counted for `key`; return where its state is kept.
+        """Reset the count of `key`, and return the place of its state.
 
         A key in a shared place keeps its state: other keys are counted there too.
         """

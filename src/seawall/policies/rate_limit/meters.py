@@ -1,4 +1,4 @@
-"""The limits of one policy together: looked at, taken and waited for under one lock."""
+"""The limits of one policy: checked, taken and waited for under one lock."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Blocked(NamedTuple):
     first: Charge
     """The first limit that is exceeded, in the order in which they were given."""
     longest: Charge
-    """The one that keeps it longest."""
+    """The limit with the longest wait."""
     wait: float | None
-    """For how many microseconds, at least; None: for ever."""
+    """Minimum wait in microseconds; None for ever."""
 
 
 class Meters:
@@ -33,7 +33,7 @@ class Meters:
     """
 
     def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
-        """Let up to `max_waiting` wait, for all limits and keys together."""
+        """Allow up to `max_waiting` waiters, for all limits and keys together."""
         self.all = tuple(meters)
         self.max_waiting = max_waiting
         self.waiting = 0
@@ -50,14 +50,14 @@ class Meters:
             meter.slack = SHUT
 
     def __exit__(self, *exc: object) -> None:
-        # A section within a section (a signal handler, a key's own comparison) opens nothing.
+        # A nested section (a signal handler, a key's own comparison) opens nothing.
         if self._nesting.leave():
             for meter in self.all:
                 if meter.plain:
                     meter.reopen()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do `work` under the lock, or a little later, if this thread holds it: see `Mutex`."""
+        """Run `work` under the lock, or slightly later if this thread holds it: see `Mutex`."""
 
         def shut() -> None:
             with self:
@@ -66,7 +66,7 @@ class Meters:
         self.mutex.do(shut)
 
     def _after_fork(self) -> None:
-        """Be usable in a child process, which has none of the waiters of its parent."""
+        """Reset in a child process, which has none of the waiters of its parent."""
         self.mutex = Mutex()
         self._nesting = Nesting()
         self.waiting = 0
@@ -77,10 +77,10 @@ class Meters:
     def look(
         self, charges: Sequence[Charge], now: float, waiter: RateWaiter | None = None
     ) -> Blocked | None:
-        """Return why the charges cannot be taken now, all of them; None if they can."""
+        """Return why the charges cannot all be taken now; None if they can."""
         for charge in charges:
             meter = charge.meter
-            # Look up the place each time, since keys lose and find room; a waiter keeps its place.
+            # Look up the place each time, since keys gain and lose room; a waiter keeps its place.
             if meter.limit.key is not None and (waiter is None or waiter.charge is not charge):
                 charge.place = meter.place(charge.key, now)
             if meter.queues:
@@ -108,7 +108,7 @@ class Meters:
                 charge.meter.take(charge, now)
 
     def settle(self, charge: Charge, used: int, now: float) -> None:
-        """Count `used` for what was taken by `charge`."""
+        """Settle `charge` with the actual cost `used`."""
         if charge.meter.settle(charge, used, max(now, self._latest)):
             self.attend(charge.meter, charge.place)
 
@@ -119,23 +119,23 @@ class Meters:
         queue = charge.meter.queues.get(charge.place) or KeyQueue()
         waiter.wants = charge.cost
         queue.join(waiter)
-        # From here on nothing is called: a signal leaves no queue without a waiter.
+        # Nothing is called from here on: a signal cannot leave a queue without a waiter.
         waiter.queue, waiter.charge = queue, charge
         charge.meter.queues[charge.place] = queue
         self.waiting += 1
 
     def part(self, waiter: RateWaiter) -> None:
-        """Take `waiter` out of its queue and wake the next one."""
+        """Remove `waiter` from its queue and wake the next one."""
         charge = waiter.charge
         if charge is not None and self._remove(waiter):
             self.attend(charge.meter, charge.place)
 
     def _remove(self, waiter: RateWaiter) -> bool:
-        """Take `waiter` out of its queue; tell whether it was the first there."""
+        """Remove `waiter` from its queue. Return whether it was the first."""
         queue, charge = waiter.queue, waiter.charge
         waiter.queue = waiter.charge = None
         if queue is None or charge is None or charge.meter.queues.get(charge.place) is not queue:
-            return False  # in a child process, its queue is gone
+            return False  # in a child process its queue is gone
         first = queue.first is waiter
         del queue.waiters[waiter]
         queue.total -= waiter.wants

@@ -4,9 +4,9 @@ Promises:
 - The bound of the algorithm holds in every interval of time, for each key and any callers.
 - Several limits are taken together or not at all.
 - A refusal takes nothing, and says when to try again. Waiting calls are served in order.
-- What a call takes is given back if it was refused further in, and settled once if the actual cost
+- What a call takes is given back if an inner layer refused it, and settled once if the actual cost
   is known at its end; a call that was sent keeps it.
-- What a vendor says is left can lower the budget.
+- A vendor's report of what is left can lower the budget.
 - With a store, all pods share the limits (`sharing`).
 
 The rules are in `seawall.models.rate`, the gates in `gate` and `shared_gate`.
@@ -39,7 +39,7 @@ from seawall.runtime.policy import GatePolicy, Mode
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
 
 LONGEST: Final = 86_400.0
-"""A vendor that says its limit is full again in more seconds than this is not plausible."""
+"""Maximum plausible `reset_after` of a vendor, in seconds."""
 
 
 class RateLimit(GatePolicy):
@@ -69,14 +69,15 @@ class RateLimit(GatePolicy):
     ) -> None:
         """Admit what all `limits` admit, each a rate such as "60/s" or a `Limit`.
 
-        `burst`, `algorithm`, `key`, `cost`, `settle` and `max_debt` are those of the limits given
-        as text; see `Limit`. Calls wait up to `max_wait` seconds for their turn, at most
-        `max_waiting` of them. Up to `max_keys` keys have a state of their own for each limit; if
-        more are in use, the rest share.
+        `burst`, `algorithm`, `key`, `cost`, `settle` and `max_debt` apply to the limits given as
+        text; see `Limit`. Calls wait up to `max_wait` seconds for their turn, at most `max_waiting`
+        of them. Up to `max_keys` keys have a state of their own for each limit; any further keys
+        share.
 
-        With a store to be `shared`, all policies of that `name` on all pods count together:
-        `sharing` "exact", "leased" in lots of `batch`, or "split". While the store is away a pod
-        goes on by its part of the limits ("local"), admits all ("open") or nothing ("closed").
+        With a `shared` store, all policies of that `name` on all pods count together: `sharing` is
+        "exact", "leased" in lots of `batch`, or "split". While the store is unreachable a pod
+        continues with its part of the limits ("local"), admits all calls ("open") or none
+        ("closed").
         """
         super().__init__(mode)
         self._options = {
@@ -96,7 +97,7 @@ class RateLimit(GatePolicy):
         self._align(current_clock())
         self._reserve_rejected = 0
         self.pods = 1
-        """Among how many pods `divide` has divided the limits."""
+        """Number of pods among which `divide` has divided the limits."""
         self.name = name
         self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
 
@@ -127,17 +128,17 @@ class RateLimit(GatePolicy):
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for their turn now."""
+        """Number of calls that wait for their turn now."""
         return self._meters.waiting
 
     @property
     def max_waiting(self) -> int:
-        """How many calls may wait at once."""
+        """Maximum number of waiting calls."""
         return self._meters.max_waiting
 
     @property
     def excess(self) -> tuple[int, ...]:
-        """What pods may take beyond each limit, at most, by the way it is shared; 0 if exact."""
+        """Maximum that pods may take beyond each limit, by the way it is shared; 0 if exact."""
         none = (0,) * len(self.limits)
         return none if self._sharing is None else self._sharing.share.excess or none
 
@@ -147,25 +148,25 @@ class RateLimit(GatePolicy):
             return all(meter.at_rest(us) for meter in self._meters.all)
 
     def reserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
-        """Take what a call with these arguments costs, or raise `RateLimited`; never waits.
+        """Take the cost of a call with these arguments, or raise `RateLimited`; never waits.
 
-        For code outside of a guard, and where the actual cost is known only later. `cost` stands
-        in for the cost of those limits that estimate it (by a `cost=` function, or with `settle=`),
-        or of all if none does. Shared limits block for the store's answer: in an event loop,
+        For code outside of a guard, and where the actual cost is known only later. `cost` replaces
+        the cost of those limits that estimate it (by a `cost=` function, or with `settle=`), or of
+        all limits if none does. Shared limits block until the store replies: in an event loop, use
         `await areserve(...)`.
         """
         charges = self._charges(args, kwargs, cost, by_hand=True)
         return self._reserve(charges) if self._sharing is None else self._sharing.reserve(charges)
 
     async def areserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
-        """Do the same in an event loop, which goes on meanwhile."""
+        """Async twin of `reserve`."""
         charges = self._charges(args, kwargs, cost, by_hand=True)
         if self._sharing is None:
             return self._reserve(charges)
         return await self._sharing.areserve(charges)
 
     def _reserve(self, charges: Sequence[Charge]) -> Reservation:
-        """Reserve by what is counted in this process."""
+        """Reserve from the limits counted in this process."""
         now = self._now()
         with self._meters.mutex, self._meters:
             blocked = self._meters.look(charges, whole_microseconds(now))
@@ -176,7 +177,7 @@ class RateLimit(GatePolicy):
     def _reserved(
         self, charges: Sequence[Charge], blocked: Blocked | None, now: float
     ) -> Reservation:
-        """Return what was taken, or raise if it was not, unless that is not enforced."""
+        """Return the reservation, or raise if nothing was taken and the limit is enforced."""
         if blocked is None:
             return Reservation(self, charges)
         if self.mode == "enforce":
@@ -190,15 +191,15 @@ class RateLimit(GatePolicy):
         try:
             raise error
         finally:
-            del error  # or its own frame would keep it alive
+            del error  # Break the reference cycle between the exception and this frame.
 
     def take_up_to(self, most: int, *args: Any, **kwargs: Any) -> int:
-        """Take as much as is left now, up to `most`, and return how much that is: 0 if nothing is.
+        """Take as much as is left now, up to `most`, and return that amount, possibly 0.
 
-        From the limits for which `reserve(cost=most)` would take that cost; if another limit has no
-        room for the call, nothing is taken. It is taken for good. Never waits, and goes before
-        no call that waits. Shared limits block for the store's answer: in an event loop,
-        `await atake_up_to(...)`.
+        It takes from the limits whose cost `reserve(cost=most)` would replace; if another limit has
+        no room for the call, nothing is taken. The amount cannot be given back. Never waits, and
+        never overtakes a waiting call. Shared limits block until the store replies: in an event
+        loop, use `await atake_up_to(...)`.
         """
         check.count("most", most, minimum=0)
         charges = self._charges(args, kwargs, 1, by_hand=True)
@@ -207,7 +208,7 @@ class RateLimit(GatePolicy):
         return self._sharing.take_up_to(most, charges)
 
     async def atake_up_to(self, most: int, *args: Any, **kwargs: Any) -> int:
-        """Do the same in an event loop, which goes on meanwhile."""
+        """Async twin of `take_up_to`."""
         check.count("most", most, minimum=0)
         charges = self._charges(args, kwargs, 1, by_hand=True)
         if self._sharing is None:
@@ -215,16 +216,16 @@ class RateLimit(GatePolicy):
         return await self._sharing.atake_up_to(most, charges)
 
     def _take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
-        """Take up to `most` of what is counted in this process, for those that are estimated."""
+        """Take up to `most` from the estimated limits counted in this process."""
         us = whole_microseconds(self._now())
         with self._meters.mutex, self._meters:
-            self._meters.look(charges, us)  # finds where they are counted
+            self._meters.look(charges, us)  # sets the places of the charges
             lefts = [
                 charge.meter.standing(charge.place, us)[0] // charge.times
                 for charge in charges
                 if charge.estimated
             ]
-            taken = min(most, max(1, min(lefts)))  # where each pod counts alone, one at least
+            taken = min(most, max(1, min(lefts)))  # at least one, where each pod counts alone
             charges = [charge.known(taken) for charge in charges]
             if not taken or self._meters.look(charges, us) is not None:
                 taken = 0
@@ -233,20 +234,20 @@ class RateLimit(GatePolicy):
         return self._enforced(taken, most)
 
     def _enforced(self, taken: int, most: int) -> int:
-        """Return how much may be used: what was taken, or all where that is not enforced."""
+        """Return how much may be used: what was taken, or all if the limit is not enforced."""
         return taken if self.mode == "enforce" else most
 
     def peek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
         """Return what is left for a call with these arguments, and take nothing.
 
-        Of several limits, that of the first that is exceeded; else of the one with least left.
-        `cost` is that of `reserve`: `retry_after` says when so much could be taken. Shared limits
-        block for the store's answer: in an event loop, `await apeek(...)`.
+        Of several limits, the result is for the first that is exceeded, else for the one with least
+        left. `cost` is that of `reserve`: `retry_after` says when that much could be taken. Shared
+        limits block until the store replies: in an event loop, use `await apeek(...)`.
         """
         return self._quota_for(self._charges(args, kwargs, cost, by_hand=cost is not None))
 
     async def apeek(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Quota:
-        """Do the same in an event loop, which goes on meanwhile."""
+        """Async twin of `peek`."""
         charges = self._charges(args, kwargs, cost, by_hand=cost is not None)
         return await self._aquota_for(charges)
 
@@ -257,7 +258,7 @@ class RateLimit(GatePolicy):
         return self._peek(charges) if self._sharing is None else await self._sharing.apeek(charges)
 
     def _peek(self, charges: Sequence[Charge]) -> Quota:
-        """Look at what is counted in this process."""
+        """Return the quota by the counts of this process."""
         now = self._now()
         us = whole_microseconds(now)
         with self._meters.mutex, self._meters:
@@ -281,11 +282,11 @@ class RateLimit(GatePolicy):
         return min(quotas, key=lambda quota: quota.left)
 
     def divide(self, pods: int) -> None:
-        """Keep to one of `pods` equal parts of each limit from now on; 1 is all of it.
+        """Use one of `pods` equal parts of each limit from now on; 1 is all of it.
 
-        For pods that have no store to share a limit in. What a smaller number gains counts as
-        taken at that moment, since another pod may just have spent it. See `split_limit` in
-        `seawall.members`, which follows the number of live pods.
+        For pods without a store to share a limit in. What the policy gains by a smaller number
+        counts as taken at that moment, since another pod may just have spent it. See `split_limit`
+        in `seawall.members`, which follows the number of live pods.
         """
         check.count("pods", pods)
         if self._sharing is not None:
@@ -314,11 +315,11 @@ class RateLimit(GatePolicy):
         limit: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take a vendor's word: only `remaining` are left for the next `reset_after` seconds.
+        """Apply a vendor's report: only `remaining` are left for the next `reset_after` seconds.
 
         It can lower the budget of a call with these arguments, never raise it. `limit` names the
-        limit that is meant, where there are several. Returns at once; a shared limit is lowered
-        for all pods a moment later.
+        limit, where there are several. Returns immediately; a shared limit is lowered for all pods
+        a moment later.
         """
         number, key, us = self._lower(remaining, reset_after, args, kwargs, limit)
         if self._sharing is not None:
@@ -332,21 +333,22 @@ class RateLimit(GatePolicy):
         limit: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Do the same, and wait until a shared limit is lowered for all pods, or the store fails.
+        """Async twin of `lower` that waits until a shared limit is lowered for all pods.
 
-        Raises `StoreUnavailable` then: the word holds in this process only.
+        Raises `StoreUnavailable` if the store fails: then the limit is lowered in this process
+        only.
         """
         number, key, us = self._lower(remaining, reset_after, args, kwargs, limit)
         if self._sharing is not None:
             await self._sharing.share.alower(number, key, remaining, us)
 
     def reset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
-        """Forget what was counted for calls with these arguments, and what vendors said of it.
+        """Reset the counts for calls with these arguments, and vendors' reports about them.
 
-        Of all limits, or of the one that `limit` names: a limit without a key is one for all calls.
-        Calls in flight that took something before give nothing back later. Shared limits block
-        until the store has forgotten it for all pods, or raise `StoreUnavailable`: then it is
-        forgotten in this process only. In an event loop, `await areset(...)`.
+        This applies to all limits, or to the one named `limit`; a limit without a key is the same
+        for all calls. Running calls that took something before give nothing back later. Shared
+        limits block until the store has reset it for all pods, or raise `StoreUnavailable`: then it
+        is reset in this process only. In an event loop, use `await areset(...)`.
         """
         charges = self._reset_charges(args, kwargs, limit)
         if self._sharing is not None:
@@ -356,7 +358,7 @@ class RateLimit(GatePolicy):
             self._sharing.reset(charges)
 
     async def areset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
-        """Do the same in an event loop, which goes on meanwhile."""
+        """Async twin of `reset`."""
         charges = self._reset_charges(args, kwargs, limit)
         self._reset(charges)
         if self._sharing is not None:
@@ -365,7 +367,7 @@ class RateLimit(GatePolicy):
     def _reset_charges(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
     ) -> list[Charge]:
-        """Return a charge of nothing for each limit that is to be reset."""
+        """Return an empty charge for each limit that is to be reset."""
         if name is not None:
             check.choice("limit", name, [limit.name for limit in self.limits])
         return [
@@ -375,7 +377,7 @@ class RateLimit(GatePolicy):
         ]
 
     def _reset(self, charges: Sequence[Charge]) -> None:
-        """Forget what was counted in this process."""
+        """Reset the counts in this process."""
         now = whole_microseconds(self._now())
         with self._meters.mutex, self._meters:
             for charge in charges:
@@ -389,7 +391,7 @@ class RateLimit(GatePolicy):
         kwargs: dict[str, Any],
         name: str | None,
     ) -> tuple[int, Hashable, float]:
-        """Lower what is counted in this process; return which limit, whose, and for how long."""
+        """Lower the limit in this process. Return its number, the key and the microseconds."""
         check.count("remaining", remaining, minimum=0)
         check.seconds("reset_after", reset_after, zero=True)
         names = [limit.name for limit in self.limits]
@@ -414,9 +416,9 @@ class RateLimit(GatePolicy):
         *,
         by_hand: bool = False,
     ) -> list[Charge]:
-        """Ask the functions of the user what a call takes. Not under the lock.
+        """Return the charges of a call by the user's functions. Must not hold the lock.
 
-        In a guard, only what `settle=` will settle is kept account of as an estimate.
+        In a guard, only charges that `settle=` will settle are tracked as estimates.
         """
         if cost is not None:
             check.count("cost", cost, minimum=0)
@@ -446,8 +448,8 @@ class RateLimit(GatePolicy):
     def _plausible(self, charge: Charge, actual: int) -> int:
         """Return the part of an actual cost that is counted.
 
-        More than the limit admits in a whole period, on top of its burst and of the estimate, is a
-        mistake of the reporter. All limits would be closed for as long as that takes.
+        More than the limit admits in a whole period, on top of its burst and of the estimate, is an
+        error of the reporter. It would close the limit for as long as that takes to pay off.
         """
         most = charge.asked + charge.meter.rule.overdraft
         if actual <= most:
@@ -480,7 +482,7 @@ class RateLimit(GatePolicy):
         return next(clocks, current_clock()).now()
 
     def _align(self, clock: Clock) -> None:
-        """Let windows begin where those in a store do; the time of day is asked for only here."""
+        """Align windows with those in a store. Only this method reads the time of day."""
         self._aligned_by = clock
         for meter in self._meters.all:
             meter.align(whole_microseconds(epoch_of(clock)))
@@ -501,7 +503,7 @@ class RateLimit(GatePolicy):
         with (
             self._meters.mutex,
             self._meters,
-        ):  # two updates at once: one after the other, and both count
+        ):  # serialise concurrent updates, so that both take effect
             self._change(changes)
 
     def _change(self, changes: dict[str, Any]) -> None:
@@ -526,7 +528,7 @@ class RateLimit(GatePolicy):
             )
         if self._sharing is not None:
             self._sharing.check([meter.rule for meter in fresh._meters.all])
-        # Asked for only now: what was taken outside of the lock was taken before it.
+        # Read the time only now: anything taken without the lock was taken before it.
         now = whole_microseconds(self._now())
         self.mode, self.max_wait, self.max_keys = fresh.mode, fresh.max_wait, fresh.max_keys
         self._given, self._options, self.limits = fresh._given, fresh._options, fresh.limits
@@ -540,7 +542,7 @@ class RateLimit(GatePolicy):
         self._meters.attend_all()
 
     def _rerule(self, rules: Iterable[Rule[Any]]) -> None:
-        """Let the meters follow other rules, which adopt what was taken."""
+        """Let the meters follow other rules, which convert the states."""
         with self._meters.mutex, self._meters:
             now = whole_microseconds(self._now())
             for meter, rule in zip(self._meters.all, rules, strict=True):
@@ -551,6 +553,7 @@ class RateLimit(GatePolicy):
 def _seconds(wait: float | None, now: float) -> float | None:
     """Return in how many seconds from `now` a wait of whole microseconds is over.
 
-    Computed from the instant, so that a caller who waits that long is not a microsecond early.
+    It is computed from the end time, so that a caller that waits this long is not a microsecond
+    early.
     """
     return None if wait is None else max(0.0, (whole_microseconds(now) + wait) / 1e6 - now)

@@ -1,4 +1,4 @@
-"""Recent refusals of a store, repeated here for a moment without asking again."""
+"""Cache of a store's recent refusals, which are repeated briefly without asking again."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ KNOWN: Final = 10_000
 
 
 class RefusalCache:
-    """Refusals of the store that it would repeat if it were asked again.
+    """Refusals that the store would repeat if it were asked again.
 
-    What this pod gives back clears the entry of its key; as another pod may give something back
-    too, entries are valid for a moment only. The store is asked where it is not certain when a
-    larger cost would be admitted: a caller who comes back at the time that it was given must not
+    Giving something back in this pod clears the entry of its key. Since other pods may give
+    something back too, entries are valid only briefly. The store is asked where it is not certain
+    when a larger cost would be admitted: a caller that comes back at the time it was given must not
     be refused again.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self.known: dict[tuple[int, Hashable], tuple[int, float, float]] = {}
-        """Of which limit and key how much, until when, and for how long that is believed."""
+        """By limit and key: the refused cost, until when, and how long the entry is valid."""
         self._freed: dict[tuple[int, Hashable], float] = {}
-        """When something was given back: a refusal from before then says nothing any more."""
+        """When something was given back. Earlier refusals are no longer valid."""
         self.used = 0
-        """How often a call was refused, or had to wait, without asking the store."""
+        """Number of calls that were refused, or had to wait, without asking the store."""
 
     def note(self, limit: int, key: Hashable, cost: int, asked: float, until: float) -> None:
-        """Remember what was refused until an instant, and when it was asked; in microseconds."""
+        """Record a cost that was refused until `until`. Times are in microseconds."""
         if self._freed:
             freed = self._freed.get((limit, key))
             if freed is not None and asked < freed + ON_ITS_WAY:
@@ -53,7 +53,7 @@ class RefusalCache:
         self.known[limit, key] = cost, until, min(until, asked + BELIEVED)
 
     def free(self, limit: int, key: Hashable, now: float) -> None:
-        """Remove the entry: something is given back."""
+        """Remove the entry, because something is given back."""
         self.known.pop((limit, key), None)
         if len(self._freed) >= KNOWN:
             self._freed.clear()
@@ -64,7 +64,7 @@ class RefusalCache:
         self.known.clear()
 
     def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:
-        """Return why the charges would surely be refused; None if it has to be asked."""
+        """Return why the charges would certainly be refused; None if the store must be asked."""
         if not self.known:
             return None
         first = longest = None
@@ -87,7 +87,7 @@ class RefusalCache:
 
 
 def _later(charge: Charge, cost: int) -> float | None:
-    """Return how much later the cost of `charge` is admitted than `cost`; None: ask."""
+    """Return how much later the cost of `charge` is admitted than `cost`; None means ask."""
     if charge.cost == cost:
         return 0.0
     meter = charge.meter
