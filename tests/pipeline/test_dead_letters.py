@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable._connections import AskText
 from seawall.pipeline import (
@@ -31,6 +32,7 @@ from seawall.pipeline import (
     degrade,
 )
 from seawall.pipeline.dead_letters.letters import LOST, MOST_CLAIMS, DeadLetters, stored_id
+from seawall.runtime.runners import sleep_async
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening, opening_by, postgres
 from tests.durable.outbox_support import Time
@@ -746,3 +748,34 @@ def test_a_process_that_is_killed_with_a_letter_loses_nothing(tmp_path: Path) ->
     finally:
         database.close()
         source.close()
+
+
+def test_a_retried_letter_makes_room_in_a_memory_that_is_full() -> None:
+    """Also if every worker of its stage waits for that room."""
+    is_down, stored = [True], []
+
+    async def store(number: int) -> None:
+        if is_down[0]:
+            raise OSError
+        stored.append(number)
+
+    async def main() -> MemoryDeadLetters:
+        letters = MemoryDeadLetters("p", most=2)
+        pipeline = Pipeline("p", dead_letters=letters)
+        channel: Channel[int] = Channel(10)
+        for number in range(4):
+            await channel.aput(number)
+        pipeline.read(channel).sink(store)
+        running = asyncio.create_task(pipeline.run())
+        await sleep_async(10)
+        assert len(letters.letters) == 2
+        is_down[0] = False
+        assert letters.retry(letters.letters[0].id)
+        await sleep_async(1000)
+        channel.close()
+        await asyncio.wait_for(running, 1000)
+        return letters
+
+    left = run_virtual(main())
+    assert sorted(stored) == [0, 3]
+    assert [letter.value for letter in left.letters] == [1, 2]

@@ -264,6 +264,18 @@ def test_what_is_given_back_at_a_stop_is_given_again_while_the_store_is_down() -
     assert sorted(source.returned) == list(range(50))
 
 
+def test_a_source_whose_close_was_cancelled_inside_does_not_cancel_the_run() -> None:
+    """Everything has ended by then, and the run says so."""
+
+    async def cancel() -> None:
+        raise asyncio.CancelledError
+
+    pipeline = Pipeline("p")
+    pipeline.read(Store("store", 3, close=cancel)).sink(id, name="end")
+    assert run_virtual(pipeline.run())
+    assert pipeline.snapshot()["sink"] == 3
+
+
 # --- A second run of the same pipeline ---
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 from seawall import _checks as check
@@ -85,8 +86,18 @@ class MemoryDeadLetters:
 
     def _free_id(self, id_: str) -> str:
         """Return `id_`, or, if a letter has it, one like it that no letter has."""
-        names = (id_, *(f"{id_}~{number}" for number in range(2, len(self._kept) + 3)))
+        names = chain([id_], (f"{id_}~{number}" for number in count(2)))
         return next(name for name in names if name not in self._kept)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there is no room. Those that are replayed need none: they are on their way.
+
+        Else a stage whose workers wait for room could not take the letter that makes it.
+        """
+        if len(self._kept) < self._most:
+            return False
+        return sum(kept.state != "claimed" for kept in self._kept.values()) >= self._most
 
     # For operators
 
@@ -172,7 +183,7 @@ class MemoryDeadLetters:
         with self._mutex:
             kept = self._kept.get(letter.id)
             if kept is None:
-                if len(self._kept) >= self._most:
+                if self._is_full:
                     raise DeadLettersFull(
                         f"{self._most} dead letters in memory: retry or drop some, or pass"
                         " dead_letters=DatabaseDeadLetters(...)"
