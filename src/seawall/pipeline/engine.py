@@ -314,7 +314,7 @@ class Reader:
                 task.result()
             if not done:
                 _log.error("source %r does not close", self.source.name, extra=self._fields)
-        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - logged, with its traceback
+        except (Exception, asyncio.CancelledError):
             if _is_cancelled():
                 raise
             _log.exception("source %r cannot be closed", self.source.name, extra=self._fields)
