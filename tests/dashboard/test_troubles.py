@@ -245,8 +245,12 @@ def test_what_is_wrong_is_said_plainly(snapshot: Any, id_: str, tone: str, what:
 
 
 def test_where_nothing_is_wrong_nothing_is_said() -> None:
-    """Of a world that is well but for two breakers, these alone are told."""
-    assert set(_troubles_at(everything(), everything())) == {"breaker:w-keyed:0"}
+    """A world that is well but for a breaker, a sensor and a dead letter has these troubles."""
+    assert set(_troubles_at(everything(), everything())) == {
+        "breaker:w-keyed:0",
+        "dead:w-pipeline",
+        "missing:w-sites:S2",
+    }
     off = _guard(_breaker(mode="off"), {**SLOTS, "mode": "off"})
     assert _troubles_at(off, off) == {}
 
