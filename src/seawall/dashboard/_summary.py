@@ -42,7 +42,7 @@ class Links:
     """Addresses of runbooks and traces, made from templates."""
 
     def __init__(self, runbook: str | None = None, trace: str | None = None) -> None:
-        """Fill `{kind}` in the one and `{trace_id}` in the other; None: no links."""
+        """Set the templates: `{kind}` in `runbook`, `{trace_id}` in `trace`; None: no links."""
         self.runbook = _template("runbook", runbook, "{kind}", "https://wiki.example/{kind}")
         self.trace = _template("trace", trace, "{trace_id}", "https://traces.example/{trace_id}")
 

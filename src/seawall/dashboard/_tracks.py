@@ -296,7 +296,7 @@ _NO_ROW: Final[Point] = (None,)
 
 
 def tracks_of(view: View) -> Iterator[tuple[str, float | None]]:
-    """Give what is drawn of the rows of a view by "kind/name"; of a stage, "pipe/pipeline/name"."""
+    """Yield the charted values: "kind/name" for rows, "pipe/pipeline/name" for nodes."""
     for section in view["sections"].values():
         for row in section:
             yield f"{row['kind']}/{row['name']}", row["track"]

@@ -245,7 +245,7 @@ class Dashboard:
         )
 
     def _told_to_others(self) -> tuple[Watcher, StorePods]:
-        """Return what looks at this process for all loops, and tells the other pods of it."""
+        """Return the watcher for all loops, and the publisher of its view to other pods."""
         from seawall.dashboard.pods import StorePods
 
         with self._mutex:

@@ -307,7 +307,7 @@ class History(TypedDict):
 
 
 class Message(TypedDict):
-    """What the page and the terminal are sent, each `every` seconds; `history` the first time."""
+    """A message to the page and the terminal, sent each `every` seconds; `history` only once."""
 
     title: str
     at: float

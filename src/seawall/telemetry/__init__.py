@@ -1,4 +1,4 @@
-"""What a service shows of itself: metrics, span events and log records, each switched on in a line.
+"""Telemetry of a service: metrics, span events and log records, each enabled by one line.
 
 `export_prometheus()` needs prometheus-client (the extra `prometheus`), `export_opentelemetry()`
 opentelemetry-api (the extra `otel`), `log_events()` nothing. Each name is loaded when it is used.
@@ -40,7 +40,7 @@ _HOMES = {
     "telemetry.otel": "export_opentelemetry",
     "telemetry.prometheus": "export_prometheus",
 }
-"""The public names by the module in which they are at home."""
+"""Public names by the module that defines them."""
 
-if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

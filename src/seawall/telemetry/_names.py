@@ -1,8 +1,8 @@
-"""The one table of metrics: what each is called, what it means, and where it is read.
+"""The table of metrics: the name, meaning and source of each.
 
-Exporters, dashboards, alert rules and the documentation are made from it. A name that is here
-stays, and so does its meaning. Names follow the rules of Prometheus; those of OpenTelemetry are
-derived from them. What OpenTelemetry's conventions have a name for (`gen_ai`) is called so.
+Exporters, dashboards, alert rules and the documentation are made from it. Names and meanings are
+stable. Names follow the rules of Prometheus; those of OpenTelemetry are derived from them. Metrics
+that have a name in OpenTelemetry's conventions (`gen_ai`) use it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CLOSED: Final = frozenset(
         *("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_token_type"),
     }
 )
-"""Labels whose values are words of ours, so that there are few of them."""
+"""Labels whose values are fixed words of ours, so that there are few of them."""
 
 
 class Metric(NamedTuple):
-    """One metric; `fold` says what becomes of several values that have the same labels."""
+    """One metric; `fold` says how several values with the same labels are combined."""
 
     name: str
     kind: Kind
@@ -45,11 +45,11 @@ class Metric(NamedTuple):
     source: str
     fold: Fold = "sum"
     bounds: tuple[float, ...] = ()
-    """Of a histogram: the upper bounds of its buckets, but for the last, which has none."""
+    """Upper bounds of a histogram's buckets, without the last one, which is unbounded."""
 
     @property
     def otel_name(self) -> str:
-        """The name in OpenTelemetry, where unit and kind are no part of it."""
+        """The name in OpenTelemetry, which includes neither unit nor kind."""
         bare = self.name.removesuffix("_total").removesuffix("_seconds").removesuffix("_ratio")
         if bare in _CONVENTIONS:
             return _CONVENTIONS[bare]
@@ -239,7 +239,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "policy: shared",
         fold="min",
     ),
-    # What is lent
+    # Pools, executors, serializers
     _gauge("pool_slots", "pool", "Resources that a pool may have", "pool: limit"),
     _gauge("pool_in_use", "pool", "Resources that are borrowed", "pool: in_flight"),
     _gauge("pool_idle", "pool", "Resources that can be borrowed at once", "pool: idle"),
@@ -269,7 +269,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _gauge("serializer_waiting", "serializer", "Who waits for a turn", "serializer: waiting"),
     _counter("serializer_rejected", "serializer", "Who was refused a turn", "serializer: rejected"),
-    # What waits
+    # Queues
     _gauge(
         "queue_depth",
         "kind name",
@@ -312,7 +312,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "outbox: blocked",
         fold="max",
     ),
-    # What happens once
+    # Idempotency
     _counter(
         "duplicates_dropped",
         "kind name",
@@ -332,7 +332,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "dispatcher, jobs, idempotency, idempotent_requests: refused_late",
     ),
     _counter("fifo_gaps", "name", "Messages missing for too long", "fifo_receiver: gaps"),
-    # What is around
+    # Surroundings of the service
     _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="min"),
     _gauge("lease_held", "lease", "1 while this process holds it", "lease: held", fold="max"),
     _gauge(
@@ -554,7 +554,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "models: served",
     ),
     _counter("models_failed", "models", "Calls that no model answered", "models: failed"),
-    # All together
+    # Process and telemetry
     _gauge(
         "autoscale_load",
         "",
@@ -580,7 +580,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 
 
 def full_name(name: str) -> str:
-    """Return the name of a metric by that without our prefix."""
+    """Return the full name of a metric from that without our prefix."""
     return name if name.startswith(GEN_AI) else f"seawall_{name}"
 
 

@@ -1,6 +1,6 @@
-"""What a dashboard shows: rows of panels, each with its questions, from the table of metrics.
+"""Contents of the Grafana dashboard: rows of panels with their queries, from the table of metrics.
 
-A metric that has no panel of its own gets a plain one in the last row, so that none is missing.
+A metric without a panel gets a plain one in the last row, so that none is missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ask: Final = Asking("$__rate_interval", SCOPE)
 
 
 class Query(NamedTuple):
-    """A question, and what its answers are called."""
+    """A query, and the legend of its results."""
 
     expr: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """One picture. From `warn` on it is yellow, from `bad` on red."""
+    """One panel. From `warn` on it is yellow, from `bad` on red."""
 
     title: str
     queries: tuple[Query, ...]
@@ -42,10 +42,10 @@ class Panel(NamedTuple):
     warn: float | None = None
     bad: float | None = None
     values: tuple[tuple[str, str], ...] = ()
-    """Of states: word and colour of 0, 1, 2..."""
+    """Text and colour of the states 0, 1, 2..."""
 
 
-# Questions
+# Queries
 
 
 def _legend(by: str) -> str:
@@ -61,7 +61,7 @@ def _gauge(fold: str, name: str, by: str, where: str = "", legend: str = "") -> 
 
 
 def _quantiles(title: str, name: str, by: str, bad: float | None = None) -> Panel:
-    """Show p50, p95 and p99 of all processes together, from their histograms."""
+    """Return a panel with p50, p95 and p99 of all processes together, from their histograms."""
     queries = (
         Query(_ask.quantile(share, name, by), f"{_legend(by)} p{share * 100:g}") for share in USUAL
     )
@@ -73,7 +73,7 @@ def _share(part: str, whole: str, legend: str) -> Query:
 
 
 def _seconds(title: str, name: str, by: str, bad: float | None = None) -> Panel:
-    """Show the largest: durations and ages of several processes cannot be added."""
+    """Return a panel with the largest value: durations and ages of processes cannot be added."""
     return Panel(title, (_gauge("max", name, by),), "s", bad=bad)
 
 
@@ -96,11 +96,11 @@ _BREAKER: Final = Query(
     + ")",
     "{{guard}} {{instance}}",
 )
-"""One number for the state, the worst if a guard has several breakers, to be drawn over time."""
+"""One number for the state over time, the worst if a guard has several breakers."""
 
 _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 
-# What is shown
+# Panels
 
 _OVERVIEW: Final = (
     Panel(
@@ -185,7 +185,8 @@ _GUARDS: Final = (
         "Retry budget spent",
         (_gauge("max", "retry_budget_spent_ratio", "guard"),),
         "percentunit",
-        warn=threshold.BUDGET_SPENT_WARN,  # and no more: one that is not refilled yet harms nobody
+        # no `bad`: a budget that is not refilled yet does no harm
+        warn=threshold.BUDGET_SPENT_WARN,
     ),
     _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
     _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
@@ -465,7 +466,7 @@ _LLM: Final = (
 
 
 def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
-    """Return the rows by title, and one more for what of `metrics` is in none of them."""
+    """Return the rows by title, and one more for those of `metrics` that are in none of them."""
     known = [
         ("Overview", _OVERVIEW),
         ("Guards", _GUARDS),
@@ -483,7 +484,7 @@ def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, 
 
 
 def mentions(expr: str, metric: Metric) -> bool:
-    """Tell whether a question is about `metric`, not about one whose name begins the same."""
+    """Return whether a query is about `metric`, not about one whose name starts the same."""
     suffixes = ("_bucket", "_sum") if metric.kind == "histogram" else ("",)
     return any(f"({metric.name}{suffix}{{" in expr for suffix in suffixes)
 

@@ -1,7 +1,9 @@
-"""Questions to Prometheus, put together from the table of metrics.
+"""PromQL queries, composed from the table of metrics.
 
-Promises: a question names only metrics and labels that are in the table; a counter is asked only
-for its rate or increase, a gauge never; a quantile is that of all processes together.
+Promises:
+- A query uses only metrics and labels that are in the table.
+- A counter is queried only for its rate or increase, a gauge never.
+- A quantile is that of all processes together.
 """
 
 from __future__ import annotations
@@ -11,25 +13,25 @@ from typing import Final, NamedTuple
 from seawall.telemetry._names import BY_NAME, Kind, Metric, full_name
 
 TARGET: Final = ("job", "instance")
-"""Labels that Prometheus itself puts on all that it scrapes."""
+"""Labels that Prometheus itself adds to everything it scrapes."""
 
 
 class Asking(NamedTuple):
-    """How all questions of one file are asked: over which window, and of which series.
+    """Common settings of all queries of one file: their window and scope.
 
-    `scope` has a label and its condition each, put to the metrics that have the label.
+    `scope` has pairs of a label and its condition, applied to the metrics that have the label.
     """
 
     window: str
     scope: tuple[tuple[str, str], ...] = ()
 
     def rate(self, name: str, by: str = "", where: str = "") -> str:
-        """Return how many a second, summed `by` labels; without them all together."""
+        """Return the rate per second, summed `by` labels; without them, in total."""
         metric = _known(name, "counter")
         return _folded("sum", metric, by, f"rate({self._series(metric, where)}[{self.window}])")
 
     def increase(self, name: str, by: str = "", where: str = "") -> str:
-        """Return how many within the window, summed `by` labels."""
+        """Return the increase within the window, summed `by` labels."""
         metric = _known(name, "counter")
         return _folded("sum", metric, by, f"increase({self._series(metric, where)}[{self.window}])")
 
@@ -41,19 +43,19 @@ class Asking(NamedTuple):
         return f"histogram_quantile({share:g}, {summed})"
 
     def sum_rate(self, name: str, by: str = "") -> str:
-        """Return by how much the sum of a histogram's values grows a second, `by` labels."""
+        """Return the growth of the sum of a histogram's values per second, `by` labels."""
         metric = _known(name, "histogram")
         return _folded(
             "sum", metric, by, f"rate({self._series(metric, '', '_sum')}[{self.window}])"
         )
 
     def gauge(self, fold: str, name: str, by: str = "", where: str = "") -> str:
-        """Return a gauge's values now, folded `by` labels: "sum", "max", "min" or "avg"."""
+        """Return a gauge's current values, folded `by` labels: "sum", "max", "min" or "avg"."""
         metric = _known(name, "gauge")
         return _folded(fold, metric, by, self._series(metric, where))
 
     def series(self, name: str, where: str = "") -> str:
-        """Return a gauge's series as they are."""
+        """Return a gauge's series without aggregation."""
         return self._series(_known(name, "gauge"), where)
 
     def _series(self, metric: Metric, where: str, suffix: str = "") -> str:

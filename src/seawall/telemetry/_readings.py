@@ -1,6 +1,7 @@
-"""From a snapshot to readings: pure, without clock, lock or I/O.
+"""Conversion of a snapshot to readings: pure, without clock, lock or I/O.
 
-Promises: what is missing or has another shape is left out, and never raises.
+Promises:
+- Values that are missing or have another shape are omitted; nothing raises.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Told = tuple[str, Labels, Any]
 
 
 def readings_of(snapshot: Snapshot) -> list[Reading]:
-    """Return all that `seawall.snapshot()` has to say, by the table of names."""
+    """Return all readings of `seawall.snapshot()`, by the table of names."""
     told: list[Told] = []
     for kind, things in snapshot.items():
         read = _READERS.get(kind)
@@ -51,10 +52,10 @@ def _readings(told: Iterable[Told]) -> Iterator[Reading]:
 def autoscale_load(snapshot: Snapshot) -> float:
     """Return how full the fullest part of this process is: 1.0 is full, above that work waits.
 
-    Of an edge: its share of the loop's time, and (in flight + waiting) / limit of each of its
-    limits. Of an executor: (in flight + waiting) / workers. Of a worker: (at work + waiting, at
-    most once more its concurrency) / concurrency. What bounds calls to a dependency is left out:
-    more processes would only press it more.
+    For an edge: its share of the loop's time, and (in flight + waiting) / limit of each of its
+    limits. For an executor: (in flight + waiting) / workers. For a worker: (at work + waiting,
+    limited to its concurrency) / concurrency. Limits on calls to a dependency do not count: more
+    processes would only put more load on it.
     """
     loads = [0.0]
     edges = {str(edge.get("name")) for edge in snapshot.get("edge", ())}
@@ -79,7 +80,7 @@ def autoscale_load(snapshot: Snapshot) -> float:
     return max(loads)
 
 
-# What is read of each kind
+# Readers of each kind
 
 Reader = Callable[[str, str, Mapping[str, Any]], Iterator[Told]]
 
@@ -88,9 +89,9 @@ def _read(read: Reader, kind: str, name: str, thing: Mapping[str, Any]) -> list[
     told: list[Told] = []
     try:
         for one in read(kind, name, thing):
-            told.append(one)  # noqa: PERF402 - what came before a fault is kept
+            told.append(one)  # noqa: PERF402 - keeps what was read before an exception
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        pass  # a policy of the user's own may show anything
+        pass  # a user's own policy may show anything
     return told
 
 
@@ -124,7 +125,7 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 
 
 def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[Told]:
-    """Tell how the worst keys of a family stand; what they count is in the family's counters."""
+    """Yield the state of the worst keys of a family; their counts are in the family's counters."""
     for key, seen in worst.items():
         member = f"{name}[{key}]"
         yield "error_ratio", (member,), seen.get("error_rate")
@@ -145,7 +146,7 @@ def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 def spent_share(budget: Mapping[str, float]) -> float:
     """Return the share of a retry budget that is spent, from 0 to 1."""
     if "maximum" in budget:
-        half = budget["maximum"] / 2  # below that no retry is made
+        half = budget["maximum"] / 2  # below that, no retry is made
         share = (budget["maximum"] - budget["tokens"]) / half if half else 1.0
     else:
         allowed = budget["allowed"]
@@ -254,7 +255,7 @@ def _serializer(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told
 
 
 def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Told]:
-    """Tell what waits, of a queue, a channel, jobs, an outbox or calls for later."""
+    """Yield the waiting items of a queue, a channel, jobs, an outbox or deferred calls."""
     seen = _flat(kind, thing)
     for key, metric in (
         ("waiting", "queue_depth"),
@@ -276,7 +277,7 @@ def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Told]:
 
 
 def _flat(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of something in which things wait, by the same words for all kinds."""
+    """Return the state of something in which items wait, with the same names for all kinds."""
     stored = thing.get("stored")
     if not isinstance(stored, Mapping):
         stored = {}
@@ -305,7 +306,7 @@ def _letters(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _WORKERS: Final = {"worker": "queue", "job_worker": "jobs", "later_worker": "later"}
-"""What works, by what it works off."""
+"""The kinds of workers, with the kind of their queue."""
 
 _NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned", "refused_late"})
 
@@ -365,7 +366,7 @@ def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]
 
 
 MOST_MEMBERS: Final = 10
-"""Members of a group whose level is exported: the most suspected ones."""
+"""Maximum number of members of a group whose level is exported: the most suspected ones."""
 
 MEMBER_STATES: Final = ("unknown", "alive", "suspected", "confirmed", "left")
 
@@ -399,12 +400,12 @@ def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 
 
 def _level_ratio(member: Mapping[str, Any]) -> float:
-    """Return the level of suspicion as a share of that from which the member is suspected."""
+    """Return the level of suspicion as a share of the threshold."""
     return _number(member, "level") / (_number(member, "threshold") or 1.0)
 
 
 MOST_MISSING: Final = 10
-"""Sources of a `Collect` whose absence is exported: those that are missing for longest."""
+"""Maximum number of missing sources of a `Collect` that are exported: those missing longest."""
 
 _STAGE_RESULTS: Final = {
     "done": "done",
@@ -416,7 +417,7 @@ _STAGE_RESULTS: Final = {
     "refused": "refused",
     "died": "deaths",
 }
-"""What a stage has done, by the words of the snapshot."""
+"""The results of a stage, with their names in the snapshot."""
 
 
 def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -478,7 +479,7 @@ def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
             f"{client}_operation_duration_seconds", (*labels, one["error"]), one["durations"]
         )
         for key in ("input", "output"):
-            if any(one[key]["counts"]):  # what no answer told is not reported
+            if any(one[key]["counts"]):  # counts that no answer contained are not reported
                 yield from _histogram(f"{client}_token_usage", (*labels, key), one[key])
         if any(one["first_chunks"]["counts"]):
             yield from _histogram(
@@ -522,7 +523,7 @@ _READERS: Final[dict[str, Reader]] = {
 }
 
 
-# Small parts
+# Helpers
 
 
 def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Told]:
@@ -564,7 +565,7 @@ def _number(seen: Mapping[str, Any], key: str) -> float:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer that no float can hold
         return False
 
 

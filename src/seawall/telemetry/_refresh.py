@@ -1,7 +1,9 @@
-"""Asking stores and databases how what they keep stands, so that nobody who looks has to wait.
+"""Periodic queries of stores and databases, so that reading a snapshot never waits for them.
 
-Promises: each question has its time and few are asked at once; one that fails hides no other, and
-what was known before stays known, with its age; cancelled, it ends at once and leaves nothing.
+Promises:
+- Each query has a timeout, and few run concurrently.
+- A failing query hides no other, and the last known answer is kept, with its age.
+- A cancelled refresh ends immediately and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ if TYPE_CHECKING:
     import asyncio
 
 AT_ONCE: Final = 8
-"""Questions under way at the same time."""
+"""Maximum number of concurrent queries."""
 
 
-async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109 - of each question
-    """Ask how `things` stand (all that have something to ask for, unless given).
+async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109 - the timeout of each query
+    """Query the state of `things`, by default everything that can be queried.
 
-    Those are queues in a store, outboxes, jobs and calls for later; unless named, not those of a
-    `Database` that was closed. Each question has `timeout` seconds. Returns how many were answered;
-    what failed is told by `snapshot()`.
+    That is queues in a store, outboxes, jobs and deferred calls; unless named, not those of a
+    closed `Database`. Each query has `timeout` seconds. Returns the number of answers; failures are
+    reported by `snapshot()`.
     """
     import asyncio
 
@@ -41,7 +43,7 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
                 await getattr(thing, str(entry.ask))()
         except TimeoutError:
             entry.error = f"no answer within {seconds:g} s"
-        except Exception as error:  # noqa: BLE001 - the others are to be asked all the same
+        except Exception as error:  # noqa: BLE001 - the others must be queried all the same
             entry.error = described(error)
         return entry.error is None
 
@@ -55,19 +57,19 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
 
 
 def _is_over(thing: Any) -> bool:
-    """Tell whether it is in a database that was closed: to ask would connect to it anew."""
+    """Return whether its database was closed: a query would connect to it anew."""
     database = getattr(thing, "database", None)
     return database is not None and bool(database.closed)
 
 
 class Refresher:
-    """`async with Refresher(every=15.0):` asks again and again, in the running event loop.
+    """Queries periodically, in the running event loop: `async with Refresher(every=15.0):`.
 
-    Where a `Dispatcher` runs, its outbox is known without.
+    The outbox of a running `Dispatcher` is known without it.
     """
 
     def __init__(self, every: float = 15.0, *, timeout: float = 5.0) -> None:
-        """Ask at once, then each time `every` seconds after the last answers."""
+        """Query immediately, then each time `every` seconds after the last answers."""
         self.every = check.seconds("every", every)
         self.timeout = check.seconds("timeout", timeout)
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +89,7 @@ class Refresher:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ask no more; nothing to do if it does not."""
+        """Stop querying. Idempotent."""
         from seawall.runtime.abandon import end
 
         task, self._task = self._task, None
@@ -99,4 +101,4 @@ class Refresher:
 
         while True:
             await arefresh(timeout=self.timeout)
-            await asyncio.sleep(self.every)  # noqa: TID251 - the loop's own time, virtual or not
+            await asyncio.sleep(self.every)  # noqa: TID251 - uses the loop's own time, virtual or not

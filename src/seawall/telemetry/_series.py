@@ -1,8 +1,10 @@
-"""Series: values with their labels, and no more of them than a cap. Pure.
+"""Series: values with their labels, bounded in number. Pure.
 
-Promises: values with the same labels are told once; of each metric at most `cap` series have names
-of their own, whatever things are called, and the rest is exported together, as "other" (a histogram
-counts as one series); what is exported of a counter, or of a bucket of a histogram, never falls.
+Promises:
+- Values with the same labels are exported once.
+- At most `cap` series of each metric have their own labels, whatever objects are called. The rest
+  is exported together, as "other" (a histogram counts as one series).
+- The exported value of a counter, or of a bucket of a histogram, never falls.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 from seawall.telemetry._names import BY_NAME, METRICS, Fold, Metric
 
 CAP: Final = 1000
-"""Series of one metric, unless told otherwise."""
+"""Default for the maximum number of series of one metric."""
 
 OTHER: Final = "other"
 LONGEST_LABEL: Final = 120
@@ -23,7 +25,7 @@ _HASH_DIGITS: Final = 8
 
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
-"""What is counted of one series: a counter's value, or the sum of a histogram and its buckets."""
+"""The counts of one series: a counter's value, or the sum of a histogram and its buckets."""
 
 _ORDER: Final = {metric.name: place for place, metric in enumerate(METRICS)}
 _FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
@@ -34,7 +36,7 @@ _FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
 
 
 class Reading(NamedTuple):
-    """One value of one metric; of a histogram, the sum of its values and how many each bucket has.
+    """One value of one metric; for a histogram, the sum of its values and the count of each bucket.
 
     The last bucket is that of values above all bounds.
     """
@@ -46,31 +48,31 @@ class Reading(NamedTuple):
 
 
 class Series:
-    """Which series are told by name: those that came first, for as long as they are there.
+    """Decides which series keep their labels: those that came first, for as long as they exist.
 
-    It belongs to one exporter, which asks it one time after another, each time with what is newer.
+    It belongs to one exporter, which calls it sequentially, each time with newer readings.
     """
 
     def __init__(self, cap: int = CAP) -> None:
-        """Tell up to `cap` series of each metric by name."""
+        """Export up to `cap` series of each metric with their own labels."""
         self.cap = cap  # may be changed between two calls of `bounded`
         self._admitted: dict[str, dict[Labels, None]] = {}
         self._counters: dict[str, _Counter] = {}
 
     def bounded(self, readings: Iterable[Reading]) -> list[Reading]:
-        """Return the readings with the rest folded into "other", and how many those were."""
+        """Return the readings with the rest folded into "other", and the number of those."""
         by_metric: dict[str, dict[Labels, list[Reading]]] = {}
         for reading in readings:
             owners = by_metric.setdefault(reading.metric.name, {})
             owners.setdefault(_owner(reading), []).append(reading)
         told: list[Reading] = []
         for name in self._counters:
-            by_metric.setdefault(name, {})  # it must know that all of its series have gone
+            by_metric.setdefault(name, {})  # so that it notices that all of its series are gone
         for name, owners in by_metric.items():
             admitted = self._admit(name, owners)
             rest = [one for owner, of in owners.items() if owner not in admitted for one in of]
             own = [one for owner in admitted for one in owners[owner]]
-            # Together: something may really be called "other".
+            # Combined, because an object may really be called "other".
             if BY_NAME[name].kind != "gauge":
                 counter = self._counters.setdefault(name, _Counter(BY_NAME[name], self.cap))
                 told += counter.told(
@@ -96,24 +98,24 @@ class Series:
 
 
 class _Counter:
-    """One counter: what is told of each of its series never falls.
+    """One counter whose exported series never fall.
 
-    Things of one name are counted together, and what one of them had counted goes with it; others
-    move out of "other" when there is room. Were the sum of what lives told, each of that would look
-    like a new beginning, and Prometheus would add all that is left once more. So what is told is
-    what was told before, and by how much the sums have risen since.
+    Objects of one name are counted together, and when one of them is gone, so are its counts;
+    others move out of "other" when there is room. If the sum of the living objects were exported,
+    each of these would look like a counter reset, and Prometheus would add the rest once more. So
+    the exported value is the last one plus the rise of the sums since.
 
-    A series that has gone is remembered, in case it comes back, until `cap` others went after it.
+    A series that is gone is remembered, in case it comes back, until `cap` others went after it.
     """
 
     def __init__(self, metric: Metric, cap: int) -> None:
         self._metric = metric
         self._cap = cap
-        # In one assignment: a fork may come at any moment, while another thread is here.
+        # One assignment: a fork may come at any moment, while another thread is here.
         self._state = _Remembered({}, {}), _Remembered({}, {})
 
     def told(self, readings: Iterable[tuple[Reading, Reading]]) -> list[Reading]:
-        """Return what to tell, of readings and what each is told as."""
+        """Return the readings to export, given pairs of a reading and its exported form."""
         sums, totals = self._state
         found: dict[Labels, Numbers] = {}
         rises: dict[Labels, Numbers] = {}
@@ -130,27 +132,27 @@ class _Counter:
 
 
 class _Remembered(NamedTuple):
-    """Numbers by labels: those that were there the last time, and those that had gone before."""
+    """Numbers by labels: those of the last time, and those that were gone before."""
 
     there: Mapping[Labels, Numbers]
     gone: Mapping[Labels, Numbers]
 
     def last(self, labels: Labels) -> Numbers | None:
-        """Return the last numbers of a series; None of a new one."""
+        """Return the last numbers of a series; None for a new one."""
         return self.there.get(labels, self.gone.get(labels))
 
     def rise(self, labels: Labels, numbers: Numbers) -> Numbers:
-        """Return how much was counted since, as far as one can tell from sums."""
+        """Return the increase since the last time, as far as sums show it."""
         last = self.last(labels)
         if last is None:
             return numbers
         if labels not in self.there and any(map(lt, numbers, last)):
-            return tuple(max(0.0, new) for new in numbers)  # another one, which has begun at 0
-        # Where it is less, part of what counted has gone.
+            return tuple(max(0.0, new) for new in numbers)  # a new object, which started at 0
+        # If a sum is lower, part of the counted objects is gone.
         return tuple(max(0.0, new - old) for new, old in zip(numbers, last, strict=True))
 
     def followed_by(self, there: Mapping[Labels, Numbers], cap: int) -> _Remembered:
-        """Return what is remembered after another time; `cap` of those that are gone."""
+        """Return the state after the next time; keep `cap` of those that are gone."""
         known = (*self.gone.items(), *self.there.items())
         gone = [(labels, numbers) for labels, numbers in known if labels not in there]
         return _Remembered(there, dict(gone[-cap:]))
@@ -175,9 +177,9 @@ def combined(readings: Iterable[Reading]) -> list[Reading]:
 
 
 def label(value: str) -> str:
-    """Return a value fit for a label: short, legible, and another one for each value.
+    """Return a value suitable for a label: short, readable, and unique for each value.
 
-    What is too long is cut, and ends with a hash of the whole: names may differ at their end only.
+    Long values are truncated, and end with a hash of the whole: names may differ only at their end.
     """
     text = value if value.isprintable() else value.encode("unicode_escape").decode("ascii")
     if len(text) <= LONGEST_LABEL:

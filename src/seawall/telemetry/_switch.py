@@ -1,4 +1,4 @@
-"""What is on until it is switched off."""
+"""A switch for something that is on until it is closed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Switch:
-    """Something that is on; `close()` switches it off, and so does the end of a `with` block."""
+    """Something that is on; `close()`, or the end of a `with` block, switches it off."""
 
     def __init__(self, what: str, off: Callable[[], None]) -> None:
-        """Call `off` once, when closed; `what` is on."""
+        """Call `off` once, when closed; `what` is its name."""
         self._what = what
         self._off: list[Callable[[], None]] = [off]
 
@@ -18,7 +18,7 @@ class Switch:
         return f"<{self._what}: {'on' if self._off else 'off'}>"
 
     def close(self) -> None:
-        """Switch it off; nothing to do if it is. From any thread."""
+        """Switch it off. Idempotent, and callable from any thread."""
         try:
             off = self._off.pop()
         except IndexError:

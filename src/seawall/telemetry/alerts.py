@@ -1,7 +1,9 @@
-"""Alert rules for Prometheus, made from the table of metrics and that of thresholds.
+"""Alert rules for Prometheus, made from the tables of metrics and thresholds.
 
-Promises: the file loads as it is, and each rule has a heading in the documentation that says what
-it means and what to do. Rules are told apart by job, so that one file serves all services.
+Promises:
+- The file loads as it is.
+- Each rule has a heading in the documentation that says what it means and what to do.
+- Rules distinguish jobs, so that one file serves all services.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Severity = Literal["page", "ticket"]
 
 
 class Alert(NamedTuple):
-    """One rule; `expr` holds for `lasts` seconds before it fires."""
+    """One rule; `expr` must hold for `lasts` seconds before it fires."""
 
     name: str
     severity: Severity
@@ -32,10 +34,10 @@ class Alert(NamedTuple):
 def alert_rules(*, runbooks: str | None = None) -> str:
     """Return the rule file, as YAML.
 
-    With `runbooks` each alert has a link: to its heading on the page at that address, or, where
-    the address has `{alert}` in it, to the address with the name of the alert in that place. The
-    address is absolute, since pagers and chats show the link far from the rules. Without
-    `runbooks` alerts have no link.
+    With `runbooks` each alert has a link: to its heading on the page at that address, or, if the
+    address contains `{alert}`, to the address with the name of the alert in that place. The address
+    must be absolute, since pagers and chats show the link outside Prometheus. Without `runbooks`
+    alerts have no link.
     """
     if runbooks is not None and not _is_address(runbooks):
         raise ValueError(
@@ -57,7 +59,7 @@ def _is_address(text: object) -> bool:
     return scheme in {"http", "https"} and bool(host) and "{" not in host
 
 
-# The rules
+# Rules
 
 _ask: Final = Asking(f"{threshold.WINDOW / 60:g}m")
 
@@ -75,7 +77,7 @@ def _above(expr: str, limit: float) -> str:
 
 
 def _any(expr: str) -> str:
-    """Return when at least one is so: of several in one series there may be more."""
+    """Return the condition that at least one is set: a series may combine several."""
     return f"{expr} >= 1"
 
 
@@ -116,7 +118,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SeawallRetryBudgetSpent",
         "ticket",
-        # Not the gauge: of a budget that successes refill it stays at 1 long after an outage.
+        # Not the gauge: for a budget refilled by successes, it stays at 1 long after an outage.
         _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), threshold.UNRETRIED),
         300,
         "{{ $labels.guard }}: the retry budget is spent, failed calls are not retried",
@@ -417,7 +419,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
 """All rules, in the order of the file."""
 
 
-# The file
+# Output
 
 
 def _written(alert: Alert, runbooks: str | None) -> Iterator[str]:
@@ -433,7 +435,7 @@ def _written(alert: Alert, runbooks: str | None) -> Iterator[str]:
     if runbooks is not None:
         texts.append(("runbook_url", _runbook(alert, runbooks)))
     for name, text in texts:
-        # A string of JSON is one of YAML, and needs no care for what is special there.
+        # A JSON string is also a YAML string, and needs no further escaping.
         yield f"          {name}: {json.dumps(text, ensure_ascii=False)}"
 
 

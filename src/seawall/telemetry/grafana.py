@@ -1,7 +1,8 @@
 """A dashboard for Grafana 10 and later, made from the table of metrics.
 
-Promises: every metric is on it; it can be imported, or put where Grafana is provisioned from, as it
-is: where the data come from is chosen on the page.
+Promises:
+- It contains every metric.
+- It can be imported or provisioned as it is: the data source is chosen on the page.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from seawall.telemetry._panels import Panel, Query, mentions, rows
 __all__ = ["grafana_dashboard"]
 
 SCHEMA: Final = 38
-"""The version of the classic model that Grafana 10 writes; later ones read it."""
+"""The version of the classic model that Grafana 10 writes; later versions read it."""
 
 COLUMNS: Final = 24
 HEIGHT: Final = 8
@@ -27,7 +28,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 def grafana_dashboard(*, title: str = "Seawall", uid: str = "seawall") -> dict[str, Any]:
     """Return the dashboard as plain data, to be written as JSON.
 
-    Import it a second time, changed, under another `uid`: Grafana knows dashboards by it.
+    Import a changed copy under another `uid`: Grafana identifies dashboards by it.
     """
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"title={title!r}: write what the dashboard is to be called")
@@ -66,7 +67,7 @@ def _variables() -> Iterator[dict[str, Any]]:
         "options": [],
         "current": {},
     }
-    of = "seawall_autoscale_load"  # each process tells it
+    of = "seawall_autoscale_load"  # every process exports it
     yield _variable("job", "Service", f"label_values({of}, job)")
     yield _variable("instance", "Process", f'label_values({of}{{job=~"$job"}}, instance)')
     yield _variable("guard", "Guard", 'label_values(seawall_attempts_total{job=~"$job"}, guard)')
@@ -92,7 +93,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def _openings() -> dict[str, Any]:
-    """Return marks where breakers opened."""
+    """Return annotations where breakers opened."""
     scope = '{to="open",job=~"$job",instance=~"$instance",guard=~"$guard"}'
     return {
         "name": "Breakers open",

@@ -1,7 +1,8 @@
 """All events as records of the standard logging; `runtime/log.py` writes them.
 
-Promises: one record for each event, its values as fields of their own; of a flood, some records and
-the number of those that were left out.
+Promises:
+- There is one record for each event, with its values as separate fields.
+- Of a flood, some records are written, with the number of those omitted.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ def log_events(
     burst: int = 10,
     clock: Clock | None = None,
 ) -> Switch:
-    """Write a record for each event to `logger`, at `level` (by the sort of event, unless given).
+    """Write a record for each event to `logger`, at `level` (by default that of the event's type).
 
-    Changes of state and a few degraded answers are written without it, to `seawall.events`; while
-    it is on, only by it. The end of a trouble (the store is back) has the level of its beginning;
-    the probes of an open breaker are at DEBUG. The message has the values in one short line;
-    `extra` has them as fields: `seawall_event`, `seawall_guard` and so on. In one guard,
-    each sort and usual level is limited, and so are the ends of troubles apart from these:
-    to `per_second` records after the first `burst`; the next record has the number that were left
-    out, as `seawall_left_out`. Returns a switch: `close()`, or the end of
-    a `with` block, ends it. A second call for the same logger replaces the first.
+    Without it, changes of state and a few degraded answers are written to `seawall.events`; while
+    it is on, only this function writes records. The end of a problem (the store is back) has the
+    level of its start; the probes of an open breaker are at DEBUG. The message has the values in
+    one short line; `extra` has them as fields: `seawall_event`, `seawall_guard` and so on.
+
+    In one guard, each type and usual level is limited to `per_second` records after the first
+    `burst`, and the ends of problems separately. The next record has the number of omitted ones, as
+    `seawall_left_out`.
+
+    Returns a switch: `close()`, or the end of a `with` block, ends it. A second call for the same
+    logger replaces the first.
     """
     if isinstance(logger, str):
         logger = logging.getLogger(logger)

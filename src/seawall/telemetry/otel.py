@@ -1,11 +1,12 @@
 """Metrics and span events for OpenTelemetry; needs opentelemetry-api.
 
-Promises: metrics are read when a reader collects, and wait for no store; what happens in the middle
-of a call is an event of the span that the call belongs to.
+Promises:
+- Metrics are read when a reader collects, and wait for no store.
+- An event during a call is added to the span of the call.
 
-OpenTelemetry has no histogram that is read: its values are recorded one by one. So that calls do
-not pay for it, what came into each bucket since the last collection is recorded when the next one
-begins, as values of that bucket with the right sum, and not more than `RECORDED_A_SECOND` of them.
+OpenTelemetry has no observable histogram: its values are recorded one by one. So that calls do not
+pay for it, the increase of each bucket is recorded at the next collection, as values of that bucket
+with the right sum, and at most `RECORDED_A_SECOND` of them.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from seawall.telemetry._switch import Switch
 __all__ = ["export_opentelemetry"]
 
 RECORDED_A_SECOND: Final = 200.0
-"""Values recorded for one histogram, for each second since the last collection.
+"""Maximum number of values recorded for one histogram, per second since the last collection.
 
-Of more values a share is recorded of each bucket: the quantiles stay the same, the count is less.
+Of more values, a share of each bucket is recorded: the quantiles stay the same, the count is lower.
 """
 
 RECORDED_ANYWAY: Final = 1000
-"""Values recorded in one collection, however soon it follows the last one."""
+"""Number of values that may be recorded in one collection, however soon it follows the last one."""
 
 _sources: Final[WeakKeyDictionary[MeterProvider, _Source]] = WeakKeyDictionary()
 _spans: Final[set[_Source]] = set()
-"""Who wants events in spans: each is written once, however many there are."""
+"""The exports that want events in spans: each event is written once, however many there are."""
 _stop_spans: Final[list[Callable[[], None]]] = []
 
 
@@ -60,12 +61,12 @@ def export_opentelemetry(
     spans: bool = True,
     max_series: int = CAP,
 ) -> Switch:
-    """Add all metrics to `meter_provider` (the global one, unless given).
+    """Add all metrics to `meter_provider` (by default the global one).
 
     With `spans`, events are added to the current span, if it is recorded. Up to `max_series` series
     of each metric have their own attributes; the rest are summed as "other". Returns a switch:
     `close()`, or the end of a `with` block, ends the export. A second call for the same provider
-    replaces the first: its settings apply, the first switch is off, and counters go on.
+    replaces the first: its settings apply, the first switch is off, and counters continue.
     """
     provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
     if not hasattr(provider, "get_meter"):
@@ -88,9 +89,9 @@ def export_opentelemetry(
 
 
 class _Source:
-    """Where a provider's instruments read: nowhere, while it is off.
+    """The source that a provider's instruments read; it returns nothing while it is off.
 
-    Instruments cannot be taken back, so they stay, and have nothing to tell.
+    Instruments cannot be removed, so they stay, without values.
     """
 
     def __init__(self) -> None:
@@ -109,22 +110,22 @@ class _Source:
         self._lock = Lock()  # another thread may have held it
 
     def start(self, switch: Switch, cap: int) -> None:
-        """Be on."""
+        """Switch on."""
         with self._lock:
             self._series.cap, self._told, self._asked = cap, {}, set()
             self.switch = switch
 
     def stop(self) -> None:
-        """Be off."""
+        """Switch off."""
         self.switch = None
         _spans.discard(self)
         if not _spans and _stop_spans:
             _stop_spans.pop()()
 
     def read(self, metric: Metric) -> list[Observation]:
-        """Return what there is of `metric`: everything is read once for each collection.
+        """Return the observations of `metric`; everything is read once for each collection.
 
-        A collection asks each instrument once. So who asks again begins another.
+        A collection calls each instrument once, so a second call starts another collection.
         """
         with self._lock:
             if self.switch is None:
@@ -145,7 +146,7 @@ class _Source:
         return told
 
     def _record(self, found: list[Reading]) -> None:
-        """Record what came into the histograms since the last collection."""
+        """Record the increase of the histograms since the last collection."""
         now = self._clock.now()
         most = max(RECORDED_ANYWAY, int((now - self._recorded_at) * RECORDED_A_SECOND))
         self._recorded_at = now
@@ -153,25 +154,25 @@ class _Source:
         for one in found:
             key = one.metric.name, one.labels
             before = recorded.pop(key, None)
-            recorded[key] = one  # the last, as it was there last
+            recorded[key] = one  # moved to the end, as the most recent one
             pairs = zip(one.metric.otel_labels, one.labels, strict=True)
             attributes = {name: value for name, value in pairs if value}
             record = self.histograms[one.metric.name].record
             for value, times in values_since(before, one, most):
                 for _ in range(times):
                     record(value, attributes)
-        # Those that have gone are remembered as long as their counters: see `Series`.
+        # Those that are gone are remembered as long as their counters: see `Series`.
         for _ in range(len(recorded) - len(found) - self._series.cap * len(self.histograms)):
             del recorded[next(iter(recorded))]
 
 
 def values_since(before: Reading | None, now: Reading, most: int) -> list[tuple[float, int]]:
-    """Return values to record, and how often, for what came into a histogram since `before`.
+    """Return values to record, and how often, for the increase of a histogram since `before`.
 
     Each value lies in its bucket, all at the same share of its width, so that they have the right
-    sum. Of more than `most` the same share of each bucket is returned.
+    sum. Of more than `most` values, the same share of each bucket is returned.
     """
-    if before is None or before.value > now.value:  # it started again
+    if before is None or before.value > now.value:  # it was reset
         before = now._replace(value=0.0, counts=(0.0,) * len(now.counts))
     counts = [max(0.0, new - old) for new, old in zip(now.counts, before.counts, strict=True)]
     total = sum(counts)
@@ -182,7 +183,7 @@ def values_since(before: Reading | None, now: Reading, most: int) -> list[tuple[
     widths = [upper - lower for lower, upper in pairwise(edges)]
     lowest = sum(map(mul, counts, edges))
     place = (now.value - before.value - lowest) / sum(map(mul, counts, widths))
-    place = min(1.0, max(0.01, place))  # a lower bound is part of the bucket below
+    place = min(1.0, max(0.01, place))  # a lower bound belongs to the bucket below
     share = min(1.0, most / total)
     # Rounded by the running total, so that no bucket is favoured.
     ranks = [0, *(round(share * running) for running in accumulate(counts))]
@@ -217,7 +218,7 @@ def _reader(source: _Source, metric: Metric) -> Callable[[CallbackOptions], Iter
 
 
 def _spans_on() -> Callable[[], None]:
-    """Tell spans what happens; return what ends it."""
+    """Start adding events to spans; return a function that stops it."""
     unsubscribe = subscribe(add_to_span)
     observers.append(describe_span)
 
@@ -229,7 +230,7 @@ def _spans_on() -> Callable[[], None]:
 
 
 def describe_span(operation: Operation) -> None:
-    """Describe a request of a language model in the current span, if it is recorded."""
+    """Describe a request to a language model in the current span, if it is recorded."""
     span = trace.get_current_span()
     if not span.is_recording():
         return

@@ -1,6 +1,8 @@
-"""Metrics for Prometheus, read when it asks; needs prometheus-client.
+"""Metrics for Prometheus, read at each scrape; needs prometheus-client.
 
-Promises: nothing is done between two scrapes, and a scrape waits for no store and no database.
+Promises:
+- Nothing is done between two scrapes.
+- A scrape waits for no store and no database.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ _exports: Final[WeakKeyDictionary[CollectorRegistry, tuple[Switch, SeawallCollec
 def export_prometheus(
     registry: CollectorRegistry | None = None, *, max_series: int = CAP
 ) -> Switch:
-    """Add all metrics to `registry` (the default one of prometheus-client, unless given).
+    """Add all metrics to `registry` (by default the default one of prometheus-client).
 
     Up to `max_series` series of each metric have their own labels; the rest are summed as "other".
     Returns a switch: `close()`, or the end of a `with` block, removes the metrics. A second call
     for the same registry replaces the first: its settings apply, the first switch is off, and
-    counters go on.
+    counters continue.
     """
     target = REGISTRY if registry is None else registry
     if not isinstance(target, CollectorRegistry):
@@ -78,10 +80,10 @@ def export_prometheus(
 
 
 class SeawallCollector(Collector):
-    """Reads everything that lives at the moment it is asked."""
+    """Reads all live objects at each scrape."""
 
     def __init__(self, max_series: int) -> None:
-        """Give up to `max_series` series of each metric their own labels."""
+        """Export up to `max_series` series of each metric with their own labels."""
         self.series = Series(max_series)
         self._lock = Lock()
         survives_fork(self)
@@ -90,12 +92,13 @@ class SeawallCollector(Collector):
         self._lock = Lock()  # another thread may have held it
 
     def describe(self) -> Iterator[Family]:
-        """Return the metrics without values, so that others cannot have their names."""
+        """Return the metrics without values, which reserves their names."""
         return (_family(metric) for metric in METRICS)
 
     def collect(self) -> Iterator[Family]:
         """Return the metrics that have values now."""
-        with self._lock:  # the snapshot, too: of two scrapes at once the older must come first
+        # covers the snapshot too: of two concurrent scrapes, the older must come first
+        with self._lock:
             readings = self.series.bounded(readings_of(snapshot()))
         families: dict[str, AnyFamily] = {}
         for reading in readings:
@@ -121,5 +124,5 @@ def _family(metric: Metric) -> AnyFamily:
 
 
 def _buckets(reading: Reading) -> list[tuple[str, float]]:
-    """Return how many values do not exceed each bound."""
+    """Return the number of values up to each bound."""
     return list(zip(_BOUNDS[reading.metric.name], accumulate(reading.counts), strict=True))
