@@ -14,10 +14,11 @@ ORDERS: tuple[Order, ...] = ("fifo", "lifo", "criticality")
 class WaitQueue(Generic[T]):
     """A bounded queue of hashable waiters, each in it once.
 
-    fifo: the oldest is served first; a full queue refuses new waiters. lifo: the newest is served
-    first, and displaces the oldest in a full queue, whose caller has most likely given up.
-    criticality: the highest rank is served first, fifo among equals; in a full queue a new waiter
-    displaces the newest of the lowest rank, if it outranks it.
+    - fifo: the oldest is served first; a full queue refuses new waiters.
+    - lifo: the newest is served first, and displaces the oldest in a full queue, whose caller has
+      most likely given up.
+    - criticality: the highest rank is served first, fifo among equals; in a full queue a new waiter
+      displaces the newest of the lowest rank, if it outranks it.
 
     Waiters may be of several kinds. They wait in one order, but each kind of each rank has a list
     of its own, so that skipping a kind costs the same however many of it wait.

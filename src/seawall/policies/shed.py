@@ -93,7 +93,7 @@ class _Reading:
         try:
             read = self._read
             value = read()
-            if value - value:  # fails for nan and infinity, whose difference is nan
+            if value - value:  # true for nan and infinity: the difference is nan
                 raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
         except Exception:
             if not self._failing:  # once, not for each call of an outage

@@ -161,7 +161,7 @@ class Report:
         return place
 
     def change(self, place: Place, before: int, after: int, now: float, /) -> Place | None:
-        """Give the call at `place` other marks. If it has left the window, return None."""
+        """Give the call at `place` other marks; see `Window.change` for the result."""
         own = self.window.change(place.own, before, after, now)
         if own is not None:
             place.own = own

@@ -221,10 +221,10 @@ class Queue:
         """Return at most `most` jobs of a state after a position, and the position to continue at.
 
         Jobs are in the order of their index; dead ones are newest first. They contain `search`,
-        which must be lower-case ASCII, in the id, the reason or the payload. `cut` is the maximum
-        number of payload bytes to return; with 0, payloads are neither returned nor searched. One
-        call examines at most `BROWSED` jobs and `BATCH_BYTES` of payloads. The position is None if
-        there are no more jobs.
+        which must not have ASCII capitals, in the id, the reason or the payload. `cut` is the
+        maximum number of payload bytes to return; with 0, payloads are neither returned nor
+        searched. One call examines at most `BROWSED` jobs and `BATCH_BYTES` of payloads. The
+        position is None if there are no more jobs.
         """
         lines = {"waiting": self._ready, "delayed": self._delayed, "claimed": self._leases}
         line = lines.get(state, self._dead)

@@ -25,7 +25,7 @@ TARGET: Final = 0.005
 """Seconds that a call may always wait, however short calls are."""
 
 INTERVAL: Final = 0.1
-"""Seconds for which a queue may exist before it is a bad one, while calls are short."""
+"""Seconds for which a queue may last before it is a bad one, while calls are short."""
 
 REREAD: Final = 0.1
 """Seconds between two readings of the call duration: the first calls to end are the shortest."""

@@ -23,7 +23,7 @@ class Blocked(NamedTuple):
     longest: Charge
     """The limit with the longest wait."""
     wait: float | None
-    """Minimum wait in microseconds; None for ever."""
+    """Minimum wait in microseconds; None if the call can never go."""
 
 
 class Meters:
