@@ -414,7 +414,7 @@ class Meter:
     # Queries
 
     def wait(self, charge: Charge, now: float, waiter: RateWaiter | None) -> float | None:
-        """Return how long `charge` has to wait behind all earlier waiters; None if it never fits."""
+        """Return how long `charge` waits behind all earlier waiters; None if it never fits."""
         rule, state = self.at(charge.place, now)
         queue = self.queues.get(charge.place) if self.queues else None
         ahead = 0 if queue is None else queue.ahead(waiter)
