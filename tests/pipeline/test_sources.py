@@ -276,6 +276,35 @@ def test_a_source_whose_close_was_cancelled_inside_does_not_cancel_the_run() -> 
     assert pipeline.snapshot()["sink"] == 3
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_source_that_takes_ends_again_hears_the_last_ones_at_a_stop(seed: int) -> None:
+    """The stop does not wait for a pause of a minute to be over, nor gives up in it."""
+    is_away = True
+
+    async def refuse() -> None:
+        if is_away:
+            raise ConnectionError
+
+    async def store(number: int) -> None:
+        if number:
+            await asyncio.Event().wait()
+
+    async def main() -> Store:
+        nonlocal is_away
+        source = Store("source", 3, acknowledge=refuse)
+        pipeline = Pipeline("p", rng=Random(seed))
+        pipeline.read(source).sink(store, workers=3)
+        running = asyncio.create_task(pipeline.run())
+        await pause(600)
+        is_away = False
+        pipeline.stop(0)
+        await running
+        return source
+
+    source = run_virtual(main())
+    assert (source.acknowledged, sorted(source.returned)) == ([0], [1, 2])
+
+
 # --- A second run of the same pipeline ---
 
 

@@ -42,6 +42,8 @@ READABLE_AFTER: Final = 30.0
 """Seconds after which a source that waits for items, instead of failing, can be read again."""
 ACK_WITHIN: Final = 5.0
 """Seconds for reporting the last ends to a source after a stop, and for closing it."""
+TELL_AGAIN: Final = 0.2
+"""Seconds after which a source is told again of ends that it did not take, in that time."""
 
 FOR_GOOD: Final = (
     ArithmeticError,
@@ -102,7 +104,8 @@ class Reader:
         self._is_interruptible = False
         """Whether it waits, and holds no item that is not accounted for."""
         self._is_halted = False
-        self._is_over = False
+        self._over = asyncio.Event()
+        """Set when the last ends are to be reported."""
         self._reading: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
 
@@ -230,7 +233,7 @@ class Reader:
             await self.ended.wait()
             self.ended.clear()
             self.has_ends = False
-            is_over = self._is_over
+            is_over = self._over.is_set()
             acknowledged, self.acknowledged = self.acknowledged, []
             returned, self.returned = self.returned, []
             self._unanswered = len(acknowledged) + len(returned)
@@ -278,7 +281,7 @@ class Reader:
                         extra=self._fields,
                     )
                 is_failing = True
-                await sleep_async(next(pauses))
+                await self._pause(next(pauses))
             else:
                 if is_failing:
                     _log.error(
@@ -289,9 +292,20 @@ class Reader:
                     )
                 return
 
+    async def _pause(self, seconds: float) -> None:
+        """Wait before a source is told again; not for long when the run is over."""
+        if self._over.is_set():
+            await sleep_async(min(seconds, TELL_AGAIN))
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        except TimeoutError:
+            pass
+
     async def close(self) -> None:
         """Report the last ends and close the source, both in time."""
-        self._is_over = True
+        self._over.set()
         self.ended.set()
         if self._reporting is not None:
             try:
