@@ -137,7 +137,7 @@ class Buffer(Generic[T]):
         """Remove the oldest item that is not promised to a waiter. Raise `IndexError` if none."""
         for _ in self.ready.takes:
             self.got += 1
-            # first: if a signal interrupts popleft, the place is still free again
+            # Before popleft: if a signal interrupts that, the place is free again.
             self.withheld += 1
             break
         item = self.items.popleft()
@@ -163,7 +163,7 @@ class Buffer(Generic[T]):
 
     def exchange(self, item: T, now: float) -> T:
         """Remove the oldest item and add `item`, without tokens. The channel must not be empty."""
-        # otherwise every item is promised to a waiter, which will find the next one
+        # If False, every item is promised to a waiter, which will find the next one.
         free = take(self.ready)
         self.items.append(item)  # first, so that a waiter that was promised an item finds one
         oldest = self.items.popleft()

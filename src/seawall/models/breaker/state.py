@@ -206,7 +206,7 @@ class BreakerModel:
             if count is not None:
                 self.continue_call(ticket, count)
             self._notice_slow(now)
-            # behind a ticket with a wrong time
+            # `_notice_slow` stops at the oldest ticket, whose time may be wrong.
             if ticket in self._running and now >= ticket.slow_at:
                 self._count_slow(ticket, now)
             self._running.pop(ticket, None)

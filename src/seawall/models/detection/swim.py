@@ -368,7 +368,7 @@ class Swim:
                 self._probe.helpers.discard(message.source)
         elif kind == MessageKind.PING_REQUEST:
             yield from self._relay(message, address, now)
-        # the source address of a datagram may be forged
+        # Only over a connection: the source address of a datagram may be forged.
         elif kind == MessageKind.PUSH and reliable:
             yield Send(address, self._state(MessageKind.PULL), reliable=True)
 

@@ -1,4 +1,4 @@
-"""Rates as text such as "60/s", parsed into whole numbers: a limit per microseconds."""
+"""Rates as text such as "60/s", parsed into whole numbers: a limit and a period."""
 
 from __future__ import annotations
 

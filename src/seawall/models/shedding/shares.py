@@ -141,7 +141,7 @@ class ByChance(_ByShare):
     __slots__ = ("start_at",)
     name = "chance"
     needs_load = True
-    # otherwise many calls of a low class would leave no load range between it and the next
+    # Otherwise many calls of a low class would leave no load range between it and the next.
     evenly = True
 
     def __init__(self, start: float, key: Callable[..., object] | None, keep: int | None) -> None:

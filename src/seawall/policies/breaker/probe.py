@@ -164,7 +164,7 @@ class Prober:
                 passed = await self._probe(*args)
             else:
                 passed = await _in_thread(self._probe, args)
-                # for example from a lambda around an async function
+                # For example from a lambda around an async function.
                 if hasattr(passed, "__await__"):
                     passed = await passed
         if passed is False:

@@ -313,7 +313,7 @@ class Copies:
         """Stop all copies and raise `error`: the call itself was stopped."""
         try:
             if not isinstance(error, asyncio.CancelledError):
-                # no time to wait: the coroutine is being closed, or the process ends
+                # There is no time to wait: the coroutine is being closed, or the process ends.
                 self._let_go(race)
                 raise error
             self._cancel()
