@@ -66,9 +66,9 @@ class AdaptiveLimit(SlotPolicy):
         calls wait up to `max_wait` seconds, at most `max_waiting` of them (by default as many as
         the limit), in the `order` "criticality", "fifo" or "lifo"; `shed` is that of `Bulkhead`.
 
-        `partitions` reserves a share of the limit for each class of calls, as in `{"live": 0.6,
-        "batch": 0.2}`; the rest is for all. A call's class is `partition(*args, **kwargs)`, or its
-        tier (see `tier`).
+        `partitions` reserves a share of the limit for each class of calls, as in
+        `{"live": 0.6, "batch": 0.2}`; the rest is for all. A call's class is
+        `partition(*args, **kwargs)`, or its tier (see `tier`).
 
         `is_drop(error, value)`, or types of errors, defines which calls the dependency dropped
         because of overload; calls that timed out always count as dropped.

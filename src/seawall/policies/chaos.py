@@ -1,4 +1,4 @@
-"""Chaos: make a share of calls slow, fail, answer wrongly or hang on purpose, for tests.
+"""Chaos: make a share of calls slow, fail, answer wrongly or hang, to see the effects.
 
 Promises:
 - No call is disturbed until it is switched on.
@@ -195,7 +195,7 @@ class Chaos(Policy):
 
 
 class SwitchedOn:
-    """A block in which Chaos is on. At its end the previous state is restored."""
+    """A block in which Chaos is on. After it, Chaos is as if the block had never been."""
 
     __slots__ = ("_chaos", "left", "switched_off")
 

@@ -259,7 +259,7 @@ class Copies:
             if won:
                 self._cancel()
             else:
-                await self._dispose(value)  # it was not cancelled in time
+                await self._dispose(value)  # it returned in spite of the cancellation
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             return await self._stop(race, stopped)
         return await self._answer(race)
