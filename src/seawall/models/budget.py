@@ -68,9 +68,9 @@ class Budget:
 class SuccessDeposit(Budget):
     """A failure costs one token, a success earns `ratio`; a retry needs more than half to be left.
 
-    So between any two moments, if each retry follows its own failure, there are fewer than `maximum
-    / 2 + ratio * successes` retries. While `tokens == maximum` a success changes nothing and need
-    not be reported.
+    So between any two moments, if each retry follows its own failure, there are fewer than
+    `maximum / 2 + ratio * successes` retries. While `tokens == maximum` a success changes nothing
+    and need not be reported.
     """
 
     __slots__ = ("maximum", "ratio", "tokens")
