@@ -129,7 +129,7 @@ def _dead_letters(given: list[str]) -> int:
     )
     add_arguments(parser)
     try:
-        # Ids may stand behind options, where a plain parse takes no positionals any more.
+        # Ids may follow options, where a plain parse accepts no more positionals.
         return main(parser.parse_intermixed_args(given))
     except BrokenPipeError:
         raise
@@ -208,8 +208,8 @@ def _print_completion(shell: str) -> int:
     for name, command in COMMANDS.items():
         its_parser = commands.add_parser(name, help=command.about)
         import_module(command.module).add_arguments(its_parser)
-        its_parser.description = None  # the output of the command
-    print(shtab.complete(parser, shell))  # noqa: T201 - that is what was asked for
+        its_parser.description = None  # completion scripts have one line for each command
+    print(shtab.complete(parser, shell))  # noqa: T201 - the output of the command
     return 0
 
 

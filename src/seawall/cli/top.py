@@ -174,7 +174,7 @@ def _console(options: Options) -> Console:
     return Console(
         width=width,
         color_system="auto" if options.color else None,
-        # plain text if there is no terminal, whatever the environment says
+        # Plain text if there is no terminal, whatever the environment says.
         force_terminal=terminal,
         markup=False,
         emoji=False,

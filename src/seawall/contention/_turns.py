@@ -229,7 +229,7 @@ class _Hold:
         if self._used:
             raise RuntimeError("this hold(...) was used already: write hold(key) for each block")
         self._used = True
-        # set before the key is taken, because a signal may interrupt at any moment
+        # Set before the key is taken, because a signal may interrupt at any moment.
         self._lane = fresh = _Lane()
         try:
             self._serializer._enter(self._key, holder, fresh)

@@ -205,7 +205,7 @@ def _is_old(visit: Visit) -> bool:
 
 
 def _is_of_proxy(header: str) -> bool:
-    # some write underscores, and some treat them as the same
+    # Some write underscores, and some treat them as the same.
     name = header.replace("_", "-").lower()
     return name in _PROXIED or name.startswith(_PROXIED_AS)
 

@@ -46,7 +46,7 @@ class Moves:
         return f"<Moves of {len(self._current or ())} counters, {len(self._past)} looks back>"
 
     def begin(self, now: float) -> None:
-        """Start a reading at `now` of a monotonic clock; a clock that goes back stands still."""
+        """Start a reading at `now` of a monotonic clock; time never goes back."""
         now = max(now, self._now)
         if self._current is not None and now > self._now:
             self._past.append((self._now, self._current))

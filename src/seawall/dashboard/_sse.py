@@ -169,7 +169,7 @@ class Stream:
             gone.cancel()
             await asyncio.wait([gone])
             if not gone.cancelled():
-                # marks it as retrieved: a server whose `receive` fails has lost its client
+                # Marks it as retrieved: a server whose `receive` fails has lost its client.
                 gone.exception()
 
     async def _begin(self) -> bool:

@@ -53,7 +53,7 @@ class Plant:
         """Start with nothing broken."""
         self.broken: set[str] = set()
         self._poison_is_due = False
-        """Whether the next sample is poison, so that the switch shows its effect at once."""
+        """Whether the next sample is poison, so that the switch has an immediate effect."""
         self._rng = rng or Random()  # noqa: S311 - needs no secrecy
 
     def __repr__(self) -> str:

@@ -222,7 +222,7 @@ class _Executor:
 
 
 class _End:
-    """Waits until `end` has run in a thread of its own; the loop's threads may all be busy."""
+    """Waits until `end` has run in a separate thread; the loop's threads may all be busy."""
 
     until: float | None = None
 

@@ -186,7 +186,7 @@ class Heartbeats:
     def __repr__(self) -> str:
         return f"<Heartbeats {self.name!r}: {len(self._peers)} peers, {len(self.alive)} present>"
 
-    # What is watched
+    # Watched peers
 
     def watch(
         self,
@@ -287,7 +287,7 @@ class Heartbeats:
         self._received += 1
         self._post(peer.heard(now))
 
-    # What is known
+    # Views and subscriptions
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(change)` for each `MemberChanged`; return a function to unsubscribe.
@@ -359,7 +359,7 @@ class Heartbeats:
             finally:
                 self._is_publishing = False
 
-    # Judging
+    # Evaluation
 
     def evaluate(self) -> None:
         """Evaluate all peers now.
@@ -386,7 +386,7 @@ class Heartbeats:
         """
         return self._looked_at if peer.is_shared else now
 
-    # Sharing
+    # Heartbeats in a shared store
 
     async def _share_forever(self) -> None:
         """Write heartbeats to the store and read those of other processes, until cancelled."""
@@ -470,7 +470,7 @@ class Heartbeats:
     def _jittered(self) -> float:
         return self.every * (1 - JITTER + 2 * JITTER * self._rng.random())
 
-    # Running
+    # Start and stop
 
     def start(self) -> Self:
         """Start evaluating and probing in a background thread; do nothing if already started.
@@ -543,7 +543,7 @@ class Heartbeats:
                 try:
                     self.evaluate()
                     self._match(tasks, room)
-                # nothing is awaited here: raised by a subscriber
+                # Nothing is awaited here, so it was raised by a subscriber.
                 except (Exception, asyncio.CancelledError):
                     logging.getLogger("seawall").exception("evaluating %r failed", self.name)
                 due = clock.now() + self._step

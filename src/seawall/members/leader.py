@@ -217,7 +217,7 @@ class Leader:
         for wake in list(self._at_close):
             wake()
 
-    # Inside
+    # Internals
 
     def _rest(self) -> None:
         """Do not compete for half of the `ttl`."""
@@ -247,7 +247,7 @@ class Leading:
         self._lease = leader.lease
         self._timeout = timeout
 
-    # Before and after
+    # Common to threads and tasks
 
     def _look_for(self, began: float) -> tuple[float, float | None]:
         """Return how long to rest before competing, and how much of the timeout is left.
@@ -297,7 +297,7 @@ class Leading:
             self._term.token,
         )
 
-    # In a thread
+    # Threads
 
     def __enter__(self) -> Term:
         leader, lease = self._leader, self._lease
@@ -345,7 +345,7 @@ class Leading:
         if was_over and kind is None:
             raise self._too_late()
 
-    # In a task
+    # Tasks
 
     async def __aenter__(self) -> Term:
         term = await self._acquire()

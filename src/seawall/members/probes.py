@@ -43,7 +43,7 @@ class ProbeFailed(Exception):
 
 
 class HttpProbe:
-    """See `http_probe`."""
+    """The probe of `http_probe`."""
 
     def __init__(self, url: str, ssl: SSLContext | None) -> None:
         wanted = "write a URL without a user, such as url='http://10.0.0.1:8080/health/live'"
@@ -90,7 +90,7 @@ def http_probe(url: str, *, ssl: SSLContext | None = None) -> HttpProbe:
 
 
 class TcpProbe:
-    """See `tcp_probe`."""
+    """The probe of `tcp_probe`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = _text("host", host, "10.0.0.1")
@@ -114,7 +114,7 @@ def tcp_probe(host: str, port: int) -> TcpProbe:
 
 
 class GrpcProbe:
-    """See `grpc_probe`."""
+    """The probe of `grpc_probe`."""
 
     def __init__(self, target: str, service: str, credentials: Any) -> None:
         try:

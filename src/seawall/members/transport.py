@@ -309,7 +309,7 @@ class Transport:
                 return  # closed, perhaps while handling a message
             try:
                 data, source = self._datagrams.recvfrom(_LARGEST_DATAGRAM)
-            # nothing more has arrived, or an earlier datagram did not reach its host
+            # Nothing more has arrived, or an earlier datagram did not reach its host.
             except OSError:
                 return
             self.take(data, join_address(source[0], source[1]), reliable=False)

@@ -71,7 +71,7 @@ class Borrowed(Generic[T]):
         return f"<Borrowed of pool {self._lending.name!r}: {state}>"
 
     def discard(self) -> None:
-        """Have the resource closed at the end of the block, whatever happens."""
+        """Close the resource at the end of the block, whatever happens."""
         if self.resource is None:
             raise RuntimeError("discard() is for inside the block: nothing is borrowed here")
         self._spoiled = True

@@ -185,7 +185,7 @@ _GUARDS: Final = (
         "Retry budget spent",
         (_gauge("max", "retry_budget_spent_ratio", "guard"),),
         "percentunit",
-        # no `bad`: a budget that is not refilled yet does no harm
+        # No `bad`: a budget that is not refilled yet does no harm.
         warn=threshold.BUDGET_SPENT_WARN,
     ),
     _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),

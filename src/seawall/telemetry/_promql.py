@@ -2,7 +2,7 @@
 
 Promises:
 - A query uses only metrics and labels that are in the table.
-- A counter is queried only for its rate or increase, a gauge never.
+- A counter is queried only for its rate or increase, and a gauge only for its values.
 - A quantile is that of all processes together.
 """
 

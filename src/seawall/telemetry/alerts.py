@@ -68,7 +68,7 @@ _ENOUGH: Final = f"{_CALLS} > {threshold.FEW_CALLS / 60:.4f}"
 
 
 def _share(part: str, whole: str, above: float) -> str:
-    """Return when `part` is too large a share of a guard's calls, if there are enough of them."""
+    """Return the condition that `part` is too large a share of enough calls of a guard."""
     return f"{part}\n/\n{whole}\n> {above:g}\nand\n{_ENOUGH}"
 
 

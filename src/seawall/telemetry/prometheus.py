@@ -97,7 +97,7 @@ class SeawallCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Return the metrics that have values now."""
-        # covers the snapshot too: of two concurrent scrapes, the older must come first
+        # Covers the snapshot too: of two concurrent scrapes, the older must come first.
         with self._lock:
             readings = self.series.bounded(readings_of(snapshot()))
         families: dict[str, AnyFamily] = {}
