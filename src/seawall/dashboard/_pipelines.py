@@ -235,14 +235,14 @@ def failing_share(name: str, stage: str, moves: Moves) -> float:
 
 
 def failing_tone(share: float, seen: Seen) -> Tone:
-    """Return how bad it is that this share of the items fails: lesser items still arrive."""
+    """Return how bad it is that this share of the items fails; degraded items still arrive."""
     if share > limits.ERROR_RATIO and not degrades_all(seen):
         return "bad"
     return "warn" if share > limits.ERROR_RATIO_WARN else "ok"
 
 
 def degrades_all(seen: Seen) -> bool:
-    """Return whether all items that failed in a stage went on as lesser ones."""
+    """Return whether all items that failed in a stage continued as degraded ones."""
     return 0 < number(seen.get("failed")) <= number(seen.get("degraded"))
 
 

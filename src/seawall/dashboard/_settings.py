@@ -69,7 +69,7 @@ class KnownSettings:
                 self._known[policy] = self._looks, known
         except TypeError:  # None, or an object that cannot be hashed or weakly referenced
             return settings_of(kind, policy)
-        # copied, as each view owns its data
+        # Copied, as each view owns its data.
         return Settings(known.title, known.words, [*known.changes])
 
 

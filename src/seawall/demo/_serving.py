@@ -34,7 +34,7 @@ def server_for(
     config = uvicorn.Config(
         app,
         lifespan=lifespan,
-        # a warning would be logged for each refusal
+        # A warning would be logged for each refusal.
         log_level="warning" if most is None else "error",
         access_log=False,
         ws="none",

@@ -315,7 +315,7 @@ class Cluster:
                 self._joining.cancel()
             has_others = len(swim.present) > 1
             self._step(swim.leave)
-            # a seed may know this member already, with its answer still in flight
+            # A seed may know this member already, with its answer still in flight.
             if not has_others:
                 self._step(swim.join, self._asked)
             if has_others or self._asked:
