@@ -867,8 +867,11 @@ def test_mistakes_are_reported_when_the_pipeline_is_made() -> None:
         flow.stage(work, when_failed="block")
     with pytest.raises(ValueError, match="cannot stop a plain function"):
         flow.stage(lambda number: number, timeout=1.0)
-    with CpuPool("pool", workers=1) as pool, pytest.raises(TypeError, match="this one is async"):
-        flow.stage(work, workers=pool)
+    with CpuPool("pool", workers=1) as pool:
+        with pytest.raises(TypeError, match="this one is async"):
+            flow.stage(work, workers=pool)
+        with pytest.raises(TypeError, match=r"'twice': .* from the top level of a module"):
+            flow.stage(lambda number: 2 * number, workers=pool, name="twice")
     with pytest.raises(TypeError, match=r"write \(size, seconds\)"):
         flow.stage(work, batch=5)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="'items' leads nowhere"):

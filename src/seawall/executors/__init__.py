@@ -280,10 +280,14 @@ class CpuPool(_Executor):
         if kind == "process":
             self._crew = Crew(name, self._policy, start, luggage, self._clock)
 
+    @property
+    def kind(self) -> Literal["process", "thread"]:
+        """Where functions run."""
+        return "thread" if self._crew is None else "process"
+
     def __repr__(self) -> str:
-        kind = "thread" if self._crew is None else "process"
         return (
-            f"CpuPool({self.name!r}, workers={self.workers}, kind={kind!r},"
+            f"CpuPool({self.name!r}, workers={self.workers}, kind={self.kind!r},"
             f" max_queue={self.pool.queue})"
         )
 

@@ -90,8 +90,9 @@ class Members:
         if not self._is_sink:
             if not hasattr(results, "__len__") or len(results) != len(items):
                 raise TypeError(
-                    f"a stage with batch= got {len(items)} items and has {results!r:.80}: return a"
-                    " list with one result for each, or raise BatchFailed(failures, results)"
+                    f"a stage with batch= got {len(items)} items, and its results are"
+                    f" {results!r:.80}: return a list with one result for each, or raise"
+                    " BatchFailed(failures, results)"
                 )
             for place, (item, result) in enumerate(zip(items, results, strict=True)):
                 if place not in failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,6 +131,8 @@ def make_stage(
     if guard is not None and not callable(guard):
         raise TypeError(f"stage {name!r}: guard={guard!r}: pass a Guard, or family(by=...)")
     pool, count, owns = _workers(name, kind, workers)
+    if isinstance(pool, CpuPool) and pool.kind == "process":
+        _check_sendable(name, function)
     size = None if batch is None else _batch(name, batch)
     if ordered_by is not None:
         check.plain_function("ordered_by", ordered_by)
@@ -186,6 +189,17 @@ def _checked_function(name: str, function: Any) -> tuple[Callable[..., Any], str
 
 def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _check_sendable(name: str, function: Any) -> None:
+    """Refuse a function that no worker process can be sent: each item would fail of it."""
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        raise TypeError(
+            f"stage {name!r}: {function!r} cannot be sent to a worker process ({error}): pass a"
+            " function from the top level of a module"
+        ) from error
 
 
 def _workers(
