@@ -146,6 +146,11 @@ class InRedisStream(RealPlace):
     async def begin(self) -> None:
         self.url: str = self.request.getfixturevalue("redis_url")
         self.stream = f"orders-{token_hex(6)}"
+        self.killed: list[Any] = []
+
+    async def end(self) -> None:
+        for source in self.killed:
+            await source._place.close()  # the connections, which a real death would have closed
 
     async def put(self, values: list[int]) -> None:
         keyed: dict[str, Any] = {"key": str, "partitions": self.partitions}
@@ -160,6 +165,7 @@ class InRedisStream(RealPlace):
         )
 
     def kill(self, source: Any) -> None:
+        self.killed.append(source)
         source._keeper.cancel()
         for holding in source._holdings.values():
             if holding.lease is not None:
