@@ -333,23 +333,24 @@ def demo() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.skipif(not KEEP, reason="it makes docs/pipeline.png: SEAWALL_SCREENSHOT=1")
-@pytest.mark.timeout(180)
-def test_the_pipeline_of_the_demo_is_photographed(demo: str, open_page: Opening):
-    """With a sensor that is missing, and a database that fails over."""
-    page = open_page(demo, color_scheme="dark", viewport={"width": 1440, "height": 1500})
-    store = _node(page, "store")
-    store.wait_for(timeout=LONG)
-    page.wait_for_timeout(20_000)
-    page.locator("[data-switch=S2]").click()
-    _note(page, "source S2 has been missing for").wait_for(timeout=LONG)
-    page.locator("[data-switch=failover]").click()
-    store.filter(has_text="waits: ").wait_for(timeout=LONG)
-    store.locator("button").click()
-    page.locator(".pipe-worker").wait_for(timeout=LONG)
-    page.wait_for_timeout(12_000)
-    page.locator("h1").hover()
-    page.locator("#pipelines").screenshot(path=PICTURE, animations="disabled")
+if KEEP:
+
+    @pytest.mark.timeout(180)
+    def test_the_pipeline_of_the_demo_is_photographed(demo: str, open_page: Opening):
+        """With a sensor that is missing, and a database that fails over."""
+        page = open_page(demo, color_scheme="dark", viewport={"width": 1440, "height": 1500})
+        store = _node(page, "store")
+        store.wait_for(timeout=LONG)
+        page.wait_for_timeout(20_000)
+        page.locator("[data-switch=S2]").click()
+        _note(page, "source S2 has been missing for").wait_for(timeout=LONG)
+        page.locator("[data-switch=failover]").click()
+        store.filter(has_text="waits: ").wait_for(timeout=LONG)
+        store.locator("button").click()
+        page.locator(".pipe-worker").wait_for(timeout=LONG)
+        page.wait_for_timeout(12_000)
+        page.locator("h1").hover()
+        page.locator("#pipelines").screenshot(path=PICTURE, animations="disabled")
 
 
 def test_the_picture_in_the_documentation_is_one():
