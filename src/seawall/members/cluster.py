@@ -5,8 +5,7 @@ one timer, the resolution of seeds, a thread for programs without an event loop,
 every thread can read the state.
 
 Promises:
-- A member that closes is reported as having left; one that dies or hangs is suspected, then
-  confirmed.
+- A member that closes has left; one that dies or hangs is suspected, then confirmed.
 - While it knows no other member, it contacts its seeds repeatedly and resolves their names each
   time, without blocking the loop. Groups that formed apart merge through their seeds.
 - Subscribers are called in the order of changes and under no lock; a failing subscriber does not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -193,8 +192,10 @@ def _name_of(function: Any) -> str:
 
 def _check_sendable(name: str, function: Any) -> None:
     """Refuse a function that no worker process can be sent: each item would fail of it."""
+    from multiprocessing.reduction import ForkingPickler  # that of the pool
+
     try:
-        pickle.dumps(function)
+        ForkingPickler.dumps(function)
     except Exception as error:
         raise TypeError(
             f"stage {name!r}: {function!r} cannot be sent to a worker process ({error}): pass a"
