@@ -353,14 +353,16 @@ def test_the_pipeline_of_the_demo_breaks_and_recovers(
         assert page.locator(".demo-switch").count() == 8
         began = page.evaluate("performance.now()")
         page.keyboard.press("1")
-        page.locator(".pipe-note").filter(has_text="source S1 is missing").wait_for(timeout=60_000)
+        page.locator(".pipe-note").filter(has_text="source S1 has been missing").wait_for(
+            timeout=60_000
+        )
         record_property("named after", (page.evaluate("performance.now()") - began) / 1000)
         page.keyboard.press("7")
         page.locator(".pipe-item").filter(has_text="store").filter(has_text="waits").wait_for(
             timeout=60_000
         )
         page.keyboard.press("0")
-        page.locator(".pipe-note").filter(has_text="source S1 is missing").wait_for(
+        page.locator(".pipe-note").filter(has_text="source S1 has been missing").wait_for(
             state="detached", timeout=60_000
         )
         page.locator(".pipe-item").filter(has_text="store").filter(has_text="waits").wait_for(
