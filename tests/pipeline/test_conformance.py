@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import gc
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +30,17 @@ def place(request: pytest.FixtureRequest) -> Place:
     """Return a fresh place of one kind."""
     made: Place = request.param(request)
     return made
+
+
+# A pull that is cancelled while a client connects may leave a socket to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _sockets_are_collected() -> Iterator[None]:
+    """Collect them here, not in the tests of another module."""
+    yield
+    gc.collect()
 
 
 def run(place: Place, test: Callable[[], Awaitable[None]]) -> None:
