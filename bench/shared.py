@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.cases import async_work, work
 from bench.measure import ARGUMENT
 from seawall import Breaker, RateLimit, RedisStore
-from tests.shared.support import Server
+from tests.redis.support import Server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

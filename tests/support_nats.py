@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.shared.support import free_port
+from tests.redis.support import free_port
 
 
 class NatsServer:

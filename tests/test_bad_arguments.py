@@ -109,7 +109,7 @@ from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
 from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
 from tests.members.arguments import MEMBERS, SHOWN_BY_MEMBERS
 from tests.pipeline.arguments import PIPELINE, SHOWN_BY_PIPELINES
-from tests.shared.arguments import SHARED, SHOWN
+from tests.redis.arguments import SHARED, SHOWN
 from tests.web.arguments import SHOWN_BY_WEB, WEB
 
 HUGE = 10**400

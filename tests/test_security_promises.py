@@ -55,7 +55,7 @@ def test_the_tests_of_a_promise_exist(number: int) -> None:
 
 # --- Scripts and statements ---
 
-LUA = sorted((SOURCE / "shared" / "lua").glob("*.lua"))
+LUA = sorted((SOURCE / "redis" / "lua").glob("*.lua"))
 SQL = sorted((SOURCE / "durable" / "sql").rglob("*.sql"))
 COMMENT = re.compile(r"--[^\n]*")
 

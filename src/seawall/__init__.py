@@ -114,6 +114,8 @@ if TYPE_CHECKING:
     from seawall.policies.timeout import Timeout, adaptive
     from seawall.pools import Pool
     from seawall.pools._borrowed import Borrowed
+    from seawall.redis._store import RedisStore
+    from seawall.redis.queue import PriorityQueue
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
     from seawall.runtime.batch import Batch
     from seawall.runtime.degradation import degradations
@@ -160,8 +162,6 @@ if TYPE_CHECKING:
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
-    from seawall.shared._store import RedisStore
-    from seawall.shared.queue import PriorityQueue
     from seawall.watchdog import LoopWatchdog
 
 __all__ = [
@@ -416,9 +416,9 @@ _HOMES = {
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",
-    "shared._store": "RedisStore",
+    "redis._store": "RedisStore",
     "leases.lease": "Lease",
-    "shared.queue": "PriorityQueue",
+    "redis.queue": "PriorityQueue",
     "watchdog": "LoopWatchdog",
 }
 """The public names by the module that defines them."""

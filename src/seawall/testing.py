@@ -28,13 +28,13 @@ from seawall.clock import (
     set_current_clock,
 )
 from seawall.policies.retry import switch
+from seawall.redis.fake import FakeStore
 from seawall.runtime import log
 from seawall.runtime.call import bypass
 from seawall.runtime.fastpath import switch_policies
 from seawall.runtime.policy import Policy
 from seawall.runtime.slots import live_slots
 from seawall.runtime.workers import live_pools
-from seawall.shared.fake import FakeStore
 
 __all__ = [
     "FakeStore",

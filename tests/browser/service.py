@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 
 from seawall import Breaker, Bulkhead, Guard, RateLimit, Rejected, Retry, Timeout
 from seawall.dashboard import Dashboard
-from tests.shared.support import free_port
+from tests.redis.support import free_port
 from tests.web.support import serve
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from seawall.cli import main
 from seawall.durable import Later, Outbox, migrate
 from seawall.runtime.stop_signals import STOP_SIGNALS
 from tests.cli import worker_app
-from tests.shared.support import Server, eventually
+from tests.redis.support import Server, eventually
 
 pytestmark = pytest.mark.alone
 

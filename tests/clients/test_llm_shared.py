@@ -12,8 +12,8 @@ import pytest
 from seawall import RateLimited, RedisStore
 from seawall.clients.llm import TokenLimits, async_http_client
 from tests.clients.support_llm import Vendor
-from tests.shared.conftest import client, new_store, redis_url
-from tests.shared.support import eventually
+from tests.redis.conftest import client, new_store, redis_url
+from tests.redis.support import eventually
 from tests.support import new_guard
 
 pytestmark = pytest.mark.alone

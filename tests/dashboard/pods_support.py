@@ -19,7 +19,7 @@ from seawall import RedisStore
 from seawall.dashboard.pods import StorePods
 from seawall.dashboard.views import FORMAT, View
 from seawall.runtime.background import run_in
-from tests.shared.support import eventually
+from tests.redis.support import eventually
 
 RATES = {
     "succeeded": 5.0,

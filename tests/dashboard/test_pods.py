@@ -27,8 +27,8 @@ from tests.dashboard.pods_support import (
     tell,
     view,
 )
-from tests.shared.conftest import client, frozen, new_store, redis_url, store
-from tests.shared.support import FrozenClock, eventually, keys_without_expiry
+from tests.redis.conftest import client, frozen, new_store, redis_url, store
+from tests.redis.support import FrozenClock, eventually, keys_without_expiry
 
 __all__ = ["client", "frozen", "new_pod", "new_store", "redis_url", "store"]
 

@@ -22,9 +22,9 @@ from seawall.dashboard.pods import StorePods
 from seawall.dashboard.views import View
 from seawall.runtime.background import run_in
 from tests.dashboard.pods_support import NewPod, Shows, names, new_pod, put, read, tell, view
-from tests.shared.conftest import client, new_store, redis_url, site
-from tests.shared.faults import Site, black_hole, cut, killed
-from tests.shared.support import Server, eventually, free_port, mutate
+from tests.redis.conftest import client, new_store, redis_url, site
+from tests.redis.faults import Site, black_hole, cut, killed
+from tests.redis.support import Server, eventually, free_port, mutate
 
 __all__ = ["client", "new_pod", "new_store", "redis_url", "site"]
 

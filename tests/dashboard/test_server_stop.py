@@ -24,7 +24,7 @@ from seawall.runtime.runners import sleep_async
 from seawall.runtime.stop_signals import STOP_SIGNALS, SignalTap
 from seawall.testing import run_virtual
 from seawall.web.lifecycle.server_stop import REMEMBERED, ServerStop
-from tests.shared.support import eventually, free_port
+from tests.redis.support import eventually, free_port
 from tests.support import let_pass
 
 pytestmark = pytest.mark.alone

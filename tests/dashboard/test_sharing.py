@@ -16,8 +16,8 @@ from seawall.dashboard import Dashboard
 from seawall.runtime import events
 from tests.dashboard.app_support import Browser, get
 from tests.dashboard.pods_support import Process
-from tests.shared.conftest import client, new_store, redis_url
-from tests.shared.support import eventually
+from tests.redis.conftest import client, new_store, redis_url
+from tests.redis.support import eventually
 from tests.support import let_pass
 
 __all__ = ["client", "new_store", "redis_url"]

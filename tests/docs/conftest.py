@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.shared.conftest import redis_url
+from tests.redis.conftest import redis_url
 
 __all__ = ["redis_url"]

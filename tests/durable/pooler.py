@@ -14,7 +14,7 @@ import pytest
 
 from seawall.clock import SYSTEM
 from tests.durable.postgres import Postgres
-from tests.shared.support import free_port
+from tests.redis.support import free_port
 
 CHECKOUT = Path(__file__).parents[2]
 UNPACKED = CHECKOUT / ".servers"

@@ -19,12 +19,12 @@ from seawall.durable.jobs import Job, Jobs
 from seawall.errors import JobNotReady
 from seawall.executors import IoPool
 from seawall.jobs import JobQueue, LocalQueue, Worker
-from seawall.shared._store import RedisStore
-from seawall.shared.queue import PriorityQueue
+from seawall.redis._store import RedisStore
+from seawall.redis.queue import PriorityQueue
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.durable.test_jobs import world_of
-from tests.shared.support import Server
+from tests.redis.support import Server
 
 
 @pytest.fixture(scope="module")
@@ -270,8 +270,8 @@ from seawall import Worker
 from seawall.durable import Database
 from seawall.durable._jobs_queue import QueuedJobs
 from seawall.durable.jobs import Jobs
-from seawall.shared._store import RedisStore
-from seawall.shared.queue import PriorityQueue
+from seawall.redis._store import RedisStore
+from seawall.redis.queue import PriorityQueue
 
 place, schema, url, prefix = sys.argv[1:]
 

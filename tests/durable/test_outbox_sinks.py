@@ -22,7 +22,7 @@ from seawall.durable.sinks import (
     verify,
 )
 from seawall.errors import CircuitOpen, Overloaded, StoreUnavailable
-from tests.shared.conftest import redis_url
+from tests.redis.conftest import redis_url
 
 __all__ = ["redis_url"]
 

@@ -28,7 +28,7 @@ from tests.durable.outbox_support import (
     timed,
 )
 from tests.durable.postgres import Postgres
-from tests.shared.faults import Proxy
+from tests.redis.faults import Proxy
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from seawall.durable import (
     verify,
 )
 from tests.durable.outbox_support import Seen, committed, dispatcher, numbered
-from tests.shared.support import free_port
+from tests.redis.support import free_port
 from tests.support import new_guard
 from tests.support_nats import NatsServer
 from tests.web.support import serve

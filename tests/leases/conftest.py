@@ -9,7 +9,7 @@ import pytest
 
 from tests.durable.postgres import Postgres
 from tests.leases.sites import KINDS, Site
-from tests.shared.support import Server
+from tests.redis.support import Server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

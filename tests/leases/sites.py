@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from seawall.durable import Database, Sqlite, amigrate
 from seawall.durable._connections import AskText
-from seawall.shared._store import RedisStore
+from seawall.redis._store import RedisStore
 from tests.durable.postgres import Postgres
-from tests.shared.support import FrozenClock, Server
+from tests.redis.support import FrozenClock, Server
 
 AWAITED: Final = ("asyncpg", "psycopg async", "sqlalchemy async")
 BLOCKING: Final = ("redis", "psycopg", "sqlalchemy", "sqlite")

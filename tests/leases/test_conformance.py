@@ -47,7 +47,7 @@ class Idle:
 def by_hand(monkeypatch):
     """Renew nothing by itself."""
     from seawall.durable.leases import DatabaseLease
-    from seawall.shared._lease import RedisLease
+    from seawall.redis._lease import RedisLease
 
     for share in (DatabaseLease, RedisLease):
         monkeypatch.setattr(share, "every", lambda _share, _seconds, _job: Idle())
@@ -174,7 +174,7 @@ def test_a_release_lets_the_next_one_in(site: Site):
 def test_a_release_wakes_the_waiters_of_the_same_process_at_once(site: Site, monkeypatch):
     """No poll is needed for them."""
     from seawall.durable import leases
-    from seawall.shared import _lease
+    from seawall.redis import _lease
 
     monkeypatch.setattr(leases, "POLL", LONG)
     monkeypatch.setattr(_lease, "LONGEST_POLL", LONG)

@@ -27,7 +27,7 @@ import redis
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
 from tests.durable.postgres import Postgres
-from tests.shared.support import Server
+from tests.redis.support import Server
 
 TTL = 1.5
 MARGIN = 0.3

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.durable.conftest import opening, postgres
-from tests.shared.conftest import client, new_store, redis_url
-from tests.shared.support import Server
+from tests.redis.conftest import client, new_store, redis_url
+from tests.redis.support import Server
 from tests.support_nats import NatsServer
 
 __all__ = [

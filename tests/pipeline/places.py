@@ -31,8 +31,8 @@ from seawall.pipeline import (
     pages,
     table,
 )
-from seawall.shared.queue import PriorityQueue
-from seawall.shared.streams import StreamConsumer
+from seawall.redis.queue import PriorityQueue
+from seawall.redis.streams import StreamConsumer
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening_by
 from tests.support_nats import NatsServer

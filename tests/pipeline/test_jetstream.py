@@ -24,7 +24,7 @@ from seawall.pipeline import (
     NotBefore,
     Pipeline,
 )
-from seawall.shared.streams import partition_of
+from seawall.redis.streams import partition_of
 from tests.support_nats import NatsServer
 
 PATIENCE = 60.0

@@ -25,9 +25,9 @@ from seawall.pipeline import (
     TooManyDeliveries,
     current_item,
 )
-from seawall.shared import streams
-from tests.shared.faults import Proxy
-from tests.shared.support import Server, mutate
+from seawall.redis import streams
+from tests.redis.faults import Proxy
+from tests.redis.support import Server, mutate
 
 pytestmark = pytest.mark.alone
 

@@ -25,7 +25,7 @@ import redis
 from seawall.clock import SYSTEM
 from seawall.pipeline import RedisStreamSink
 from tests.durable.postgres import Postgres
-from tests.shared.support import Server
+from tests.redis.support import Server
 
 T = TypeVar("T")
 

@@ -200,10 +200,10 @@ def test_fields_of_a_record_are_escaped_as_its_message_is(read: pytest.LogCaptur
 def test_no_field_of_an_event_hides_one_of_the_record() -> None:
     """`seawall_event` is the name of the event, of whatever sort it is."""
     import seawall.durable
-    import seawall.shared
+    import seawall.redis
 
     assert seawall.durable.EventDied
-    assert seawall.shared
+    assert seawall.redis
     sorts = [Event]
     for sort in sorts:
         sorts += sort.__subclasses__()

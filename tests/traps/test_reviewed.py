@@ -42,7 +42,7 @@ from seawall import (
 )
 from seawall.runtime.mutex import Mutex
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
-from tests.shared.support import eventually
+from tests.redis.support import eventually
 
 PATIENCE = 20.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.shared.conftest import client, frozen, new_store, redis_url, server, store
+from tests.redis.conftest import client, frozen, new_store, redis_url, server, store
 
 __all__ = ["both_ways", "client", "frozen", "new_store", "redis_url", "server", "store"]
 

@@ -31,7 +31,7 @@ from seawall.web.checks import (
     RedisPing,
 )
 from seawall.web.health import Health
-from tests.shared.support import Server, free_port
+from tests.redis.support import Server, free_port
 from tests.support import let_pass, new_guard
 
 

@@ -37,7 +37,7 @@ from seawall.clients.llm import Model, Models
 from seawall.testing import run_virtual
 from seawall.web import Trust, address_and_route, limit
 from seawall.web.fastapi import guarded, limited, protect
-from tests.shared.support import eventually
+from tests.redis.support import eventually
 from tests.support import let_pass, new_guard
 from tests.web.support import Answer, ask, http_scope, serve
 

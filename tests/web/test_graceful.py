@@ -22,7 +22,7 @@ from seawall.clock import SYSTEM
 from seawall.testing import run_virtual
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.lifecycle.signals import Signals
-from tests.shared.support import eventually
+from tests.redis.support import eventually
 from tests.support import let_pass
 from tests.web.support_health import Server, plain_app
 

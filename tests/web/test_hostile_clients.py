@@ -11,7 +11,7 @@ import pytest
 
 from bench.slow_clients import ATTACKERS, ATTACKS, ask, attacked, begun, need_descriptors, served
 from bench.web import SEAWALL
-from tests.shared.support import eventually
+from tests.redis.support import eventually
 
 pytestmark = pytest.mark.alone
 

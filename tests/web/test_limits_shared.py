@@ -13,13 +13,13 @@ import redis
 from seawall import RateLimited, StoreModeChanged, subscribe
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.models.rate.rates import whole_microseconds
-from seawall.shared._store import RedisStore
+from seawall.redis._store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from seawall.wire.rate_fields import read_states
-from tests.shared.support import FrozenClock, Server, eventually
+from tests.redis.support import FrozenClock, Server, eventually
 from tests.support import let_pass
 from tests.web.support import http_scope
 

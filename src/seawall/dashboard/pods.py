@@ -36,9 +36,9 @@ from seawall.dashboard._pods_wire import (
 )
 from seawall.dashboard._rush import APART, RARE, TOGETHER
 from seawall.errors import StoreUnavailable
+from seawall.redis._core import StoreCore
 from seawall.runtime.events import subscribe
 from seawall.runtime.mutex import survives_fork
-from seawall.shared._core import StoreCore
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View

@@ -25,7 +25,7 @@ from seawall._redaction import redacted
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.errors import BadSignature, NotDelivered, Overloaded, StoreUnavailable
 from seawall.guard import Guard
-from seawall.shared.streams import StorePlace, append, partition_name, partition_of
+from seawall.redis.streams import StorePlace, append, partition_name, partition_of
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 from seawall.wire.retry_after import read_retry_after
 

@@ -1,4 +1,4 @@
-"""The protocol between policies and a store; `seawall.shared` implements it."""
+"""The protocol between policies and a store; `seawall.redis` implements it."""
 
 from __future__ import annotations
 

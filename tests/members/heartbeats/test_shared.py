@@ -20,13 +20,13 @@ import pytest
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import StoreUnavailable
 from seawall.members import Heartbeats, MemberState, fixed_timeout
+from seawall.redis._heartbeats import SharedHeartbeats
+from seawall.redis._store import RedisStore
 from seawall.runtime.member_share import MEMORY, Sighting
 from seawall.runtime.runners import sleep_async
-from seawall.shared._heartbeats import SharedHeartbeats
-from seawall.shared._store import RedisStore
 from seawall.testing import FakeStore, run_virtual
-from tests.shared.conftest import client, frozen, new_store, redis_url, store
-from tests.shared.support import FrozenClock, keys_without_expiry
+from tests.redis.conftest import client, frozen, new_store, redis_url, store
+from tests.redis.support import FrozenClock, keys_without_expiry
 
 __all__ = ["client", "frozen", "new_store", "redis_url", "store"]
 

@@ -35,8 +35,7 @@ from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
 from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.stage import BatchFailed, NotBefore
-from seawall.runtime.runners import sleep_async
-from seawall.shared.streams import (
+from seawall.redis.streams import (
     PATIENCE,
     Fields,
     HeldByAnother,
@@ -46,10 +45,11 @@ from seawall.shared.streams import (
     partition_name,
     partition_of,
 )
+from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
+    from seawall.redis.streams import Entry
     from seawall.runtime.member_share import BeatShare
-    from seawall.shared.streams import Entry
 
 POLL: Final = 0.05
 """Seconds between two looks at a stream that has nothing new."""

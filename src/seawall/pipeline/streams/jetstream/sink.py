@@ -15,7 +15,7 @@ from seawall.pipeline.streams.jetstream.connection import (
     Connection,
     JetStreamMessage,
 )
-from seawall.shared.streams import partition_of
+from seawall.redis.streams import partition_of
 
 T = TypeVar("T")
 

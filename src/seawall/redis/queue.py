@@ -1,0 +1,371 @@
+"""A queue of jobs that all pods share, on Redis or Valkey.
+
+Promises:
+- A pushed job ends done, dead, cancelled or expired, whatever crashes meanwhile (as long as the
+  store keeps its data).
+- A job is tried at most `max_attempts` times.
+- Of two claims of a job, only the later can ack it.
+- A claim whose holder is gone returns to its old place when its lease is over; one whose answer was
+  lost, as soon as the store answers again.
+- Nothing starves.
+- Time is the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Final
+from weakref import finalize, ref
+
+from seawall import registry
+from seawall._failures import split_report
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.errors import StoreUnavailable
+from seawall.jobs._bells import READY
+from seawall.jobs._driven import Ask
+from seawall.jobs._queue import JobQueue
+from seawall.models.queue.jobs import (
+    PRIORITIES,
+    TOTALS,
+    Browsed,
+    Counts,
+    Granted,
+    Letter,
+    Seen,
+)
+from seawall.redis._queue_releases import releases_of
+from seawall.redis._store import RedisStore
+from seawall.runtime.asking import Asking
+from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
+from seawall.runtime.layers import Kind
+from seawall.runtime.mutex import Mutex, survives_fork
+
+PARTS: Final = (
+    "jobs",
+    "payloads",
+    "results",
+    "ready",
+    "since",
+    "delayed",
+    "leases",
+    "deadlines",
+    "memory",
+    "dead",
+    "tokens",
+    "unheard",
+    "dedupe",
+    "counts",
+)
+"""The keys of a queue, in the order that the script expects."""
+
+_ANSWERS: Final = frozenset(
+    {"heard", "release", "extend", "ack", "nack", "cancel", "requeue", "drop"}
+)
+_MOST: Final = 2**53
+"""Numbers beyond this are not from the script."""
+_DIGITS: Final = 17
+LOOK_AGAIN: Final = 1.0
+"""Seconds for which the last known number of waiting jobs is good enough."""
+
+
+class PriorityQueue(JobQueue):
+    """A queue of jobs with priorities, leases and dead letters, shared by all pods."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        *,
+        head_start: float = 60.0,
+        max_attempts: int = 5,
+        max_size: int = 100_000,
+        max_dead: int = 10_000,
+        keep: float = 7 * 86_400.0,
+        result_ttl: float = 3600.0,
+        dedupe_window: float = 0.0,
+        max_payload: int = 262_144,
+        clock: Clock | None = None,
+    ) -> None:
+        """Share the queue called `name` with every pod that uses the same store.
+
+        Each level of priority is worth `head_start` seconds of waiting. A job is tried
+        `max_attempts` times, and a push beyond `max_size` unfinished jobs is refused. A job that
+        was not started within `keep` seconds expires, and a dead one is forgotten after the same
+        time, or when more than `max_dead` have died since. How other jobs ended is kept for
+        `result_ttl` seconds, for the last `max_size` jobs (or 1000, if that is more), and a dedupe
+        id is answered for `dedupe_window` seconds after the end. Payloads and results have up to
+        `max_payload` bytes, as JSON.
+        """
+        if not isinstance(store, RedisStore):
+            raise TypeError(f"PriorityQueue({store!r}, ...): the first argument is a RedisStore")
+        super().__init__(
+            name,
+            head_start=head_start,
+            max_attempts=max_attempts,
+            max_size=max_size,
+            max_dead=max_dead,
+            keep=keep,
+            result_ttl=result_ttl,
+            dedupe_window=dedupe_window,
+            max_payload=max_payload,
+            clock=current_clock() if clock is None else check_clock(clock),
+        )
+        self.store = store
+        self._calls = _Calls(self)
+        # Separate: a full server refuses these but accepts the others.
+        self._additions = _Calls(self)
+        self._releases = releases_of(store)
+        self._mutex = Mutex()
+        self._announced = False
+        self._last_waiting = 0
+        self._look_again = -inf
+        registry.enter(self, "queue", self.name, ask="asnapshot", local=False)
+        self._heard: set[str] = set()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"PriorityQueue({self.store!r}, {self.name!r})"
+
+    def _answering(self, kind: Kind, ask: Ask) -> Asking:
+        self.store.start()
+        if not self._announced:
+            self._announce()
+        calls = self._additions if ask.operation == "push" else self._calls
+        return self.store.ask(kind, calls, ask, self.clock)
+
+    def _telling(self, kind: Kind, ask: Ask) -> None:
+        self._answering(kind, ask).publish(lambda: True)
+
+    def _undo(self, ask: Ask, lease: int) -> None:
+        self._releases.add(self._calls, ask, lease)
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting jobs, as of the store's last answer, refreshed once a second.
+
+        The first read starts that: it is 0 until there is an answer.
+        """
+        now = self.clock.now()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_AGAIN
+            self._ask_for_counts()
+        return self._last_waiting
+
+    def _ask_for_counts(self) -> None:
+        asking = self._answering("sync", Ask("counts", ()))
+
+        def take() -> bool:
+            try:
+                self._last_waiting = sum(asking.claim().waiting)
+            except StoreUnavailable:
+                self._last_waiting = 0  # do not refuse calls because the queue cannot be seen
+            return True
+
+        asking.publish(take)
+
+    @property
+    def _up(self) -> bool:
+        return self.store.answers(self._calls.script)
+
+    @property
+    def _closed(self) -> bool:
+        return self.store.closed
+
+    # News from other pods, for as long as this object lives
+
+    def _announce(self) -> None:
+        with self._mutex:
+            if self._announced:
+                return
+            self._announced = True
+        own = f"{self.rules!r}, max_payload={self.max_payload}"
+        me = ref(self)
+        told = self.store.announce("queue", self.name, own, lambda other: _differ(me, own, other))
+        finalize(self, told.stop)
+
+    def _listen(self, topic: str) -> None:
+        """Subscribe, once for all waiters here, to what happens in other pods."""
+        self.store.start()
+        calls, bells = self._calls, self._bells
+        channel = calls.stirred if topic == READY else calls.ended
+        with self._mutex:
+            if channel in self._heard:
+                return
+            self._heard.add(channel)
+
+        def hear(message: bytes) -> None:
+            if channel == calls.stirred:
+                bells.ring(READY)
+            elif message:
+                bells.ring(message.decode("utf-8", "replace"))
+            else:
+                bells.ring_all()
+
+        finalize(self, self.store.listen(channel, hear))
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+
+
+def _differ(me: ref[PriorityQueue], own: str, other: str) -> None:
+    queue = me()
+    if queue is not None:
+        name = queue.name
+        emit(SettingsDiffer, name, policy="queue", shared_name=name, own=own, other=other)
+
+
+class _Calls:
+    """Batches operations into one script call: all that are requested at one moment."""
+
+    script = "queue"
+    most = 32
+
+    def __init__(self, queue: PriorityQueue) -> None:
+        store, name = queue.store, queue.name
+        self._name = name
+        self.stirred = store.channel("queue", name)
+        self.ended = f"{self.stirred}:ended"
+        rules = queue.rules
+        # Longer than any job can live: waiting, then claimed, then dead.
+        expiry = (4 * rules.keep + 2 * rules.result_ttl) // 1000 + 1
+        self._keys = [store.key("queue", name, part) for part in PARTS]
+        self._settings = (*rules, self.stirred, self.ended, expiry)
+
+    def pack(self, items: Sequence[Ask]) -> tuple[list[str], list[Any]]:
+        args: list[Any] = [*self._settings]
+        for operation, given in items:
+            values = [value for job in given[0] for value in job] if operation == "push" else given
+            args += (operation, len(values), *values)
+        return self._keys, args
+
+    def unpack(self, reply: Any, items: Sequence[Ask]) -> list[Any]:
+        replies, died, dropped = reply
+        answers = [_READERS[item.operation](one) for one, item in zip(replies, items, strict=True)]
+        for id_, attempts, reason in _rows(died, 3):
+            cause, trace = split_report(_str(reason))
+            fields = {"job": _str(id_), "attempts": _int(attempts), "cause": cause}
+            emit(JobDied, self._name, **fields, traceback=trace)
+        for (id_,) in _rows(dropped, 1):
+            emit(DeadLetterDropped, self._name, job=_str(id_))
+        return answers
+
+    def unwanted(self, item: Ask, answer: Any) -> None:
+        """Do nothing: the caller releases a claim whose answer it did not get."""
+
+
+# Replies of the store. An invalid one raises, and so is a failure of the store.
+
+
+def _read_push(reply: list[bytes]) -> list[str] | None:
+    return [_str(id_) for id_ in reply] or None
+
+
+def _read_claim(reply: list[bytes]) -> tuple[list[Granted], int]:
+    granted = [
+        Granted(
+            _str(id_),
+            _int(fence),
+            _int(attempt),
+            _int(level),
+            _int(age),
+            _int(waited),
+            _int(left),
+            _bytes(payload),
+        )
+        for id_, fence, attempt, level, age, waited, left, payload in _rows(reply[1:], 8)
+    ]
+    return granted, _int(reply[0])
+
+
+def _read_answer(reply: list[bytes]) -> tuple[bool, str]:
+    done, state = reply
+    return _int(done) == 1, _str(state)
+
+
+def _read_status(reply: list[Any]) -> Seen | None:
+    if not reply:
+        return None
+    state, priority, attempts, age, reason, result = reply
+    data = None if result is None else _bytes(result)
+    return Seen(_str(state), _int(priority), _int(attempts), _int(age), _str(reason), data)
+
+
+def _read_dead(reply: list[bytes]) -> list[Letter]:
+    return [
+        Letter(_str(id_), _int(priority), _int(attempts), _int(age), _str(reason), _bytes(payload))
+        for id_, priority, attempts, age, reason, payload in _rows(reply, 6)
+    ]
+
+
+def _read_browsed(reply: list[bytes]) -> list[Browsed]:
+    return [
+        Browsed(
+            _int(number),
+            _str(id_),
+            _str(state),
+            _int(priority),
+            _int(attempts),
+            _int(age),
+            _int(since),
+            _str(reason),
+            _int(size),
+            _bytes(payload),
+        )
+        for number, id_, state, priority, attempts, age, since, reason, size, payload in _rows(
+            reply, 10
+        )
+    ]
+
+
+def _read_browse(reply: list[bytes]) -> tuple[list[Browsed], tuple[int, str] | None]:
+    number, id_, *rows = reply
+    return _read_browsed(rows), (_int(number), _str(id_)) if number else None
+
+
+def _read_inspect(reply: list[bytes]) -> Browsed | None:
+    found = _read_browsed(reply)
+    return found[0] if found else None
+
+
+def _read_counts(reply: list[bytes]) -> Counts:
+    numbers = [_int(value) for value in reply]
+    waiting, rest = numbers[:PRIORITIES], numbers[PRIORITIES:]
+    delayed, claimed, dead, oldest, *totals = rest
+    if len(totals) != len(TOTALS):
+        raise StoreUnavailable("the store's answer makes no sense")
+    return Counts(tuple(waiting), delayed, claimed, dead, oldest, tuple(totals))
+
+
+_READERS: Final = {
+    "push": _read_push,
+    "claim": _read_claim,
+    "status": _read_status,
+    "dead": _read_dead,
+    "browse": _read_browse,
+    "inspect": _read_inspect,
+    "counts": _read_counts,
+    **dict.fromkeys(_ANSWERS, _read_answer),
+}
+
+
+def _rows(values: Any, width: int) -> list[list[Any]]:
+    if not isinstance(values, list) or len(values) % width:
+        raise StoreUnavailable("the store's answer makes no sense")
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise StoreUnavailable("the store's answer makes no sense")
+    return value
+
+
+def _str(value: Any) -> str:
+    return _bytes(value).decode()
+
+
+def _int(value: Any) -> int:
+    if len(_bytes(value)) > _DIGITS or abs(number := int(value)) > _MOST:
+        raise StoreUnavailable("the store's answer makes no sense")
+    return number
