@@ -136,7 +136,6 @@ AWAITED = {
     "durable.JobWorker(listen)",
     "durable.Later.run(function)",
     "durable.LaterWorker(function)",
-    "durable.QueuedJobs(functions)",
     "durable.Sqlite.arun(work)",
     "members.Heartbeats.watch(probe)",
     "members.Leader.arun(work)",

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         JobExpired,
         JobFailed,
         JobLost,
-        JobNotReady,
         KeyInFlight,
         KeyMissing,
         KeyReused,
@@ -219,7 +218,6 @@ __all__ = [
     "JobExpired",
     "JobFailed",
     "JobLost",
-    "JobNotReady",
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
@@ -358,7 +356,7 @@ _HOMES = {
     "errors": (
         "AmbiguousHeader AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed "
         "ChannelFull CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
-        "JobExpired JobFailed JobLost JobNotReady KeyInFlight KeyMissing "
+        "JobExpired JobFailed JobLost KeyInFlight KeyMissing "
         "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
         "RateLimited RecordGarbled RecordedFailure Rejected ReportedFailure SeawallError "
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
