@@ -10,10 +10,8 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # type checkers take it for True; importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.channel import Channel
     from seawall.clock import Clock, SystemClock, VirtualClock
     from seawall.config import guard_from_table, guards_from_toml
-    from seawall.contention import Serializer, aupdate_optimistically, update_optimistically
     from seawall.context import (
         Criticality,
         Deadline,
@@ -67,12 +65,12 @@ if TYPE_CHECKING:
         UnknownJob,
         WorkerDied,
     )
-    from seawall.executors import CpuPool, IoPool
     from seawall.family import Family
     from seawall.guard import Guard
     from seawall.jobs import Claim, LocalQueue, Worker
-    from seawall.ladder import Ladder
     from seawall.leases.lease import Lease
+    from seawall.load.service_levels import ServiceLevels
+    from seawall.load.watchdog import LoopWatchdog
     from seawall.models.backoff import (
         Backoff,
         constant,
@@ -86,9 +84,9 @@ if TYPE_CHECKING:
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
     from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
     from seawall.models.contention import Stripes
-    from seawall.models.ladder import ServiceLevel
     from seawall.models.pooling import Advice
     from seawall.models.pressure import Pressure, RetryThresholds
+    from seawall.models.service_levels import ServiceLevel
     from seawall.models.shedding.codel import adaptive_lifo, codel
     from seawall.models.shedding.rules import (
         by_cost,
@@ -111,11 +109,18 @@ if TYPE_CHECKING:
     from seawall.policies.shed import Shed
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
-    from seawall.pools import Pool
-    from seawall.pools._borrowed import Borrowed
     from seawall.redis._store import RedisStore
     from seawall.redis.queue import PriorityQueue
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
+    from seawall.resources.channel.channel import Channel
+    from seawall.resources.contention import (
+        Serializer,
+        aupdate_optimistically,
+        update_optimistically,
+    )
+    from seawall.resources.executors.executors import CpuPool, IoPool
+    from seawall.resources.pool.borrowed import Borrowed
+    from seawall.resources.pool.pool import Pool
     from seawall.runtime.batch import Batch
     from seawall.runtime.degradation import degradations
     from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
@@ -161,7 +166,6 @@ if TYPE_CHECKING:
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
-    from seawall.watchdog import LoopWatchdog
 
 __all__ = [
     "AdaptiveLimit",
@@ -221,7 +225,6 @@ __all__ = [
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
-    "Ladder",
     "LaterFull",
     "Lease",
     "LeaseChanged",
@@ -264,6 +267,7 @@ __all__ = [
     "SeawallError",
     "Serializer",
     "ServiceLevel",
+    "ServiceLevels",
     "SettingsChanged",
     "SettingsDiffer",
     "Shed",
@@ -344,10 +348,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "channel": "Channel",
+    "resources.channel": "Channel",
     "clock": "Clock SystemClock VirtualClock",
     "config": "guard_from_table guards_from_toml",
-    "contention": "Serializer aupdate_optimistically update_optimistically",
+    "resources.contention": "Serializer aupdate_optimistically update_optimistically",
     "context": (
         "Criticality Deadline check_deadline criticality current_attempt current_criticality "
         "current_deadline current_idempotency_key current_tenant current_tier deadline "
@@ -361,11 +365,11 @@ _HOMES = {
         "RateLimited RecordGarbled RecordedFailure Rejected ReportedFailure SeawallError "
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
-    "executors": "CpuPool IoPool",
+    "resources.executors": "CpuPool IoPool",
     "family": "Family",
     "guard": "Guard",
     "jobs": "Claim LocalQueue Worker",
-    "ladder": "Ladder",
+    "load.service_levels": "ServiceLevels",
     "models.concurrency.algorithms": "aimd gradient2 vegas",
     "models.backoff": (
         "Backoff constant decorrelated_jitter exponential full_jitter linear plus_minus"
@@ -373,7 +377,7 @@ _HOMES = {
     "models.budget": "InFlightRatio RequestRatio SuccessDeposit",
     "models.shedding.codel": "adaptive_lifo codel",
     "models.contention": "Stripes",
-    "models.ladder": "ServiceLevel",
+    "models.service_levels": "ServiceLevel",
     "models.pooling": "Advice",
     "models.pressure": "Pressure RetryThresholds",
     "models.breaker.probes": "growing n_of_m ramp single slow_start",
@@ -392,8 +396,8 @@ _HOMES = {
     "policies.shed": "Shed",
     "policies.throttle": "Throttle",
     "policies.timeout": "Timeout adaptive",
-    "pools": "Pool",
-    "pools._borrowed": "Borrowed",
+    "resources.pool": "Pool",
+    "resources.pool.borrowed": "Borrowed",
     "registry": "check_threads explain get_guard guards snapshot",
     "runtime.batch": "Batch",
     "runtime.degradation": "degradations",
@@ -417,7 +421,7 @@ _HOMES = {
     "redis._store": "RedisStore",
     "leases.lease": "Lease",
     "redis.queue": "PriorityQueue",
-    "watchdog": "LoopWatchdog",
+    "load.watchdog": "LoopWatchdog",
 }
 """The public names by the module that defines them."""
 

@@ -183,8 +183,8 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "The service is draining, 3 requests in flight",
     ),
     (
-        {"ladder": [{"name": "l", "level": "cached"}]},
-        "ladder:l",
+        {"service_levels": [{"name": "l", "level": "cached"}]},
+        "service_levels:l",
         "warn",
         "The level of service is cached",
     ),

@@ -111,7 +111,7 @@ def test_a_check_that_is_healthy_at_its_first_look_is_no_warning(read: pytest.Lo
 def test_a_level_that_was_given_is_that_of_good_news_too(read: pytest.LogCaptureFixture):
     """With `level=` all records have it."""
     with log_events(level=logging.ERROR):
-        emit(events.LevelChanged, "ladder", **_changed("cached", "full", cause="load"))
+        emit(events.LevelChanged, "service_levels", **_changed("cached", "full", cause="load"))
     assert [record.levelname for record in read.records] == ["ERROR"]
 
 

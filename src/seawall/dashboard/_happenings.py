@@ -231,7 +231,7 @@ _LASTING: Final[dict[type[Event], Callable[[Any], tuple[tuple[str, bool], ...]]]
         (f"store_mode:{event.guard}:{event.policy}", event.after != _SHARED),
         (f"store:{event.store}", event.after != _SHARED),
     ),
-    events.LevelChanged: lambda event: ((f"ladder:{event.guard}", event.after != "full"),),
+    events.LevelChanged: lambda event: ((f"service_levels:{event.guard}", event.after != "full"),),
     events.LoopBlocked: lambda event: ((f"watchdog:{event.guard}", not event.over),),
     edge.LifecycleChanged: lambda event: ((f"lifecycle:{event.guard}", event.after == "draining"),),
     edge.HealthChanged: lambda event: (

@@ -321,7 +321,7 @@ def _lifecycle(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
     return Line(state, tone, facts, None, in_flight)
 
 
-def _ladder(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
+def _service_levels(_kind: str, _name: str, seen: Seen, _moves: Moves) -> Line:
     level = str(seen["level"])
     facts: Facts = [("for", say.seconds(seen.get("seconds")))]
     if seen.get("pinned") is True:
@@ -435,7 +435,7 @@ _READERS: Final[dict[str, Callable[[str, str, Seen, Moves], Line]]] = {
     "lease": _lease,
     "health": _health,
     "lifecycle": _lifecycle,
-    "ladder": _ladder,
+    "service_levels": _service_levels,
     "watchdog": _watchdog,
     "upstreams": _upstreams,
     "models": _models,

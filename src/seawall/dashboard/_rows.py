@@ -30,7 +30,7 @@ Seen = Mapping[str, Any]
 Snapshot = Mapping[str, Iterable[Seen]]
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Service": ("health", "lifecycle", "ladder", "watchdog"),
+    "Service": ("health", "lifecycle", "service_levels", "watchdog"),
     "Limits": ("request_limits",),
     "Queues": ("queue", "worker", "channel", "serializer"),
     "Outbox and jobs": (

@@ -344,13 +344,13 @@ def _lifecycle(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Fou
         yield Found(f"lifecycle:{name}", "warn", name, what, "", f"lifecycle:{name}")
 
 
-def _ladder(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
+def _service_levels(_kind: str, name: str, seen: Seen, _moves: Moves) -> Iterator[Found]:
     level = str(seen["level"])
     if level != "full":
         pinned = ", since somebody pinned it" if seen.get("pinned") is True else ""
         what = f"The level of service is {say.plainly(level)}{pinned}"
         tone: Tone = "bad" if level == "maintenance" else "warn"
-        key = f"ladder:{name}"
+        key = f"service_levels:{name}"
         yield Found(key, tone, name, what, "", key, degrades=True)
 
 
@@ -572,7 +572,7 @@ RULES: Final[dict[str, Rule]] = {
     "store": _store,
     "health": _health,
     "lifecycle": _lifecycle,
-    "ladder": _ladder,
+    "service_levels": _service_levels,
     "members": _members,
     PIPELINE: _pipeline,
     COLLECT: _collect,

@@ -203,7 +203,7 @@ def _chaos(policy: Any) -> str:
     return f"disturbs {share(policy.share)} of calls"
 
 
-def _ladder(policy: Any) -> str:
+def _service_levels(policy: Any) -> str:
     return f"needs the level {policy.level.label}"
 
 
@@ -238,7 +238,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = 
     "thread_bulkhead": (_threads, ()),
     "turns": (_turns, ("slice", "target", "cheap", "patience", "mode")),
     "chaos": (_chaos, ()),
-    "ladder": (_ladder, ("mode",)),
+    "service_levels": (_service_levels, ("mode",)),
 }
 """The description of each kind's settings, and which of them `update` takes."""
 

@@ -102,7 +102,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         current_criticality,
         vegas,
     )
-    from seawall.signals import occupancy
+    from seawall.load.signals import occupancy
     from seawall.web import RequestLimits, Trust, api_key, limit
     from seawall.web.fastapi import protect
 

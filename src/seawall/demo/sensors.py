@@ -26,8 +26,8 @@ from seawall.demo._switches import PIPELINE
 
 if TYPE_CHECKING:
     from seawall.durable import Inbox, Sqlite
-    from seawall.executors import CpuPool
     from seawall.pipeline import Collection, Pipeline
+    from seawall.resources.executors.executors import CpuPool
 
 SENSORS: Final = ("S1", "S2", "S3", "S4", "S5")
 FLAKY: Final = {"S4": 0.02, "S5": 0.02}
@@ -216,7 +216,7 @@ async def _main(lifeline: Lifeline, folder: str) -> None:
     from seawall.demo._serving import serve
     from seawall.demo.pod import beside
     from seawall.durable import Database, Inbox, Sqlite, migrate
-    from seawall.executors import CpuPool
+    from seawall.resources.executors.executors import CpuPool
 
     plant = Plant()
     with (

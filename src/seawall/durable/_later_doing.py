@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from seawall.executors import IoPool
 from seawall.guard import Guard
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.mutex import survives_fork
 from seawall.runtime.plan import Plan
 

@@ -50,7 +50,7 @@ from seawall.runtime.mutex import Mutex, survives_fork
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.executors import IoPool
+    from seawall.resources.executors.executors import IoPool
 
 AT_ONCE: Final = 256
 """Maximum number of concurrent probes."""
@@ -628,7 +628,7 @@ class Heartbeats:
     def _pool(self) -> IoPool:
         """Return the thread pool for probes that are plain functions."""
         if self._threads is None:
-            from seawall.executors import IoPool
+            from seawall.resources.executors.executors import IoPool
 
             self._threads = IoPool(
                 f"{self.name} probes", workers=THREADS, max_queue=AT_ONCE, clock=self._clock

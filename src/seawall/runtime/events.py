@@ -21,7 +21,7 @@ E = TypeVar("E", bound="Event")
 class Event:
     """Something happened in the guard called `guard`; `name` is stable, for logs and metrics.
 
-    Objects that belong to no guard (a pool, an executor, a ladder) put their own name there.
+    Objects that belong to no guard (a pool, an executor, `ServiceLevels`) put their own name there.
     """
 
     __slots__ = ("guard",)
@@ -234,7 +234,7 @@ class CallHedged(Event):
 
 
 class LevelChanged(Event):
-    """A ladder went from one level of service to another."""
+    """A service went from one level of service to another."""
 
     __slots__ = ("after", "before", "cause")
     name = "level_changed"

@@ -351,10 +351,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _gauge("requests_in_flight", "service", "Requests being served", "lifecycle: in_flight"),
     _gauge(
-        "ladder_level",
-        "ladder level",
+        "service_level",
+        "service level",
         "1 for the level of service, 0 for others",
-        "ladder: level",
+        "service levels: level",
         fold="max",
     ),
     _gauge(

@@ -307,7 +307,7 @@ _AROUND: Final = (
     _count("Processes by health", "sum", "health_state", "service level state"),
     _count("Processes by phase", "sum", "lifecycle_state", "service state"),
     _count("Requests in flight", "sum", "requests_in_flight", "service"),
-    _count("Processes by level of service", "sum", "ladder_level", "ladder level"),
+    _count("Processes by level of service", "sum", "service_level", "service level"),
     _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
     _seconds(
         "Event loops are late", "loop_lag_seconds", "watchdog instance", threshold.LOOP_LAG_SECONDS

@@ -354,9 +354,9 @@ def _lifecycle(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]
     yield "requests_in_flight", (name,), seen["in_flight"]
 
 
-def _ladder(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _service_levels(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     levels = ("full", "cached", "partial", "static", "maintenance")
-    yield from _states("ladder_level", (name,), seen["level"], levels)
+    yield from _states("service_level", (name,), seen["level"], levels)
 
 
 def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
@@ -515,7 +515,7 @@ _READERS: Final[dict[str, Reader]] = {
     ),
     "health": _health,
     "lifecycle": _lifecycle,
-    "ladder": _ladder,
+    "service_levels": _service_levels,
     "members": _members,
     "pipeline": _pipeline,
     "collect": _collect,

@@ -84,7 +84,7 @@ class AdaptiveAttempts:
         looked_at = check.listed("signals", signals, "[process_cpu()]")
         self.load: Load | None = None
         if looked_at:
-            from seawall.signals import highest
+            from seawall.load.signals import highest
 
             self.load = highest(*looked_at)
 
@@ -111,7 +111,7 @@ def adaptive_attempts(
 
     `rule` defines how much less: `RetryThresholds(...)`, or a function that returns the attempts
     for a `Pressure`, of which at least one and at most `maximum` are made. `signals` are those of
-    `seawall.signals`, or functions like them; the highest is the pressure's `load`.
+    `seawall.load.signals`, or functions like them; the highest is the pressure's `load`.
     """
     return AdaptiveAttempts(maximum, rule, signals)
 
