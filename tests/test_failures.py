@@ -52,8 +52,8 @@ from seawall.clients.httpx import GuardedTransport
 from seawall.clock import VirtualClock
 from seawall.dashboard._moves import Moves
 from seawall.dashboard._stacks import guard_view
+from seawall.events.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
 from seawall.jobs import Claim, LocalQueue, Worker
-from seawall.runtime.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
 from seawall.testing import run_virtual
 
 URL = "https://bob:hunter2@vendor.example:8443/orders?token=hunter2"

@@ -90,7 +90,9 @@ def modules_after(statement: str) -> set[str]:
     return loaded
 
 
-@pytest.mark.parametrize("package", ["seawall", "seawall.dashboard", "seawall.durable"])
+@pytest.mark.parametrize(
+    "package", ["seawall", "seawall.dashboard", "seawall.durable", "seawall.events"]
+)
 def test_import_is_light_and_stays_within_the_standard_library(package: str):
     """Importing a package of lazy names loads none of them, and no heavy module."""
     loaded = modules_after(f"import {package}")

@@ -716,11 +716,11 @@ def test_what_is_scarce_is_there_in_a_child_process(case: str):
 
 
 FORGETFUL = """
-from seawall.runtime import mutex
+from seawall import _forks
 class Forgetful(set):
     def add(self, thing):
         if not any(kind.__name__ == "KIND" for kind in type(thing).__mro__): set.add(self, thing)
-mutex._forkable = Forgetful()
+_forks._forkable = Forgetful()
 """
 TAKEN, LOCKED = "all is taken by threads that are gone", "locks held by threads that are gone"
 

@@ -65,6 +65,45 @@ if TYPE_CHECKING:
         UnknownJob,
         WorkerDied,
     )
+    from seawall.events import (
+        BreakerChanged,
+        CallHedged,
+        CallRejected,
+        CallRetried,
+        CallTimedOut,
+        CollectionChanged,
+        DeadLetterDropped,
+        Degraded,
+        Event,
+        EventDied,
+        FifoGap,
+        HealthChanged,
+        HostEjected,
+        HostRestored,
+        ImplausibleReport,
+        ItemDied,
+        JobDied,
+        LeaseChanged,
+        LevelChanged,
+        LifecycleChanged,
+        LoopBlocked,
+        MemberChanged,
+        OutboxBlocked,
+        OverloadChanged,
+        OwnPause,
+        PipelineEnded,
+        ResourceLeaked,
+        RetryStopped,
+        SettingsChanged,
+        SettingsDiffer,
+        SoftLimitExceeded,
+        SourceChanged,
+        StageChanged,
+        StoreModeChanged,
+        ThreadAbandoned,
+        WorkerReplaced,
+        subscribe,
+    )
     from seawall.family import Family
     from seawall.guard import Guard
     from seawall.jobs import Claim, LocalQueue, Worker
@@ -123,46 +162,6 @@ if TYPE_CHECKING:
     from seawall.resources.pool.pool import Pool
     from seawall.runtime.batch import Batch
     from seawall.runtime.degradation import degradations
-    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
-    from seawall.runtime.edge_events import (
-        HealthChanged,
-        HostEjected,
-        HostRestored,
-        LifecycleChanged,
-        OverloadChanged,
-        SoftLimitExceeded,
-    )
-    from seawall.runtime.events import (
-        BreakerChanged,
-        CallHedged,
-        CallRejected,
-        CallRetried,
-        CallTimedOut,
-        DeadLetterDropped,
-        Degraded,
-        Event,
-        ImplausibleReport,
-        JobDied,
-        LeaseChanged,
-        LevelChanged,
-        LoopBlocked,
-        ResourceLeaked,
-        RetryStopped,
-        SettingsChanged,
-        SettingsDiffer,
-        StoreModeChanged,
-        ThreadAbandoned,
-        WorkerReplaced,
-        subscribe,
-    )
-    from seawall.runtime.member_events import MemberChanged, OwnPause
-    from seawall.runtime.pipeline_events import (
-        CollectionChanged,
-        ItemDied,
-        PipelineEnded,
-        SourceChanged,
-        StageChanged,
-    )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
@@ -366,6 +365,15 @@ _HOMES = {
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
     "resources.executors": "CpuPool IoPool",
+    "events": (
+        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut CollectionChanged "
+        "DeadLetterDropped Degraded Event EventDied FifoGap HealthChanged HostEjected "
+        "HostRestored ImplausibleReport ItemDied JobDied LeaseChanged LevelChanged "
+        "LifecycleChanged LoopBlocked MemberChanged OutboxBlocked OverloadChanged OwnPause "
+        "PipelineEnded ResourceLeaked RetryStopped SettingsChanged SettingsDiffer "
+        "SoftLimitExceeded SourceChanged StageChanged StoreModeChanged ThreadAbandoned "
+        "WorkerReplaced subscribe"
+    ),
     "family": "Family",
     "guard": "Guard",
     "jobs": "Claim LocalQueue Worker",
@@ -401,20 +409,6 @@ _HOMES = {
     "registry": "check_threads explain get_guard guards snapshot",
     "runtime.batch": "Batch",
     "runtime.degradation": "degradations",
-    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
-    "runtime.edge_events": (
-        "HealthChanged HostEjected HostRestored LifecycleChanged OverloadChanged SoftLimitExceeded"
-    ),
-    "runtime.events": (
-        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
-        "Degraded Event ImplausibleReport JobDied LeaseChanged LevelChanged LoopBlocked "
-        "ResourceLeaked RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
-        "ThreadAbandoned WorkerReplaced subscribe"
-    ),
-    "runtime.member_events": "MemberChanged OwnPause",
-    "runtime.pipeline_events": (
-        "CollectionChanged ItemDied PipelineEnded SourceChanged StageChanged"
-    ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",

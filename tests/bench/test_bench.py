@@ -17,7 +17,7 @@ from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
 from bench.targets import IMPORTS, TARGETS, THREADS, at_least, at_most
-from seawall.runtime.events import listening
+from seawall.events.bus import listening
 from seawall.testing import retries
 from tests.bench.found import written
 

@@ -22,7 +22,7 @@ from seawall.cli import main
 from seawall.cli._top_message import understood, verdict
 from seawall.cli._top_source import Source, place_of
 from seawall.dashboard.app import Dashboard
-from seawall.runtime import events
+from seawall.events import bus
 from tests.cli.top_terminal import COMMAND, SOURCE, terminal
 from tests.cli.top_worlds import event, guard, ill, message, served, state, status, stream, view
 from tests.support import new_guard
@@ -203,7 +203,7 @@ def test_it_shows_what_a_real_dashboard_tells(capsys: pytest.CaptureFixture[str]
 @pytest.fixture
 def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(bus, "_listeners", ())
 
 
 # --- Live ---

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard
+from seawall import Breaker, Guard, events
 from seawall.dashboard import _live, _rush
 from seawall.dashboard._rush import APART, TOGETHER, Rush
-from seawall.runtime import events
-from seawall.runtime.events import BreakerChanged, emit
+from seawall.events import BreakerChanged, bus
+from seawall.events.bus import emit
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Shown, Viewer
 from tests.support import falsified, let_pass
@@ -140,7 +140,7 @@ def test_what_is_over_or_forgotten_hears_nothing():
         forgotten = Rush(lambda: 0.0, lambda: called.append(2))
         del forgotten
         gc.collect()
-        assert events._listeners == ()
+        assert bus._listeners == ()
         _happens()
         await let_pass(1.0)
 

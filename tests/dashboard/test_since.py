@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from seawall.dashboard import _troubles
 from seawall.dashboard._troubles import FORGET_AFTER, Found, Since
-from seawall.runtime.edge_events import HostEjected, LifecycleChanged
-from seawall.runtime.events import BreakerChanged, StoreModeChanged, emit
+from seawall.events import BreakerChanged, HostEjected, LifecycleChanged, StoreModeChanged
+from seawall.events.bus import emit
 from tests.dashboard.views_support import NOW, Pair
 from tests.support import falsified
 

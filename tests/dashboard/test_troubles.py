@@ -13,11 +13,11 @@ from seawall import (
     Retry,
     RetryBudget,
     VirtualClock,
+    events,
     static,
 )
 from seawall.dashboard._bounds import MOST_TROUBLES
-from seawall.runtime import events
-from seawall.runtime.events import emit
+from seawall.events.bus import emit
 from tests.dashboard.views_support import Pair, check_view, everything
 
 pytestmark = pytest.mark.usefixtures("nobody_else")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from seawall.dashboard import _validate
 from seawall.dashboard._validate import valid_view
-from seawall.runtime.events import BreakerChanged, emit
+from seawall.events import BreakerChanged
+from seawall.events.bus import emit
 from tests.dashboard.views_support import (
     JUNK,
     Pair,

@@ -26,6 +26,7 @@ from seawall import (
     Timeout,
     adaptive,
     by_criticality,
+    events,
     static,
 )
 from seawall.dashboard._bounds import shown
@@ -33,8 +34,7 @@ from seawall.dashboard._moves import Moves
 from seawall.dashboard._rows import SECTIONS
 from seawall.dashboard._settings import LOOKS, settings_of
 from seawall.dashboard._words import address
-from seawall.runtime import events
-from seawall.runtime.events import emit
+from seawall.events.bus import emit
 from tests.dashboard.views_support import JUNK, Pair, check_view, everything, places, replaced
 
 pytestmark = pytest.mark.usefixtures("nobody_else")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from seawall import Breaker, Guard
+from seawall import Breaker, Guard, events
 from seawall.dashboard import _bounds, _happenings, _watcher
 from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
 from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted, size_of
 from seawall.dashboard._guard_turns import AT_ONCE
 from seawall.dashboard._summary import problems_of
 from seawall.dashboard._watcher import Watcher
-from seawall.runtime import events
-from seawall.runtime.events import BreakerChanged, emit
+from seawall.events import BreakerChanged, bus
+from seawall.events.bus import emit
 from tests.dashboard.views_support import (
     NOW,
     Pair,
@@ -202,7 +202,7 @@ def test_a_watcher_says_what_it_wants() -> None:
 def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
     """No subscription is left behind, and none of the events that come with calls is heard."""
     watcher, forgotten = Watcher(), Watcher()
-    heard = {kind for _, kinds in events._listeners for kind in kinds}
+    heard = {kind for _, kinds in bus._listeners for kind in kinds}
     assert heard
     assert not heard & {
         events.Event,
@@ -216,10 +216,10 @@ def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
     }
     watcher.close()
     watcher.close()
-    assert len(events._listeners) == 1
+    assert len(bus._listeners) == 1
     del forgotten
     gc.collect()
-    assert events._listeners == ()
+    assert bus._listeners == ()
 
 
 def test_events_become_sentences() -> None:
@@ -316,7 +316,7 @@ def test_each_event_has_its_sentence() -> None:
         "exit_code": -9, "in_flight": 3, "changes": {"limit": 3, "key": len, "mode": "off"},
         "skipped_to": 3, "expected": 1, "epoch": 1, "reported": 1e12, "counted": 600.0,
     }  # fmt: skip
-    kinds = sorted({kind for _, kinds in events._listeners for kind in kinds}, key=str)
+    kinds = sorted({kind for _, kinds in bus._listeners for kind in kinds}, key=str)
     for kind in kinds:
         code = kind.__init__.__code__
         names = code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount]

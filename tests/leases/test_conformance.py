@@ -13,9 +13,9 @@ import pytest
 from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut, deadline
 from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite
+from seawall.events import LeaseChanged, subscribe
 from seawall.leases import holding
 from seawall.leases.waiting import Bell
-from seawall.runtime.events import LeaseChanged, subscribe
 from tests.leases.sites import AWAITED, BLOCKING, Site, run
 from tests.support import let_pass
 

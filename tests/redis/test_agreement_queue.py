@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from seawall import subscribe
 from seawall.clock import VirtualClock
+from seawall.events import DeadLetterDropped, JobDied
 from seawall.jobs import LocalQueue, _steps
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask, Steps
@@ -25,7 +26,6 @@ from seawall.models.queue.jobs import SWEEP, NewJob, QueueRules
 from seawall.models.queue.state import Queue
 from seawall.redis._store import RedisStore
 from seawall.redis.queue import PARTS, PriorityQueue
-from seawall.runtime.events import DeadLetterDropped, JobDied
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 
 SECOND = 1_000_000

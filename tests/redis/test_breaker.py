@@ -24,9 +24,9 @@ from seawall import (
     subscribe,
 )
 from seawall.errors import StoreUnavailable
+from seawall.events import SettingsDiffer, StoreModeChanged
 from seawall.models.breaker.probes import Verdict
 from seawall.redis._breaker_wire import Nonsense, parse_push, parse_replies
-from seawall.runtime.events import SettingsDiffer, StoreModeChanged
 from seawall.runtime.layers import FAILED
 from tests.redis.breakers import eventually, names, quiet_world
 from tests.redis.support import keys_without_expiry, mutate

@@ -29,8 +29,8 @@ from seawall import (
     single,
     subscribe,
 )
+from seawall.events import StoreModeChanged
 from seawall.redis._limits_wire import Terms
-from seawall.runtime.events import StoreModeChanged
 from tests.redis.faults import Site
 from tests.redis.support import eventually
 

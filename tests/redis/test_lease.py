@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from seawall import deadline
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
+from seawall.events import LeaseChanged, subscribe
 from seawall.leases import holding
 from seawall.leases.lease import Lease
 from seawall.leases.waiting import Bell
@@ -30,7 +31,6 @@ from seawall.redis import _lease
 from seawall.redis._lease import answer_of
 from seawall.redis._link import Link
 from seawall.redis._store import RedisStore
-from seawall.runtime.events import LeaseChanged, subscribe
 from tests.redis.support import keys_without_expiry, mutate
 from tests.support import falsified, let_pass
 

@@ -23,10 +23,10 @@ from seawall import (
     subscribe,
 )
 from seawall.errors import StoreUnavailable
+from seawall.events import SettingsDiffer
 from seawall.redis._limits_exact import Round
 from seawall.redis._link import Link
 from seawall.redis._store import RedisStore
-from seawall.runtime.events import SettingsDiffer
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 from tests.redis.test_agreement_rates import ALGORITHMS, START, PatientClock, flush
 from tests.support import let_pass, new_guard

@@ -32,6 +32,7 @@ from seawall import (
 )
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
+from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem, _steps
 from seawall.jobs._bells import Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
@@ -40,7 +41,6 @@ from seawall.jobs._steps import POLL
 from seawall.redis import queue as module
 from seawall.redis._store import RedisStore
 from seawall.redis.queue import PARTS, PriorityQueue
-from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.testing import run_virtual
 from tests.redis.support import FrozenClock, Server, eventually, keys_without_expiry, mutate
 from tests.support import let_pass, new_guard

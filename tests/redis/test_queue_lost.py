@@ -14,12 +14,12 @@ import pytest
 from seawall import VirtualClock, subscribe
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
+from seawall.events import JobDied
 from seawall.jobs import Claim, Worker
 from seawall.jobs._driven import Ask
 from seawall.redis import _queue_releases as releases
 from seawall.redis._store import RedisStore
 from seawall.redis.queue import PriorityQueue
-from seawall.runtime.events import JobDied
 from tests.redis.support import FrozenClock, Server, mutate
 from tests.redis.test_queue import fork, wait_until
 from tests.support import let_pass

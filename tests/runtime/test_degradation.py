@@ -33,7 +33,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clients.llm import Model, Models
-from seawall.runtime.events import Degraded
+from seawall.events import Degraded
 from seawall.testing import ScriptedService, Step, answer, fail, run_virtual, slow, virtual_time
 
 

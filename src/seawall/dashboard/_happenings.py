@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import finalize, ref
 
+from seawall import events
 from seawall.dashboard import _words as say
 from seawall.dashboard._bounds import (
     LONGEST_KEY,
@@ -31,12 +32,7 @@ from seawall.dashboard._bounds import (
     shown,
 )
 from seawall.dashboard.views import Happening, Tone
-from seawall.runtime import durable_events as durable
-from seawall.runtime import edge_events as edge
-from seawall.runtime import events
-from seawall.runtime import member_events as members
-from seawall.runtime import pipeline_events as pipelines
-from seawall.runtime.events import Event, subscribe
+from seawall.events import Event, subscribe
 
 MOST_BEGINNINGS: Final = 1000
 """Maximum number of problems whose start is remembered."""
@@ -233,12 +229,14 @@ _LASTING: Final[dict[type[Event], Callable[[Any], tuple[tuple[str, bool], ...]]]
     ),
     events.LevelChanged: lambda event: ((f"service_levels:{event.guard}", event.after != "full"),),
     events.LoopBlocked: lambda event: ((f"watchdog:{event.guard}", not event.over),),
-    edge.LifecycleChanged: lambda event: ((f"lifecycle:{event.guard}", event.after == "draining"),),
-    edge.HealthChanged: lambda event: (
+    events.LifecycleChanged: lambda event: (
+        (f"lifecycle:{event.guard}", event.after == "draining"),
+    ),
+    events.HealthChanged: lambda event: (
         (f"health:{event.guard}", event.after in {"degraded", "unhealthy"}),
     ),
-    edge.HostEjected: lambda event: ((f"upstreams:{event.guard}", True),),
-    edge.HostRestored: lambda event: ((f"upstreams:{event.guard}", False),),
+    events.HostEjected: lambda event: ((f"upstreams:{event.guard}", True),),
+    events.HostRestored: lambda event: ((f"upstreams:{event.guard}", False),),
 }
 
 
@@ -303,28 +301,28 @@ def _lease(event: events.LeaseChanged) -> Sentence:
     return "warn", f"the lease is not held here any more ({_word(event.cause)})"
 
 
-def _health(event: edge.HealthChanged) -> Sentence:
+def _health(event: events.HealthChanged) -> Sentence:
     tones: dict[str, Tone] = {"healthy": "ok", "unhealthy": "bad"}
     what = f"the check {shown(event.check, LONGEST_KEY)} is {_word(event.after)}"
     return tones.get(event.after, "warn"), f"{what}, it was {_word(event.before)}"
 
 
-def _lifecycle(event: edge.LifecycleChanged) -> Sentence:
+def _lifecycle(event: events.LifecycleChanged) -> Sentence:
     tone: Tone = "ok" if event.after == "ready" else "warn"
     return tone, f"the service is {_word(event.after)}, {event.in_flight} requests in flight"
 
 
-def _ejected(event: edge.HostEjected) -> Sentence:
+def _ejected(event: events.HostEjected) -> Sentence:
     until = f"for {say.seconds(event.seconds)}" if event.seconds else f"while {event.cause}"
     return "warn", f"{say.address(event.host)} gets no requests {until}"
 
 
-def _gap(event: durable.FifoGap) -> Sentence:
+def _gap(event: events.FifoGap) -> Sentence:
     goes_on = "" if event.skipped_to is None else f"; it goes on with {event.skipped_to}"
     return "warn", f"a message is missing for {say.seconds(event.age)}{goes_on}"
 
 
-def _member(event: members.MemberChanged) -> Sentence:
+def _member(event: events.MemberChanged) -> Sentence:
     if event.after == "suspected":
         return "warn", f"{event.member} is suspected: {event.reason}"
     if event.after == "confirmed":
@@ -335,14 +333,14 @@ def _member(event: members.MemberChanged) -> Sentence:
     return "ok", f"{event.member} is {event.after}"
 
 
-def _member_verb(event: members.MemberChanged) -> str:
+def _member_verb(event: events.MemberChanged) -> str:
     if event.after == "alive":
         return {"suspected": "was cleared", "unknown": "joined"}.get(event.before, "came back")
     verbs = {"suspected": "was suspected", "confirmed": "was confirmed as failed", "left": "left"}
     return verbs.get(event.after, f"became {_word(event.after)}")
 
 
-def _source(event: pipelines.SourceChanged) -> Sentence:
+def _source(event: events.SourceChanged) -> Sentence:
     name = shown(event.source, LONGEST_KEY)
     if event.after == "ok":
         return "ok", f"source {name} is back after {say.seconds(event.duration)}"
@@ -351,7 +349,7 @@ def _source(event: pipelines.SourceChanged) -> Sentence:
     return "bad", f"source {name} cannot be read"
 
 
-def _ended(event: pipelines.PipelineEnded) -> Sentence:
+def _ended(event: events.PipelineEnded) -> Sentence:
     words = {"over": "its sources are over", "stopped": "it was stopped", "failed": "it failed"}
     tone: Tone = "bad" if event.result == "failed" else "ok"
     returned = f", {event.returned} returned" if event.returned else ""
@@ -384,27 +382,27 @@ _SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
         "came round again" if event.over else "was blocked",
     ),
     events.LeaseChanged: lambda event: ("the lease", "was won" if event.held else "was lost"),
-    edge.HealthChanged: lambda event: (
+    events.HealthChanged: lambda event: (
         f"the check {shown(event.check, LONGEST_KEY)}",
         f"became {_word(event.after)}",
     ),
-    edge.LifecycleChanged: lambda event: ("the service", f"became {_word(event.after)}"),
-    edge.OverloadChanged: lambda event: (
+    events.LifecycleChanged: lambda event: ("the service", f"became {_word(event.after)}"),
+    events.OverloadChanged: lambda event: (
         "the edge",
         "became overloaded" if event.overloaded else "recovered from overload",
     ),
-    edge.HostEjected: lambda event: (say.address(event.host), "was ejected"),
-    edge.HostRestored: lambda event: (say.address(event.host), "came back"),
-    members.MemberChanged: lambda event: (shown(event.member, LONGEST_KEY), _member_verb(event)),
-    pipelines.SourceChanged: lambda event: (
+    events.HostEjected: lambda event: (say.address(event.host), "was ejected"),
+    events.HostRestored: lambda event: (say.address(event.host), "came back"),
+    events.MemberChanged: lambda event: (shown(event.member, LONGEST_KEY), _member_verb(event)),
+    events.SourceChanged: lambda event: (
         f"source {shown(event.source, LONGEST_KEY)}",
         {"ok": "came back", "missing": "went missing"}.get(event.after, "failed"),
     ),
-    pipelines.StageChanged: lambda event: (
+    events.StageChanged: lambda event: (
         f"stage {shown(event.stage, LONGEST_KEY)}",
         "flowed again" if event.after == "flows" else "was blocked",
     ),
-    pipelines.CollectionChanged: lambda event: (
+    events.CollectionChanged: lambda event: (
         "the collection",
         "had enough again" if event.after == "enough" else "had too few values",
     ),
@@ -436,31 +434,31 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
         "bad",
         "a dead letter was dropped: there are too many",
     ),
-    edge.HealthChanged: _health,
-    edge.LifecycleChanged: _lifecycle,
-    edge.OverloadChanged: lambda event: (
+    events.HealthChanged: _health,
+    events.LifecycleChanged: _lifecycle,
+    events.OverloadChanged: lambda event: (
         ("warn", "the event loop is overloaded: requests are shed")
         if event.overloaded
         else ("ok", "the event loop is not overloaded any more")
     ),
-    edge.HostEjected: _ejected,
-    edge.HostRestored: lambda event: ("ok", f"{say.address(event.host)} gets requests again"),
-    durable.OutboxBlocked: lambda event: (
+    events.HostEjected: _ejected,
+    events.HostRestored: lambda event: ("ok", f"{say.address(event.host)} gets requests again"),
+    events.OutboxBlocked: lambda event: (
         "bad",
         f"events of an aggregate wait: one failed {say.several(event.attempts, 'time')}",
     ),
-    durable.EventDied: lambda event: (
+    events.EventDied: lambda event: (
         "bad",
         f"an event was put aside after {say.several(event.attempts, 'attempt')}",
     ),
-    durable.FifoGap: _gap,
-    members.MemberChanged: _member,
-    pipelines.ItemDied: lambda event: (
+    events.FifoGap: _gap,
+    events.MemberChanged: _member,
+    events.ItemDied: lambda event: (
         "bad",
         f"an item became a dead letter of stage {shown(event.stage, LONGEST_KEY)}",
     ),
-    pipelines.SourceChanged: _source,
-    pipelines.StageChanged: lambda event: (
+    events.SourceChanged: _source,
+    events.StageChanged: lambda event: (
         ("ok", f"stage {shown(event.stage, LONGEST_KEY)} flows again")
         if event.after == "flows"
         else (
@@ -468,13 +466,13 @@ _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
             f"stage {shown(event.stage, LONGEST_KEY)} is blocked: a dead letter cannot be stored",
         )
     ),
-    pipelines.CollectionChanged: lambda event: (
+    events.CollectionChanged: lambda event: (
         ("ok", "enough sources have a value again")
         if event.after == "enough"
         else ("bad", f"{event.values} sources have a value, {event.minimum} are needed")
     ),
-    pipelines.PipelineEnded: _ended,
-    members.OwnPause: lambda event: (
+    events.PipelineEnded: _ended,
+    events.OwnPause: lambda event: (
         "warn",
         f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody",
     ),

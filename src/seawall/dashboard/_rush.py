@@ -13,20 +13,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from seawall._forks import survives_fork
 from seawall.dashboard._happenings import listen
-from seawall.runtime.durable_events import OutboxBlocked
-from seawall.runtime.edge_events import HealthChanged, HostEjected, HostRestored, LifecycleChanged
-from seawall.runtime.events import (
+from seawall.events import (
     BreakerChanged,
+    CollectionChanged,
     Event,
+    HealthChanged,
+    HostEjected,
+    HostRestored,
     LeaseChanged,
     LevelChanged,
+    LifecycleChanged,
+    MemberChanged,
+    OutboxBlocked,
     SettingsChanged,
+    SourceChanged,
+    StageChanged,
     StoreModeChanged,
 )
-from seawall.runtime.member_events import MemberChanged
-from seawall.runtime.mutex import survives_fork
-from seawall.runtime.pipeline_events import CollectionChanged, SourceChanged, StageChanged
 
 RARE: Final = (
     BreakerChanged,

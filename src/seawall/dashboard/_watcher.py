@@ -24,6 +24,7 @@ from typing import Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_WORD, MOST_GUARDS, number, shown
 from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted
@@ -38,7 +39,7 @@ from seawall.dashboard._stacks import guard_view
 from seawall.dashboard._tracks import Tracks
 from seawall.dashboard._troubles import Since, troubles_in, troubles_of
 from seawall.dashboard.views import FORMAT, GuardTrack, GuardView, History, Pod, Row, View
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.telemetry._readings import autoscale_load
 
 HERE: Final = "here"

@@ -38,6 +38,7 @@ from urllib.parse import quote
 from weakref import WeakMethod, finalize, ref
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.dashboard import _assets
 from seawall.dashboard._acting import NOT_FROM_HERE, do_elsewhere, do_here, read_act, told
@@ -62,7 +63,7 @@ from seawall.dashboard._tracks import STEPS
 from seawall.dashboard._visit import Visit, json_body
 from seawall.dashboard._work_lists import READS as WORK_READS
 from seawall.dashboard._work_lists import act_on_work
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Send
 from seawall.web.request import path_below_root
 

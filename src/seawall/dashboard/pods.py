@@ -22,6 +22,7 @@ from time import thread_time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.dashboard._pods_wire import (
     LARGEST,
@@ -36,9 +37,8 @@ from seawall.dashboard._pods_wire import (
 )
 from seawall.dashboard._rush import APART, RARE, TOGETHER
 from seawall.errors import StoreUnavailable
+from seawall.events import subscribe
 from seawall.redis._core import StoreCore
-from seawall.runtime.events import subscribe
-from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         RecordedFailure,
         RecordGarbled,
     )
-    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
+    from seawall.events import EventDied, FifoGap, OutboxBlocked
 
 __all__ = [
     "SIGNATURE_HEADER",
@@ -184,7 +184,7 @@ _HOMES = {
         "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
         "RecordGarbled RecordedFailure"
     ),
-    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
+    "events": "EventDied FifoGap OutboxBlocked",
 }
 """The public names by the module that defines them."""
 

@@ -18,9 +18,10 @@ from seawall.durable import _jobs_steps as steps
 from seawall.durable._jobs_records import JobClaim, name_of, result_of, shown, stored_error
 from seawall.durable._jobs_steps import MICRO, Beat, Standing, Taken
 from seawall.durable.database import Database, Operation
+from seawall.events import JobDied
+from seawall.events.bus import emit
 from seawall.jobs._bells import READY, Bells
 from seawall.models.durable_jobs import LOST
-from seawall.runtime.events import JobDied, emit
 from seawall.runtime.mutex import Mutex
 
 CANCELLED: Final = "cancelled"

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _idempotency_records as records
 from seawall.durable._blocks import named
@@ -53,7 +54,7 @@ from seawall.models.idempotency import (
     fingerprint_of,
 )
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 __all__ = [
     "Answer",

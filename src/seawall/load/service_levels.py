@@ -19,14 +19,16 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Overloaded
+from seawall.events import LevelChanged, SettingsChanged
+from seawall.events.bus import emit
 from seawall.load.signals import GAUGE_EVERY, Load, Signal, as_signal, clock_of
 from seawall.models.service_levels import THRESHOLDS, Cause, LevelModel, LevelSettings, ServiceLevel
 from seawall.runtime.degradation import Degradation
-from seawall.runtime.events import LevelChanged, SettingsChanged, emit
 from seawall.runtime.layers import Host, Inline
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 T = TypeVar("T")

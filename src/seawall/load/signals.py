@@ -13,10 +13,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clock import Clock, SystemClock, check_clock, current_clock
 from seawall.models.smoothing import Ewma, Growth, Hysteresis
 from seawall.runtime import process
-from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -21,9 +21,10 @@ from weakref import ref
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, VirtualClock, check_clock, current_clock
-from seawall.runtime.events import LoopBlocked, emit
-from seawall.runtime.mutex import survives_fork
+from seawall.events import LoopBlocked
+from seawall.events.bus import emit
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -18,6 +18,7 @@ from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from seawall._forks import survives_fork
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
@@ -39,7 +40,6 @@ from seawall.redis._breaker_wire import (
 )
 from seawall.redis._keys import key_part
 from seawall.runtime.breaker_share import BreakerOwner
-from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from seawall.clock import Clock

@@ -17,6 +17,7 @@ from weakref import WeakMethod
 
 from seawall import _checks as check
 from seawall._failures import described
+from seawall._forks import survives_fork
 from seawall._redaction import printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
@@ -30,7 +31,6 @@ from seawall.redis._pushes import Listener, Pushes
 from seawall.redis._scripts import Script, compose, lua
 from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in
-from seawall.runtime.mutex import survives_fork
 
 SLACK: Final = 0.02
 """Seconds that a caller waits beyond the timeout: the link times out first, with a reason."""

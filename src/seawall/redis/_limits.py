@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rule import Rule
@@ -29,7 +30,6 @@ from seawall.redis._limits_wire import (
 )
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import wait_async, wait_sync
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.split import BEAT, LIFE, VALID, Members
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from seawall.redis._store import RedisStore

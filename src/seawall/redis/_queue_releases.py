@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.jobs._driven import Ask
 from seawall.redis._store import RedisStore
 from seawall.runtime.background import Handle
-from seawall.runtime.mutex import survives_fork
 
 EVERY: Final = 0.5
 """Seconds between two attempts, while there is something to release."""

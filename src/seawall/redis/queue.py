@@ -20,8 +20,11 @@ from weakref import finalize, ref
 
 from seawall import registry
 from seawall._failures import split_report
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
+from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
+from seawall.events.bus import emit
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
@@ -37,9 +40,8 @@ from seawall.models.queue.jobs import (
 from seawall.redis._queue_releases import releases_of
 from seawall.redis._store import RedisStore
 from seawall.runtime.asking import Asking
-from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
 from seawall.runtime.layers import Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 PARTS: Final = (
     "jobs",

@@ -1,4 +1,4 @@
-"""All events as records of the standard logging; `runtime/log.py` writes them.
+"""All events as records of the standard logging; `events/log.py` writes them.
 
 Promises:
 - There is one record for each event, with its values as separate fields.
@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.runtime.events import subscribe
-from seawall.runtime.log import EventLog, LineBound, changes
+from seawall.events import subscribe
+from seawall.events.log import EventLog, LineBound, changes
 from seawall.telemetry._switch import Switch
 
 __all__ = ["log_events"]

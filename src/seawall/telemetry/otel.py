@@ -27,12 +27,12 @@ except ImportError as error:
     ) from error
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clients.llm.operations import Operation, observers
 from seawall.clock import current_clock
+from seawall.events import Event, subscribe
+from seawall.events.log import Value, fields_of, values_of
 from seawall.registry import snapshot
-from seawall.runtime.events import Event, subscribe
-from seawall.runtime.log import Value, fields_of, values_of
-from seawall.runtime.mutex import survives_fork
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
 from seawall.telemetry._series import CAP, Labels, Reading, Series

@@ -26,8 +26,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.registry import snapshot
-from seawall.runtime.mutex import survives_fork
 from seawall.telemetry._names import METRICS, Metric
 from seawall.telemetry._readings import readings_of
 from seawall.telemetry._series import CAP, Reading, Series

@@ -14,15 +14,17 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ChannelClosed, ChannelFull, Overloaded, Rejected, TimedOut
+from seawall.events import CallRejected, SettingsChanged
+from seawall.events.bus import emit
 from seawall.models.channel import Buffer, check_capacity, take
 from seawall.models.shedding.codel import QueueShed, check_queue_shed
 from seawall.resources.channel.waiters import Drainer, Getter, Putter
-from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async, wait_sync
 
 T = TypeVar("T")

@@ -11,15 +11,17 @@ from typing import Any, Final, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
+from seawall.events import CallRejected, SettingsChanged
+from seawall.events.bus import emit
 from seawall.models.contention import drop, stripe_of
 from seawall.resources.contention.optimistic import is_async, left
-from seawall.runtime.events import CallRejected, SettingsChanged, emit
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Wait
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async, wait_sync
 
 R = TypeVar("R")

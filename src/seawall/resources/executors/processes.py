@@ -12,12 +12,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
+from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
+from seawall.events import WorkerReplaced
+from seawall.events.bus import emit
 from seawall.resources.executors.messages import Item, Luggage, pack, serve, unpack
-from seawall.runtime.events import WorkerReplaced, emit
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

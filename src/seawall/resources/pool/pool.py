@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
+from seawall.events import SettingsChanged
+from seawall.events.bus import emit
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
 from seawall.models.waiting import ORDERS, Order
 from seawall.resources.pool.borrowed import Borrowed
@@ -27,7 +29,6 @@ from seawall.resources.pool.lending import Lending
 from seawall.resources.pool.steps import Request, drive_async, drive_sync
 from seawall.resources.pool.stock import Stock
 from seawall.resources.pool.upkeep import Upkeep
-from seawall.runtime.events import SettingsChanged, emit
 from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:

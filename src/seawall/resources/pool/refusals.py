@@ -8,9 +8,10 @@ from typing import NoReturn
 from seawall.clock import Clock
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, PoolExhausted, Rejected, TimedOut
+from seawall.events import CallRejected, CallTimedOut
+from seawall.events.bus import emit
 from seawall.resources.pool.steps import Work
 from seawall.resources.pool.upkeep import Upkeep
-from seawall.runtime.events import CallRejected, CallTimedOut, emit
 from seawall.runtime.slots import Refusal
 
 

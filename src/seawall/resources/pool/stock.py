@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._forks import survives_fork
 from seawall.resources.pool.closing import Closing, running_loop
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:

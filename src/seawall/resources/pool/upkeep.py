@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Final
 
+from seawall._forks import survives_fork
 from seawall.clock import Clock
+from seawall.events import ResourceLeaked
+from seawall.events.bus import emit
 from seawall.models.pooling import PoolSettings, Usage
 from seawall.resources.pool.stock import Resource, Stock
-from seawall.runtime.events import ResourceLeaked, emit
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.recent import Recent
 from seawall.runtime.slots import AnonymousSlots
 

@@ -23,10 +23,10 @@ from threading import Lock, local
 from typing import Final, TypeAlias
 
 from seawall._failures import described, reason_of, traceback_of
+from seawall._forks import survives_fork
 from seawall._redaction import printable, safe_line
 from seawall.clock import SYSTEM, Clock
-from seawall.runtime.events import BreakerChanged, Event
-from seawall.runtime.mutex import survives_fork
+from seawall.events import BreakerChanged, Event
 
 MOST_SORTS: Final = 1000
 """Maximum number of separately limited sorts of lines; all others share one limit."""
