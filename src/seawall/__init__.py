@@ -148,8 +148,8 @@ if TYPE_CHECKING:
     from seawall.policies.shed import Shed
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
-    from seawall.redis._store import RedisStore
     from seawall.redis.queue import PriorityQueue
+    from seawall.redis.store import RedisStore
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
     from seawall.resources.channel.channel import Channel
     from seawall.resources.contention import (
@@ -412,7 +412,7 @@ _HOMES = {
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",
-    "redis._store": "RedisStore",
+    "redis.store": "RedisStore",
     "leases.lease": "Lease",
     "redis.queue": "PriorityQueue",
     "load.watchdog": "LoopWatchdog",

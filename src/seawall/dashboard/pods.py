@@ -38,7 +38,7 @@ from seawall.dashboard._pods_wire import (
 from seawall.dashboard._rush import APART, RARE, TOGETHER
 from seawall.errors import StoreUnavailable
 from seawall.events import subscribe
-from seawall.redis._core import StoreCore
+from seawall.redis.store import StoreCore
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View

@@ -1,7 +1,7 @@
 """`sharing="exact"`: the store makes every decision; equal concurrent questions are merged.
 
-Calls of one event loop that want the same, and come before the question is sent, join one `Round`:
-one question with a count. It costs each of them little more than the wait itself.
+Calls of one event loop that want the same, and come before the question is sent, join one
+`QuestionRound`: one question with a count. It costs each of them little more than the wait itself.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
-from seawall.redis._limits import SharedLimits
-from seawall.redis._limits_wire import AT_ONCE, Names, Take, Takings, Terms
+from seawall.redis.limits.shared import SharedLimits
+from seawall.redis.limits.wire import MOST_QUESTIONS, LimitTerms, ScriptKeys, TakeRequest, Takings
 from seawall.runtime.limit_share import Receipt, Verdict, Wanted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ExactLimits(SharedLimits):
 
     def __init__(self, *args: object, **options: object) -> None:
         """Keep the limits in the store; nothing is sent yet."""
-        self._rounds: dict[Takings, Round] = {}
+        self._rounds: dict[Takings, QuestionRound] = {}
         super().__init__(*args, **options)  # type: ignore[arg-type]
 
     def _after_fork(self) -> None:
@@ -40,7 +40,7 @@ class ExactLimits(SharedLimits):
         loop = get_running_loop()
         round_ = self._rounds.get(takings)
         if round_ is None or round_.loop is not loop or round_.terms is not self.terms:
-            round_ = self._rounds[takings] = Round(self.terms, takings, loop, self._rounds)
+            round_ = self._rounds[takings] = QuestionRound(self.terms, takings, loop, self._rounds)
         self.asks += 1
         bell = loop.create_future()
         bells = round_.bells
@@ -48,7 +48,7 @@ class ExactLimits(SharedLimits):
         bells.append(bell)
         if number == 0:  # ask only now: the answer may come immediately, and wakes the bell
             round_.ask_by(self.store.ask("async", self.terms, round_, clock))
-        elif number >= AT_ONCE:
+        elif number >= MOST_QUESTIONS:
             self._rounds.pop(takings, None)
         try:
             await bell
@@ -60,13 +60,17 @@ class ExactLimits(SharedLimits):
         return round_.verdicts[number]
 
 
-class Round(Take):
+class QuestionRound(TakeRequest):
     """One question for several calls of one event loop."""
 
     __slots__ = ("_asking", "_open", "bells", "error", "loop", "verdicts")
 
     def __init__(
-        self, terms: Terms, takings: Takings, loop: AbstractEventLoop, rounds: dict[Takings, Round]
+        self,
+        terms: LimitTerms,
+        takings: Takings,
+        loop: AbstractEventLoop,
+        rounds: dict[Takings, QuestionRound],
     ) -> None:
         """Accept further calls that want `takings`, while it is in `rounds`."""
         super().__init__(terms, takings, frozenset(), "")
@@ -89,7 +93,7 @@ class Round(Take):
             self._close()
             raise
 
-    def ask(self, names: Names, times: int = 1) -> str:
+    def ask(self, names: ScriptKeys, times: int = 1) -> str:
         """Return the question for all calls that have joined, and close the round."""
         self._close()
         return super().ask(names, max(times, len(self.bells)))
@@ -107,7 +111,9 @@ class Round(Take):
             raise ValueError(answer)
         taken = super().read("0", now)  # shared by all calls with the plain answer
         self.verdicts = [
-            taken if one == "0" else Take(self.terms, self.takings, frozenset(), "").read(one, now)
+            taken
+            if one == "0"
+            else TakeRequest(self.terms, self.takings, frozenset(), "").read(one, now)
             for one in answers
         ]
         return taken

@@ -27,7 +27,7 @@ _PAUSES: Final = growing(0.1, cap=1.0)
 Watcher = Callable[[bool, str], object]
 
 
-class Health:
+class StoreHealth:
     """Whether the store answers. Any thread may read `up`; watchers get every change."""
 
     def __init__(self) -> None:

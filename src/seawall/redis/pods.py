@@ -1,13 +1,15 @@
-"""The pods that share a store: each sends heartbeats, and learns how many pods live.
+"""Which processes live: the pods that share a store, and the heartbeats of a group of members.
 
 Promises:
-- `count` is never less than the number of live pods, once they have heard of each other.
+- `Pods.count` is never less than the number of live pods, once they have heard of each other.
 - A pod that is killed is gone after three beats, one that closes its store immediately.
 - A pod that was silent for too long while others were not is a new one.
 - While the store is away, the last known number stays.
 - A child process is another pod.
+- The server's clock dates all heartbeats, so pods may disagree about time. What is kept is bounded,
+  and expires.
 
-The rules are in `models.rate.split`.
+The rules for pods are in `models.rate.split`.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.split import BEAT, LIFE, VALID, Members
+from seawall.runtime.member_share import MEMORY, Beat, Sighting
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
     from seawall.runtime.background import Handle
 
-MEMORY: Final = 86_400_000_000
+OTHERS_REMEMBERED: Final = 86_400_000_000
 """Microseconds for which it is remembered that there were other pods: a day."""
 
-PATIENCE: Final = 0.4
+BEAT_TIMEOUT: Final = 0.4
 """Seconds a beat waits for an answer: no caller waits for it, so it may take most of a beat."""
 
 Watcher = Callable[[], object]
@@ -126,7 +129,7 @@ class Pods:
         pod, began = self._store.pod, SYSTEM.now()
         reply = await self._tell("beat")
         if pod == self._store.pod:
-            now, live, quiet, forgotten = _read(reply)
+            now, live, quiet, forgotten = _read_pods(reply)
             silent = not self.current
             # With a clock that was set back, the store cannot know which pods were silent for long.
             forgotten = forgotten or (silent and now < self._members.latest)
@@ -140,8 +143,8 @@ class Pods:
             await self._tell("leave")
 
     async def _tell(self, what: str) -> Any:
-        args: list[str | int] = [what, self._store.pod, LIFE, MEMORY, VALID]
-        return await self._store.acall("pods", self._keys, args, PATIENCE)
+        args: list[str | int] = [what, self._store.pod, LIFE, OTHERS_REMEMBERED, VALID]
+        return await self._store.acall("pods", self._keys, args, BEAT_TIMEOUT)
 
     def _changed(self, *, news: bool = False) -> None:
         before, self._shown = self._shown, self._facts
@@ -161,7 +164,7 @@ class Pods:
         self._changed()
 
 
-def _read(reply: Any) -> tuple[float, int, float | None, bool]:
+def _read_pods(reply: Any) -> tuple[float, int, float | None, bool]:
     """Return the script's reply, or raise: a store may answer anything."""
     try:
         now, live, quiet, forgotten = (int(part) for part in reply)
@@ -170,3 +173,41 @@ def _read(reply: Any) -> tuple[float, int, float | None, bool]:
     if not (0 <= now < EXACT and 1 <= live < EXACT and -1 <= quiet < EXACT):
         raise StoreUnavailable("the store's answer makes no sense")
     return float(now), live, None if quiet < 0 else float(quiet), forgotten > 0
+
+
+class SharedHeartbeats:
+    """The heartbeats of one group."""
+
+    def __init__(self, store: RedisStore, group: str) -> None:
+        """Prepare the keys; nothing is written yet."""
+        self._store = store
+        self._keys = [store.key("members", group), store.key("members", group, "left")]
+
+    async def beat(self, member: str, most: int, patience: float) -> Sighting:
+        """Write a heartbeat of `member`, and return those of at most `most` members."""
+        return _read_beats(await self._call("beat", member, most, patience))
+
+    async def leave(self, member: str, patience: float) -> None:
+        """Record that `member` leaves."""
+        await self._call("leave", member, 1, patience)
+
+    async def _call(self, what: str, member: str, most: int, patience: float) -> Any:
+        args: list[str | int] = [what, member, round(MEMORY * 1e6), most]
+        return await self._store.acall("beats", self._keys, args, patience)
+
+
+def _read_beats(reply: Any) -> Sighting:
+    """Return the script's reply, or raise: a store may answer anything."""
+    try:
+        now, flat, left = int(reply[0]), reply[1], reply[2]
+        names, stamps = flat[::2], [float(stamp) for stamp in flat[1::2]]
+        beats = [
+            Beat(name.decode("utf-8", "replace"), stamp, max(0.0, (now - stamp) / 1e6))
+            for name, stamp in zip(names, stamps, strict=True)
+        ]
+        sighting = Sighting(beats, [name.decode("utf-8", "replace") for name in left])
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+        raise StoreUnavailable("the store's answer makes no sense") from None
+    if not all(0 <= stamp < EXACT for stamp in (now, *stamps)):
+        raise StoreUnavailable("the store's answer makes no sense")
+    return sighting

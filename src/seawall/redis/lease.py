@@ -13,8 +13,8 @@ from seawall.models.lease import Busy, Granted
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.redis._link import Link
-    from seawall.redis._store import RedisStore
+    from seawall.redis.connections import LoopConnection
+    from seawall.redis.store import RedisStore
     from seawall.runtime.asking import Asking
     from seawall.runtime.layers import Kind
 
@@ -77,22 +77,22 @@ class RedisLease:
         if isinstance(command, Withdraw) and not self._store.up:
             return
         arguments = self._arguments(command)
-        link = self._own_link() if self._store.closed else None
-        if link is None:
+        connection = self._own_connection() if self._store.closed else None
+        if connection is None:
             self._store.post("lease", [self._key], arguments)
         else:
             script = self._store.script("lease")
-            link.spawn(link.run(script, [self._key], arguments, GIVING_BACK))
+            connection.spawn(connection.run(script, [self._key], arguments, GIVING_BACK))
 
-    def _own_link(self) -> Link | None:
-        """Return the link of the user's running loop, if any: it outlives the background's."""
+    def _own_connection(self) -> LoopConnection | None:
+        """Return the connection of the user's running loop, if any: it outlives the thread's."""
         from asyncio import get_running_loop
 
         try:
             loop = get_running_loop()
         except RuntimeError:
             return None
-        return None if loop is self._store._background.loop else self._store._links.here()
+        return None if loop is self._store._background.loop else self._store._connections.here()
 
     def _arguments(self, command: Command) -> Arguments:
         match command:

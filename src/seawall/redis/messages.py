@@ -1,42 +1,118 @@
-"""Messages that other pods push: one subscribed connection for all channels of a store."""
+"""Messages without an answer: sent to the store in order, and pushed by other pods."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
+from seawall.errors import StoreUnavailable
 from seawall.runtime.background import bounded
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
-    from seawall.redis._clients import Clients
+    from seawall.redis.clients import ClientFactory
+    from seawall.redis.connections import Argument, LoopConnection, Script
+    from seawall.runtime.background import Background
+
+MOST_PENDING: Final = 10_000
+"""Maximum number of messages waiting to be sent; more are dropped, and counted."""
+
+LATE: Final = 1.0
+"""Seconds after which a message counts as a failure of the store: no caller waits for it."""
+
+
+class SendQueue:
+    """Messages that wait to be sent by the background thread."""
+
+    def __init__(self, background: Background, connection: Callable[[], LoopConnection]) -> None:
+        """Send through `connection()`."""
+        self.dropped = 0
+        self._background = background
+        self._connection = connection
+        self._waiting: deque[tuple[Script, Sequence[str], Sequence[Argument]]] = deque()
+        self._asked = False
+        self._sender: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> None:
+        """Send this after what was added before; from any thread; never raises."""
+        if len(self._waiting) >= MOST_PENDING:
+            self.dropped += 1
+            return
+        self._waiting.append((script, keys, args))
+        if not self._asked:
+            self._asked = True
+            try:
+                self._background.submit(self._begin)
+            except StoreUnavailable:  # closed
+                self._drop()
+
+    def _begin(self) -> None:
+        self._asked = False  # what is added from now on submits again
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._send(), context=Context())
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                message = self._waiting.popleft()
+                try:
+                    await self._connection().run(*message, LATE)
+                except StoreUnavailable:
+                    self.dropped += 1
+        finally:
+            self._sender = None
+
+    async def flush(self) -> None:
+        """Send all waiting messages; in the background loop."""
+        self._begin()
+        while self._sender is not None:
+            await asyncio.wait({self._sender})
+
+    def _drop(self) -> None:
+        self.dropped += len(self._waiting)
+        self._waiting.clear()
+        self._asked = False
+
+    def after_fork(self) -> object:
+        """Forget the parent's messages in a child process; return what must not be closed."""
+        parents = self._sender
+        self._waiting.clear()
+        self._asked = False
+        self._sender = None
+        return parents
+
 
 SILENCE: Final = 5.0
 """Seconds of silence after which the connection is pinged, and then dropped."""
 
-RETRY: Final = 0.2
+RECONNECT_AFTER: Final = 0.2
 
 LONGEST: Final = 65_536
 """Maximum bytes of a message: longer ones are not ours."""
 
-CLOSING: Final = 1.0
+CLOSE_WITHIN: Final = 1.0
 """Maximum seconds for closing a connection."""
 
 Listener = Callable[[bytes], object]
 
 
-class Pushes:
+class Subscriptions:
     """The channels that have listeners.
 
     Messages are only a shortcut: listeners also poll. After each (re)connection every listener gets
     b"", so that it polls immediately.
     """
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: ClientFactory) -> None:
         """Connect when there is a channel."""
         self._clients = clients
         self._mutex = Mutex()
@@ -116,8 +192,8 @@ class Pushes:
                 logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
             finally:
                 self._pubsub = None
-                await bounded(_close_all(opened), CLOSING)
-            await asyncio.sleep(RETRY)
+                await bounded(_close_all(opened), CLOSE_WITHIN)
+            await asyncio.sleep(RECONNECT_AFTER)
 
     async def _change_later(self) -> None:
         try:

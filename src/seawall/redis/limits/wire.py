@@ -13,14 +13,14 @@ from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
-from seawall.redis._keys import key_part
+from seawall.redis.keys import key_part
 from seawall.runtime.limit_share import Receipt, Standing, Verdict
 
 if TYPE_CHECKING:
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
 
 SCRIPT: Final = "rates"
-AT_ONCE: Final = 128
+MOST_QUESTIONS: Final = 128
 """Maximum number of questions in one script call, which blocks the server meanwhile."""
 
 T = TypeVar("T")
@@ -29,13 +29,16 @@ Taking = tuple[int, Hashable, int]
 Takings = tuple[Taking, ...]
 
 
-class Taken:
-    """What one call took, or asks for: a receipt. Settled once, by its reservation or its marks."""
+class TakeRequest:
+    """What one call asks to take, then took: a question, and its receipt.
+
+    Settled once, by its reservation or its marks.
+    """
 
     __slots__ = ("estimated", "marks", "reservation", "standings", "takings", "terms")
 
     def __init__(
-        self, terms: Terms, takings: Takings, estimated: frozenset[int], reservation: str
+        self, terms: LimitTerms, takings: Takings, estimated: frozenset[int], reservation: str
     ) -> None:
         """Ask for `takings`; under a `reservation` if it is not ""."""
         self.terms = terms
@@ -47,7 +50,7 @@ class Taken:
         self.standings: dict[int, Standing] = {}
         """The limits' state afterwards, by their number from 0, if requested."""
 
-    def ask(self, names: Names, times: int = 1) -> str:
+    def ask(self, names: ScriptKeys, times: int = 1) -> str:
         """Return the question that takes it, `times` times if it is no reservation."""
         charges = self._charges(names)
         if self.reservation:
@@ -55,14 +58,14 @@ class Taken:
         see = ",1" if self.terms.sees else ""
         return f'["t",[{charges}],{times}{see}]'
 
-    def _charges(self, names: Names) -> str:
+    def _charges(self, names: ScriptKeys) -> str:
         return ",".join(
             f"[{limit},{names.state(limit, key)},{cost},{self.terms.amount(limit, cost)},"
             f"{int(limit in self.estimated)}]"
             for limit, key, cost in self.takings
         )
 
-    def settle(self, names: Names, used: Sequence[int | None], terms: Terms) -> str:
+    def settle(self, names: ScriptKeys, used: Sequence[int | None], terms: LimitTerms) -> str:
         """Return the question that settles it: what was `used`, of each limit."""
         changes = []
         marks: Sequence[tuple[int, ...]] = [(mark,) for mark in self.marks]
@@ -83,11 +86,33 @@ class Taken:
             return f'["s",{names.number(self.reservation)},[{",".join(changes)}]]'
         return f'["b",[{",".join(changes)}]]'
 
+    def read(self, answer: str, now: int) -> Verdict:
+        """Return the store's verdict; keep what is needed to give it back."""
+        if self.terms.sees and "/" in answer:
+            answer, _, seen = answer.partition("/")
+            parts = zip(self.takings, seen.split(";"), strict=True)
+            self.standings = {taking[0] - 1: Standing(*numbers(part, 2)) for taking, part in parts}
+        if answer == "0":  # the most common answer
+            if not self.reservation:
+                self.marks = (now,) * len(self.takings)
+            return Verdict(0.0, receipt=self)
+        verdict, marks = read_verdict(answer, len(self.terms.rules))
+        if verdict.wait != 0:
+            return verdict
+        if self.reservation or len(marks) != len(self.takings):
+            raise ValueError(answer)
+        self.marks = [numbers(mark, 1)[0] for mark in marks]
+        return Verdict(0.0, receipt=self)
 
-class Names:
+    def granted(self, answer: Verdict) -> Receipt | None:
+        """Return what to give back if no caller wants the answer."""
+        return answer.receipt
+
+
+class ScriptKeys:
     """The keys of one script call, each with its number."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: LimitTerms) -> None:
         """Start with the key of the clock."""
         self._terms = terms
         self._numbers = {terms.clock: 1}
@@ -111,14 +136,14 @@ class Names:
         return number
 
 
-class Terms:
+class LimitTerms:
     """The numbers of the limits, and how questions about them are asked: `Coalesced`.
 
     Other numbers are another object, so questions that go in one call use the same numbers.
     """
 
     script = SCRIPT
-    most = AT_ONCE
+    most = MOST_QUESTIONS
 
     def __init__(
         self,
@@ -130,7 +155,7 @@ class Terms:
         """Ask for what is kept under `name`; `settle` gives back what no caller wants any more."""
         self.rules = tuple(rules)
         self._settle = settle
-        self.settings = settings_of(rules)
+        self.settings = script_settings(rules)
         self.sees = False
         """Whether receipts contain what is left."""
         self.clock = store.key("rate", name, "clock")
@@ -153,7 +178,7 @@ class Terms:
 
     def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
         """Return keys and arguments of one call for all `items`."""
-        names = Names(self)
+        names = ScriptKeys(self)
         questions = ",".join([item.ask(names) for item in items])
         return names.keys, (self.settings, f"[{questions}]")
 
@@ -171,34 +196,6 @@ class Terms:
     def give_back(self, receipt: Receipt) -> None:
         """Give all of it back."""
         self._settle(receipt, [0] * len(self.rules))
-
-
-class Take(Taken):
-    """The question whether all of it may be taken now."""
-
-    __slots__ = ()
-
-    def read(self, answer: str, now: int) -> Verdict:
-        """Return the store's verdict; keep what is needed to give it back."""
-        if self.terms.sees and "/" in answer:
-            answer, _, seen = answer.partition("/")
-            parts = zip(self.takings, seen.split(";"), strict=True)
-            self.standings = {taking[0] - 1: Standing(*numbers(part, 2)) for taking, part in parts}
-        if answer == "0":  # the most common answer
-            if not self.reservation:
-                self.marks = (now,) * len(self.takings)
-            return Verdict(0.0, receipt=self)
-        verdict, marks = read_verdict(answer, len(self.terms.rules))
-        if verdict.wait != 0:
-            return verdict
-        if self.reservation or len(marks) != len(self.takings):
-            raise ValueError(answer)
-        self.marks = [numbers(mark, 1)[0] for mark in marks]
-        return Verdict(0.0, receipt=self)
-
-    def granted(self, answer: Verdict) -> Receipt | None:
-        """Return what to give back if no caller wants the answer."""
-        return answer.receipt
 
 
 # Arguments of the script
@@ -229,7 +226,7 @@ def _numbers(rule: Rule[Any]) -> str:
     return f'["{_code(rule)}",{",".join(map(str, numbers))}]'
 
 
-def settings_of(rules: Sequence[Rule[Any]]) -> str:
+def script_settings(rules: Sequence[Rule[Any]]) -> str:
     """Return the numbers of all limits, in the script's format."""
     return f"[{','.join(map(_numbers, rules))}]"
 

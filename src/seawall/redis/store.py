@@ -1,4 +1,10 @@
-"""The base of everything shared: scripts, questions, jobs, messages, pushes; fork and close.
+"""The store that pods share: Redis or Valkey.
+
+Promises:
+- No caller waits longer than `timeout` for it, and none waits at all once it is known to be down.
+- It recovers automatically.
+- A cancelled caller never disturbs another caller's answer.
+- Time is the server's.
 
 Coroutines talk to the store in their own event loop, so that a busy loop does not have to wait for
 a thread to get its turn. Callers without a loop, jobs and pushed messages use the background
@@ -12,28 +18,42 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from secrets import token_hex
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 from weakref import WeakMethod
 
 from seawall import _checks as check
+from seawall import registry
 from seawall._failures import described
 from seawall._forks import survives_fork
 from seawall._redaction import printable
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
-from seawall.redis._clients import settings_of
-from seawall.redis._health import Health
-from seawall.redis._keys import make_key, name_part
-from seawall.redis._link import WHEN_FULL, Argument, Link, is_full
-from seawall.redis._links import Links
-from seawall.redis._posts import Posts
-from seawall.redis._pushes import Listener, Pushes
-from seawall.redis._scripts import Script, compose, lua
+from seawall.redis.clients import clients_for
+from seawall.redis.connections import (
+    WHEN_FULL,
+    Argument,
+    Connections,
+    LoopConnection,
+    Script,
+    compose,
+    is_full,
+    lua,
+)
+from seawall.redis.health import StoreHealth
+from seawall.redis.keys import make_key, name_part
+from seawall.redis.messages import Listener, SendQueue, Subscriptions
 from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in
 
+if TYPE_CHECKING:
+    from seawall.leases.store import LeaseShare
+    from seawall.redis.pods import Pods
+    from seawall.runtime.breaker_share import BreakerShare
+    from seawall.runtime.limit_share import LimitShare
+    from seawall.runtime.member_share import BeatShare
+
 SLACK: Final = 0.02
-"""Seconds that a caller waits beyond the timeout: the link times out first, with a reason."""
+"""Seconds that a caller waits beyond the timeout: the connection times out first, with a reason."""
 
 CHECK: Final = 1.0
 """Seconds between two checks whether the store is down and must be healed.
@@ -62,21 +82,21 @@ class StoreCore:
 
     def __init__(self, target: Any, name: str, prefix: str, timeout: float) -> None:
         """Connect on first use."""
-        self._clients = settings_of(target)
+        self._clients = clients_for(target)
         self.name = _text("name", name)
         self.prefix = name_part(_text("prefix", prefix))
         self.timeout = check.seconds("timeout", timeout)
-        self.health = Health()
+        self.health = StoreHealth()
         self.pod = token_hex(8)
         """Id of this process; a child process gets another."""
         self._clock = lua("clock")
         self._closed = False
         self._closers: list[Callable[[], Callable[[], Awaitable[None]] | None]] = []
-        self._links = Links(self._clients, self.health, self.timeout)
-        self._pushes = Pushes(self._clients)
-        self._background = Background(self._pushes.refresh, self._end)
+        self._connections = Connections(self._clients, self.health, self.timeout)
+        self._subscriptions = Subscriptions(self._clients)
+        self._background = Background(self._subscriptions.refresh, self._end)
         self._healing = self._background.every(CHECK, self._heal)
-        self._posts = Posts(self._background, self._link)
+        self._send_queue = SendQueue(self._background, self._connection)
         self.health.watch(self._on_health)
         survives_fork(self)
 
@@ -117,8 +137,8 @@ class StoreCore:
         """Run a script and return its reply, or raise `StoreUnavailable`."""
         wait = self.timeout if timeout is None else timeout
         when_full = script in WHEN_FULL
-        link = self._link(script)
-        return await link.call(self.script(script), keys, args, wait, when_full=when_full)
+        connection = self._connection(script)
+        return await connection.call(self.script(script), keys, args, wait, when_full=when_full)
 
     def call(
         self,
@@ -135,17 +155,17 @@ class StoreCore:
     def post(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """Run a script in the background, after those posted before; never blocks or raises."""
         if self.health.up:
-            self._posts.add(self.script(script), keys, args)
+            self._send_queue.add(self.script(script), keys, args)
         else:
-            self._posts.dropped += 1
+            self._send_queue.dropped += 1
 
     def ask(
         self, kind: Literal["sync", "async"], about: Coalesced, item: Any, clock: Clock
     ) -> Asking:
         """Return a waiter for the answer to `item`; concurrent questions go together.
 
-        In a loop the link ends the wait in time; a thread also watches its clock, since the loop
-        that serves it runs in another thread.
+        In a loop the connection ends the wait in time; a thread also watches its clock, since
+        another thread serves it.
         """
         if kind == "async":
             return Asking(about, item, None, self._add)
@@ -153,7 +173,7 @@ class StoreCore:
 
     def _add(self, asking: Asking) -> None:
         script = asking.about.script
-        self._link(script).add(asking, self.script(script))
+        self._connection(script).add(asking, self.script(script))
 
     def _add_from_thread(self, asking: Asking) -> None:
         if self._background.thread is threading.current_thread():
@@ -171,12 +191,12 @@ class StoreCore:
 
     def listen(self, channel: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` in the background for each message of `channel`, and b"" at the start."""
-        self._pushes.add(channel, listener)
-        self._background.submit_if_running(self._pushes.begin, channel, listener)
+        self._subscriptions.add(channel, listener)
+        self._background.submit_if_running(self._subscriptions.begin, channel, listener)
 
         def stop() -> None:
-            self._pushes.remove(channel, listener)
-            self._background.submit_if_running(self._pushes.refresh)
+            self._subscriptions.remove(channel, listener)
+            self._background.submit_if_running(self._subscriptions.refresh)
 
         return stop
 
@@ -217,13 +237,13 @@ class StoreCore:
         if not self.answers(script):
             raise StoreUnavailable(f"the store {self.name!r} is down; it is tried again meanwhile")
 
-    def _link(self, script: str = "") -> Link:
-        """Return the running loop's link to the store."""
+    def _connection(self, script: str = "") -> LoopConnection:
+        """Return the running loop's connection to the store."""
         loop = asyncio.get_running_loop()
         if not self.up and loop is not self._background.loop:
             # What must be flushed at the end is still sent, in the background.
             self._refuse_if_down(script)
-        return self._links.here()
+        return self._connections.here()
 
     def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
         log = logging.getLogger("seawall")
@@ -249,20 +269,20 @@ class StoreCore:
         """
         while not self.health.up:
             await asyncio.sleep(max(self.health.left(), PAUSE))
-            link = self._links.apart()
+            connection = self._connections.apart()
             full = False
             try:
-                cause = await self._try(link)
+                cause = await self._try(connection)
             except StoreUnavailable as error:
                 cause, full = str(error), is_full(error)
             except Exception as error:
                 logging.getLogger("seawall").exception("the store %r: a probe failed", self.name)
                 cause = described(error)
             finally:
-                self._links.discard(link)
+                self._connections.discard(connection)
             self.health.tried(cause, full=full)
 
-    async def _try(self, link: Link) -> str | None:
+    async def _try(self, connection: LoopConnection) -> str | None:
         """Return what is wrong with the store's answer, or None; raise if there is no answer.
 
         The quickest of a few answers counts: this thread may be late itself, even if the store is
@@ -272,7 +292,7 @@ class StoreCore:
         key = self.key("store", self.pod)
         for _ in range(TRIES):
             began = loop.time()
-            answer = await link.exchange(self.script("probe"), [key], [])
+            answer = await connection.exchange(self.script("probe"), [key], [])
             if answer != 1:
                 return "its answer makes no sense"
             if loop.time() - began <= self.timeout:
@@ -281,7 +301,7 @@ class StoreCore:
 
     async def _end(self) -> None:
         """Close what the background loop holds."""
-        self._pushes.wake_all()  # waiters for a message learn that none will come
+        self._subscriptions.wake_all()  # waiters for a message learn that none will come
         for closer in [closer for known in self._closers if (closer := known()) is not None]:
             try:
                 await closer()
@@ -289,13 +309,17 @@ class StoreCore:
                 pass
             except Exception:
                 logging.getLogger("seawall").exception("the store %r was closing", self.name)
-        await self._posts.flush()
-        await self._pushes.close()
-        await self._links.close()
+        await self._send_queue.flush()
+        await self._subscriptions.close()
+        await self._connections.close()
 
     def _after_fork(self) -> None:
         """Become another pod, with its own connections; those of the parent are left alone."""
-        kept = (self._links.after_fork(), self._pushes.after_fork(), self._posts.after_fork())
+        kept = (
+            self._connections.after_fork(),
+            self._subscriptions.after_fork(),
+            self._send_queue.after_fork(),
+        )
         _of_parent.append(kept)
         self.pod = token_hex(8)
         self.health.after_fork()
@@ -306,3 +330,109 @@ def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
     return value
+
+
+class RedisStore(StoreCore):
+    """State that pods share, on a Redis or Valkey server, behind Sentinels, or in a cluster."""
+
+    def __init__(
+        self,
+        target: Any,
+        /,
+        *,
+        name: str = "redis",
+        prefix: str = "seawall",
+        timeout: float = 0.05,
+        expected_pods: int = 1,
+    ) -> None:
+        """Keep shared state at `target`: a URL, or a client of redis-py.
+
+        Of a client only the settings are used; the store makes its own connections on first use.
+        `name` identifies the store in events and messages. Another `prefix` is another store on the
+        same server. `timeout` is how many seconds a caller waits for it. `expected_pods`: number of
+        pods by which a limit is divided while the store has never been reached, and at least while
+        it is away.
+        """
+        super().__init__(target, name, prefix, timeout)
+        self._expected_pods = check.count("expected_pods", expected_pods)
+        self._pods: Pods | None = None
+        registry.enter(self, "store", name)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "up" if self.up else "down"
+        return f"<RedisStore {self.name!r} at {self._clients.describe()}: {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store is not for pickling: make one in each process, from the same URL")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the store."""
+        return {
+            "name": self.name,
+            "at": self._clients.describe(),
+            "up": self.up,
+            "pod": self.pod,
+            "dropped": self._send_queue.dropped,
+        }
+
+    def close(self) -> None:
+        """Flush pending messages, give back leases, and end the background thread.
+
+        A closed store stays closed: its policies continue as if the store were down.
+        """
+        self._closed = True
+        self._background.stop()()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`, which also closes this loop's connections."""
+        self._closed = True
+        ended = self._background.stop()
+        await asyncio.get_running_loop().run_in_executor(None, ended)
+        await self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    # For policies
+
+    @property
+    def pods(self) -> Pods:
+        """The live pods that share this store."""
+        if self._pods is None:
+            from seawall.redis.pods import Pods
+
+            self._pods = Pods(self, self._expected_pods)
+        return self._pods
+
+    def limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
+        """Return the rate limits that are shared under `name`; see `LimitStore`."""
+        from seawall.redis.limits import shared_limits
+
+        return shared_limits(self, name, rules, **how)
+
+    def breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
+        """Return the breaker that is shared under `name`; see `BreakerStore`."""
+        from seawall.redis.breaker import SharedBreakers
+
+        return SharedBreakers(self, name, settings, owner, **how)
+
+    def lease(self, name: str) -> LeaseShare:
+        """Return the lease called `name`; see `LeaseStore`."""
+        from seawall.redis.lease import RedisLease
+
+        return RedisLease(self, name)
+
+    def heartbeats(self, group: str) -> BeatShare:
+        """Return the heartbeats that the members of `group` write; see `BeatStore`."""
+        from seawall.redis.pods import SharedHeartbeats
+
+        return SharedHeartbeats(self, group)

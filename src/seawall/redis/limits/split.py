@@ -19,13 +19,13 @@ from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
-from seawall.redis._limits import SharedLimits
+from seawall.redis.limits.shared import SharedLimits
 from seawall.runtime.layers import Kind
 from seawall.runtime.limit_share import Verdict, Wanted
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
 
 _SLACK = 0.02
 
@@ -56,7 +56,7 @@ class SplitLimits(SharedLimits):
         """Number of pods among which the limits are divided; 0: this pod has no part yet."""
         self._whole = True
         """Whether the meters follow the whole limits: this pod has never had a part of them."""
-        self._waiting: dict[Settling, None] = {}
+        self._waiting: dict[PartWaiter, None] = {}
         super().__init__(store, name, rules, **options)
         me = ref(self)
         finalize(self, store.pods.watch(lambda: _changed(me)))
@@ -151,9 +151,9 @@ class SplitLimits(SharedLimits):
         if self._clock is None:
             self._clock = clock
             self.divide()
-        return Settling(self, clock.now() + self.store.timeout + _SLACK)
+        return PartWaiter(self, clock.now() + self.store.timeout + _SLACK)
 
-    def wait(self, settling: Settling) -> bool:
+    def wait(self, settling: PartWaiter) -> bool:
         """Notify `settling` when there is a part; return False if there is no need to wait."""
         with self._mutex:
             if self.store.pods.current:
@@ -161,7 +161,7 @@ class SplitLimits(SharedLimits):
             self._waiting[settling] = None
             return True
 
-    def verdict(self, settling: Settling) -> Verdict:
+    def verdict(self, settling: PartWaiter) -> Verdict:
         """Refuse calls that come before there is a part; raise once this pod decides alone."""
         with self._mutex:
             self._waiting.pop(settling, None)
@@ -191,7 +191,7 @@ class SplitLimits(SharedLimits):
         """Do nothing, as in `reset`."""
 
 
-class Settling:
+class PartWaiter:
     """A call that comes before it is known whether this pod has a part: a `Waiter`."""
 
     __slots__ = ("_share", "_wake", "until")

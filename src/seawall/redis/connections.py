@@ -1,8 +1,11 @@
-"""One event loop's connections to the store.
+"""Connections to the store: a set for each event loop, and a new one after each outage.
 
 No waiting caller touches a connection: each script call is a separate task, which continues when
 its caller gives up or is cancelled. So a connection never returns another call's reply, and a slow
 answer does not immediately cost the connection. A late call does not block others: they go past it.
+
+Connections from before an outage may be dead without anything having noticed, and calls that wait
+on them would block the others; so all loops start over with new ones.
 """
 
 from __future__ import annotations
@@ -10,26 +13,49 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._failures import described
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
-from seawall.redis._scripts import Script
 from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import bounded
 
 if TYPE_CHECKING:
-    from seawall.redis._clients import Clients
-    from seawall.redis._health import Health
+    from seawall.redis.clients import ClientFactory
+    from seawall.redis.health import StoreHealth
 
-PATIENCE: Final = 1.0
+
+class Script(NamedTuple):
+    """A script's text, and the hash by which the server caches it."""
+
+    text: str
+    sha: str
+
+
+@cache
+def lua(name: str) -> str:
+    """Return the text of `lua/<name>.lua`."""
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+@cache
+def compose(clock: str, text: str) -> Script:
+    """Return the script that consists of `clock` and `text`."""
+    whole = f"{clock}\n{text}"
+    return Script(whole, sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+ABANDON_AFTER: Final = 1.0
 """Seconds without an answer after which the connection is dropped; its callers have long gone."""
 
 CONNECTING: Final = 0.25
-"""Seconds for the first answer, during which a new link's silence is no failure of the store.
+"""Seconds for the first answer, during which a new connection's silence is no failure of the store.
 
 Callers do not wait for it. A process that is starting, or has lost its connections, shares the
 processor with others in the same state: finding a primary and signing in takes a while then.
@@ -38,11 +64,11 @@ processor with others in the same state: finding a primary and signing in takes 
 CLOSING: Final = 1.0
 """Maximum seconds for closing the connections."""
 
-AT_ONCE: Final = 32
+MOST_CONCURRENT: Final = 32
 """Maximum number of concurrent calls, not counting late ones; more wait for their turn."""
 
-LANES: Final = 256
-"""Number of lanes from which idle ones are dropped."""
+MOST_QUEUES: Final = 256
+"""Number of queues from which idle ones are dropped."""
 
 SECOND_LOOK: Final = 0.002
 """Seconds between a timer and its action: a loop that was busy first reads what has arrived."""
@@ -63,22 +89,22 @@ CLOSED: Final = "the store was closed"
 Argument = str | int | float | bytes
 
 
-class Link:
+class LoopConnection:
     """The connections of one event loop, used only in the thread of that loop."""
 
-    def __init__(self, clients: Clients, health: Health, timeout: float) -> None:
+    def __init__(self, clients: ClientFactory, health: StoreHealth, timeout: float) -> None:
         """Connect on first use."""
         self.era = health.outages
-        """Number of outages before this link was made."""
+        """Number of outages before this connection was made."""
         self.health = health
         self._timeout = timeout
-        self._patience = max(PATIENCE, 2 * timeout)
+        self._patience = max(ABANDON_AFTER, 2 * timeout)
         self._clients = clients
         self._client: Any = None
-        self.room = asyncio.Semaphore(AT_ONCE)
+        self.room = asyncio.Semaphore(MOST_CONCURRENT)
         self.warm = False
         """Whether the store has ever answered here: until then a call also has to connect."""
-        self._lanes: dict[Any, _Lane] = {}
+        self._queues: dict[Any, _QuestionQueue] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(
@@ -98,7 +124,7 @@ class Link:
         its turn comes is not sent. With `when_full` it is sent even while the server is full.
         """
         await self.room.acquire()
-        watch = _Watch(self, late)
+        watch = _CallTimer(self, late)
         try:
             self.refuse_while_down(when_full=when_full)
             _refuse_unless(wanted)
@@ -175,12 +201,14 @@ class Link:
 
     def add(self, asking: Asking, script: Script) -> None:
         """Let `asking` be answered together with all questions about the same object."""
-        lane = self._lanes.get(asking.about)
-        if lane is None or lane.script is not script:
-            if len(self._lanes) >= LANES:
-                self._lanes = {about: lane for about, lane in self._lanes.items() if lane.busy}
-            lane = self._lanes[asking.about] = _Lane(self, asking.about, script, self._timeout)
-        lane.add(asking)
+        queue = self._queues.get(asking.about)
+        if queue is None or queue.script is not script:
+            if len(self._queues) >= MOST_QUEUES:
+                self._queues = {about: queue for about, queue in self._queues.items() if queue.busy}
+            queue = self._queues[asking.about] = _QuestionQueue(
+                self, asking.about, script, self._timeout
+            )
+        queue.add(asking)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run `work` as a separate task, in an empty context."""
@@ -195,7 +223,7 @@ class Link:
             task.exception()  # its waiters get it too; mark it as retrieved
 
     async def retire(self) -> None:
-        """Close once the calls in progress have ended: this link is no longer used."""
+        """Close once the calls in progress have ended: this connection is no longer used."""
         try:
             while self._tasks:
                 await asyncio.wait(self._tasks)
@@ -223,13 +251,13 @@ class Link:
             logging.getLogger("seawall").debug("connections closed: %s", described(error))
 
 
-class _Watch:
+class _CallTimer:
     """Times one call: a late one is a failure of the store, and must not block others."""
 
-    __slots__ = ("_began", "_limit", "_link", "_loop", "_timer", "blamed", "late")
+    __slots__ = ("_began", "_connection", "_limit", "_loop", "_timer", "blamed", "late")
 
-    def __init__(self, link: Link, limit: float) -> None:
-        self._link = link
+    def __init__(self, connection: LoopConnection, limit: float) -> None:
+        self._connection = connection
         self._limit = limit
         self._began = SYSTEM.now()
         self.late = False
@@ -245,10 +273,10 @@ class _Watch:
     def _give_up(self) -> None:
         if not self.late:
             self.late = True
-            self._link.room.release()
-        if self._link.warm or self._limit >= CONNECTING:
+            self._connection.room.release()
+        if self._connection.warm or self._limit >= CONNECTING:
             self.blamed = True
-            self._link.health.late(self._limit, self._began)
+            self._connection.health.late(self._limit, self._began)
         else:
             rest, self._limit = CONNECTING - self._limit, CONNECTING
             self._timer = self._loop.call_later(rest, self._look_again)
@@ -257,18 +285,20 @@ class _Watch:
         """Let the next call go, unless that has already happened."""
         self._timer.cancel()
         if not self.late:
-            self._link.room.release()
+            self._connection.room.release()
 
 
-class _Lane:
+class _QuestionQueue:
     """The waiters for the same script: those that gather during a call go as the next call.
 
     All have the same maximum wait, so the first to come is due first, and one timer is enough.
     """
 
-    def __init__(self, link: Link, about: Coalesced, script: Script, timeout: float) -> None:
+    def __init__(
+        self, connection: LoopConnection, about: Coalesced, script: Script, timeout: float
+    ) -> None:
         self.script = script
-        self._link = link
+        self._connection = connection
         self._about = about
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
@@ -288,7 +318,7 @@ class _Lane:
         if self._timer is None:
             self._timer = self._loop.call_at(asking.due, self._look_again)
         if self._sender is None:
-            self._sender = self._link.spawn(self._serve())
+            self._sender = self._connection.spawn(self._serve())
 
     def _look_again(self) -> None:
         self._timer = self._loop.call_later(SECOND_LOOK, self._give_up)
@@ -306,7 +336,7 @@ class _Lane:
             asking.fail(StoreUnavailable(f"the store did not answer within {self._timeout:g} s"))
         if self._asked and all(asking.over for asking in self._asked):
             self._asked = []
-            self._sender = self._link.spawn(self._serve()) if self._waiting else None
+            self._sender = self._connection.spawn(self._serve()) if self._waiting else None
 
     async def _serve(self) -> None:
         """Send the waiting questions, one call after another, until passed by."""
@@ -331,7 +361,7 @@ class _Lane:
         failure = CLOSED
         try:
             keys, args = about.pack(items)
-            reply = await self._link.run(
+            reply = await self._connection.run(
                 self.script,
                 keys,
                 args,
@@ -392,3 +422,94 @@ def _admitted(error: BaseException | None) -> bool:
     from redis.exceptions import ReadOnlyError
 
     return isinstance(error, ReadOnlyError) or str(error).startswith(_UNFIT)
+
+
+class Connections:
+    """Finds or makes the connection of the running loop."""
+
+    def __init__(self, clients: ClientFactory, health: StoreHealth, timeout: float) -> None:
+        """Start empty."""
+        self._clients = clients
+        self._health = health
+        self._timeout = timeout
+        self._connections: dict[asyncio.AbstractEventLoop, LoopConnection] = {}
+        self._enders: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+        self._latest: tuple[asyncio.AbstractEventLoop | None, LoopConnection | None] = (None, None)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def here(self) -> LoopConnection:
+        """Return the running loop's connection."""
+        loop = asyncio.get_running_loop()
+        known, connection = self._latest
+        if known is not loop or connection is None or connection.era != self._health.outages:
+            connection = self._find(loop)
+            self._latest = loop, connection
+        return connection
+
+    def apart(self) -> LoopConnection:
+        """Return a separate connection, which the caller must close."""
+        return LoopConnection(self._clients, self._health, self._timeout)
+
+    def discard(self, connection: LoopConnection) -> None:
+        """Close an unused connection, in a separate task; `close` waits for it."""
+        task = asyncio.get_running_loop().create_task(connection.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _find(self, loop: asyncio.AbstractEventLoop) -> LoopConnection:
+        connection = self._connections.get(loop)
+        if connection is not None and connection.era == self._health.outages:
+            return connection
+        fresh = self.apart()
+        if connection is None:
+            for ended in [old for old in list(self._connections) if old.is_closed()]:
+                self._forget(ended)  # it was not shut down, only closed
+            self._end_with(loop)
+        else:
+            fresh.spawn(connection.retire())
+        self._connections[loop] = fresh
+        return fresh
+
+    def _end_with(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connection when its loop shuts down: loops close their async generators."""
+
+        async def until_the_end() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                await self._close(loop)
+
+        ender = until_the_end()
+        try:
+            ender.__anext__().send(None)  # runs to the yield: from now on the loop tracks it
+        except StopIteration:
+            pass
+        self._enders[loop] = ender
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> LoopConnection | None:
+        self._latest = None, None
+        self._enders.pop(loop, None)
+        return self._connections.pop(loop, None)
+
+    async def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        connection = self._forget(loop)
+        if connection is not None:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Close the running loop's connection, and wait for others that are closing here."""
+        loop = asyncio.get_running_loop()
+        await self._close(loop)
+        closing = {task for task in list(self._closing) if task.get_loop() is loop}
+        if closing:
+            await asyncio.wait(closing)
+
+    def after_fork(self) -> object:
+        """Forget all connections, which belong to the parent; return what must not be closed."""
+        parents = self._connections, self._enders, self._closing
+        self._connections, self._enders, self._closing = {}, {}, set()
+        self._latest = None, None
+        return parents

@@ -1,6 +1,6 @@
 """Rate limits in the store: what `RateLimit(shared=store)` needs, for every kind of sharing.
 
-The script is `lua/rates.lua`; its questions and answers are in `_limits_wire`.
+The script is `lua/rates.lua`; its questions and answers are in `wire`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rule import Rule
-from seawall.redis._keys import key_part
-from seawall.redis._limits_wire import (
+from seawall.redis.keys import key_part
+from seawall.redis.limits.wire import (
     SCRIPT,
-    Names,
-    Take,
+    LimitTerms,
+    ScriptKeys,
+    TakeRequest,
     Takings,
-    Terms,
     describe,
     numbers,
     read,
     read_verdict,
+    script_settings,
     sensible,
-    settings_of,
 )
 from seawall.runtime.layers import Kind
-from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
+from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.runners import wait_async, wait_sync
 
 if TYPE_CHECKING:
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
     from seawall.runtime.asking import Asking
-
 
 _serial = count()
 """Number of the next reservation: unique in this process, across policies."""
@@ -89,10 +88,10 @@ class SharedLimits:
 
     def configure(self, rules: Sequence[Rule[Any]]) -> None:
         """Use other numbers from now on; what was taken under the old ones is not given back."""
-        if settings_of(rules) == self._settings:
+        if script_settings(rules) == self._settings:
             return
-        self._settings = settings_of(rules)
-        self.terms = Terms(self.store, self.name, rules, _settle_for(ref(self)))
+        self._settings = script_settings(rules)
+        self.terms = LimitTerms(self.store, self.name, rules, _settle_for(ref(self)))
         self.terms.sees = self.sees
         while len(self._finalizers) > 1:
             self._finalizers.pop()()
@@ -160,14 +159,14 @@ class SharedLimits:
             self._usual = charges, wanted
         return wanted
 
-    def wish(self, charges: Sequence[Wanted], *, reserve: bool = False) -> Take:
+    def wish(self, charges: Sequence[Wanted], *, reserve: bool = False) -> TakeRequest:
         """Return the question for `charges`; under a reservation if an actual cost will follow."""
         takings, estimated = self.wanted(charges)
         reservation = ""
         if reserve or estimated:
             number = f"{self.store.pod}-{next(_serial)}"
             reservation = self.store.key("rate", self.name, "r", number)
-        return Take(self.terms, takings, estimated, reservation)
+        return TakeRequest(self.terms, takings, estimated, reservation)
 
     def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Asking:
         """Return a waiter for the store's verdict."""
@@ -205,7 +204,7 @@ class SharedLimits:
         item = self.wish(charges, reserve=True)
         return self.store.ask(kind, item.terms, item, SYSTEM)
 
-    def _undo(self, item: Take) -> None:
+    def _undo(self, item: TakeRequest) -> None:
         """Give back what may have been taken; the store finds it by its reservation, if it was.
 
         This is for an answer that is lost. One that comes too late is given back when it comes.
@@ -224,7 +223,7 @@ class SharedLimits:
         if not self._ready:
             self._prepare()
         self.asks += 1
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         asked = ",".join(
             f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)},"
             f"{int(c.estimated)}]"
@@ -246,7 +245,7 @@ class SharedLimits:
         if not self._ready:
             self._prepare()
         self.asks += 1
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         asked = ",".join(
             f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)}]"
             for n, c in enumerate(charges, 1)
@@ -265,7 +264,7 @@ class SharedLimits:
 
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
         """Count calls that were admitted without the store; in the background, in order."""
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         changes = []
         for limit, (key, cost) in enumerate(costs, 1):
             if cost:
@@ -276,7 +275,7 @@ class SharedLimits:
 
     def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
         """Report the actual use; in the background, in order."""
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         question = receipt.settle(names, used, self.terms)
         self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
 
@@ -291,7 +290,7 @@ class SharedLimits:
     def _lowering(
         self, limit: int, key: Hashable, remaining: int, reset_after: float
     ) -> tuple[Sequence[str], Sequence[str]]:
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         place = names.state(limit + 1, key)
         question = f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]'
         return names.keys, (self.terms.settings, f"[{question}]")
@@ -307,7 +306,7 @@ class SharedLimits:
     def _resetting(
         self, places: Sequence[tuple[int, Hashable]]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         asked = ",".join(f"[{n + 1},{names.state(n + 1, key)}]" for n, key in places)
         return names.keys, (self.terms.settings, f'[["z",[{asked}]]]')
 
@@ -352,23 +351,3 @@ def _settle_for(me: ref[SharedLimits]) -> Callable[[Receipt, Sequence[int | None
             share.settle(receipt, used)
 
     return settle
-
-
-def make_share(
-    store: RedisStore,
-    name: str,
-    rules: Sequence[Rule[Any]],
-    *,
-    sharing: str,
-    batch: int | None,
-    **options: Any,
-) -> LimitShare:
-    """Return what is shared under `name`, with that kind of sharing."""
-    if sharing == "exact":
-        from seawall.redis._limits_exact import ExactLimits
-
-        options.pop("rerule")
-        return ExactLimits(store, name, rules, **options)
-    from seawall.redis import _batches
-
-    return _batches.make_share(store, name, rules, sharing=sharing, batch=batch, **options)

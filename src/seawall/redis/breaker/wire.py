@@ -40,7 +40,7 @@ _CAUSES: Final = {cause.value: cause for cause in Cause}
 _STATES: Final = {state.value: state for state in State}
 
 
-class Standing(NamedTuple):
+class BreakerStanding(NamedTuple):
     """A breaker's state in the store. `epoch` grows with each change, within one `lineage`."""
 
     lineage: str
@@ -56,16 +56,16 @@ class Standing(NamedTuple):
     """The last failure of the pod that opened it, as text."""
 
 
-class Nonsense(NamedTuple):
+class InvalidReply(NamedTuple):
     """An answer that cannot be parsed."""
 
     why: str
 
 
-class Reply(NamedTuple):
+class BreakerReply(NamedTuple):
     """The store's answer for one breaker."""
 
-    standing: Standing
+    standing: BreakerStanding
     places: Sequence[int | None]
     """Where the last call of each entry of the report was counted; None if nothing was."""
     granted: Sequence[str]
@@ -130,7 +130,7 @@ def window_part(settings: BreakerSettings) -> str:
     return "none" if settings.window_calls is None else f"c{settings.window_calls}"
 
 
-class Breaks:
+class BreakLengths:
     """The lengths of the next two breaks; calls the user's function once for each."""
 
     __slots__ = ("_lengths", "_question")
@@ -153,7 +153,7 @@ def vote_for(settings: BreakerSettings) -> float:
     return settings.window or VOTE_FOR
 
 
-def parse_replies(reply: object, count: int) -> list[Reply | Nonsense]:
+def parse_replies(reply: object, count: int) -> list[BreakerReply | InvalidReply]:
     """Return the answer for each of `count` breakers; raise `StoreUnavailable` if there is none.
 
     An invalid answer for one breaker does not invalidate the others.
@@ -171,7 +171,7 @@ def answered(error: StoreUnavailable) -> bool:
     return isinstance(error.__cause__, (ResponseError, ValueError))
 
 
-def parse_push(message: bytes) -> tuple[str, Standing] | None:
+def parse_push(message: bytes) -> tuple[str, BreakerStanding] | None:
     """Return whose state was pushed, and the state; None if the message is invalid."""
     try:
         parts = json.loads(message) if len(message) <= _LONGEST_PUSH else None
@@ -183,19 +183,19 @@ def parse_push(message: bytes) -> tuple[str, Standing] | None:
         return None
 
 
-def _parsed(fields: Any) -> Reply | Nonsense:
+def _parsed(fields: Any) -> BreakerReply | InvalidReply:
     try:
         return _reply(fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return Nonsense(f"the store's answer makes no sense: {error!r:.200}")
+        return InvalidReply(f"the store's answer makes no sense: {error!r:.200}")
 
 
-def _reply(fields: list[Any]) -> Reply:
+def _reply(fields: list[Any]) -> BreakerReply:
     if len(fields) != _FIELDS:
         raise ValueError(f"{len(fields)} fields")
     *known, places, granted, totals = fields
     calls, failures, slow = (_number(number) for number in totals)
-    return Reply(
+    return BreakerReply(
         _standing([field.decode() for field in known]),
         [_number(place) if place else None for place in places],
         [id_.decode() for id_ in granted],
@@ -203,13 +203,13 @@ def _reply(fields: list[Any]) -> Reply:
     )
 
 
-def _standing(fields: list[str]) -> Standing:
+def _standing(fields: list[str]) -> BreakerStanding:
     lineage, epoch, state, left, opens, cause, age, failure = fields
     if not isinstance(lineage, str) or not 0 < len(lineage) <= _LONGEST_NAME:
         raise ValueError(f"lineage {lineage!r:.100}")
     if not isinstance(failure, str):
         raise TypeError(f"failure {failure!r:.100}")
-    return Standing(
+    return BreakerStanding(
         lineage,
         _number(epoch),
         _STATES[state],

@@ -7,14 +7,14 @@ Promises:
 - A call that finds enough costs no round trip. Other calls wait for the store's answer, in order;
   for each key, one question at a time is pending, for all waiters and a batch.
 
-The rules are in `models.rate.batches`; what is done under the lock is in `_batch_sections`.
+The rules are in `models.rate.batches`; what is done under the lock is in `purses`.
 """
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle, get_running_loop, sleep
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize, ref
 
@@ -22,19 +22,28 @@ from seawall.clock import SYSTEM, Clock
 from seawall.models.rate.batches import Bound, Lot, batch_for, bound_of, lease_of
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import check_divisible
-from seawall.redis._batch_grants import Bell, Buying, Door, Grant, Holder, Paid
-from seawall.redis._batch_sections import Change, Section, join, told
-from seawall.redis._batch_watch import AT_ONCE, Watches, ask_again, moved, resize, tend
-from seawall.redis._keys import key_part
-from seawall.redis._limits import SharedLimits
-from seawall.redis._limits_wire import SCRIPT, settings_of
+from seawall.redis.keys import key_part
+from seawall.redis.limits.leased.purses import (
+    BatchRequest,
+    BatchWaiter,
+    Holder,
+    LotChange,
+    Paid,
+    PursePath,
+    PurseSection,
+    TaskWaker,
+    join,
+    told,
+)
+from seawall.redis.limits.shared import SharedLimits
+from seawall.redis.limits.wire import SCRIPT, script_settings
 from seawall.runtime.layers import Kind
-from seawall.runtime.limit_share import LimitShare, Receipt, Standing, Verdict, Wanted
+from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
 
 MAX_KEYS: Final = 10_000
 """Maximum number of keys of a limit with a purse; the store decides each call of other keys."""
@@ -45,6 +54,22 @@ _UPKEEP: Final = 0.5
 
 _SLACK: Final = 0.02
 """Seconds a caller waits beyond the store's timeout: the link times out first, with a reason."""
+
+REPEAT_AFTER: Final = 0.005
+"""Seconds after which a question that another loop carries is repeated beside it.
+
+A running loop usually has its answer by then. One that is blocked or has ended never has.
+"""
+
+SECOND_LOOK: Final = 0.01
+"""Seconds between a timer and its action: a loop that was busy first reads what has arrived.
+
+Longer than a store's own second look, which reports the reason; and an answer may lead to another
+question.
+"""
+
+PURSES_AT_ONCE: Final = 500
+"""Maximum number of purses handled in one section: callers wait meanwhile."""
 
 
 class LeasedLimits(SharedLimits):
@@ -68,7 +93,7 @@ class LeasedLimits(SharedLimits):
         self.shut: list[Holder] = []
         """Holders whose lock-free path is closed, because a section is running."""
         self.holders: list[dict[Hashable, Holder]] = []
-        self.door = Door(up=store.up) if len(rules) == 1 else None
+        self.door = PursePath(up=store.up) if len(rules) == 1 else None
         """Fast path of a gate, in its success path: for a single limit without keys."""
         self.expiring: deque[tuple[Holder, Lot]] = deque()
         self._hands: list[list[Hashable]] = []
@@ -77,9 +102,9 @@ class LeasedLimits(SharedLimits):
         self.leases: tuple[float, ...] = ()
         """Seconds for which a grant may be spent, for each limit."""
         self.granted = self.returned = 0
-        self.doubts: deque[tuple[Holder, Grant]] = deque()
+        self.doubts: deque[tuple[Holder, BatchRequest]] = deque()
         """Questions of one loop that a caller waits for in another loop, or in a thread."""
-        self._watches = Watches()
+        self._watches = WaitTimers()
         self.background: AbstractEventLoop | None = None
         """The store's own event loop, which never blocks."""
         self.patience = store.timeout + _SLACK
@@ -104,11 +129,11 @@ class LeasedLimits(SharedLimits):
                     f"batch={self._given}: more than {rule.capacity} is never granted at once;"
                     f" write batch={rule.capacity} or less"
                 )
-        if settings_of(rules) == self._settings:
+        if script_settings(rules) == self._settings:
             return
         calls: Sequence[tuple[Sequence[str], Any]] = ()
         with self.mutex:
-            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
                 changes = section.clear_all()
             if changes:
                 calls = self._giving_back(changes)  # under the settings by which it was granted
@@ -123,7 +148,7 @@ class LeasedLimits(SharedLimits):
             if buying.wake is not None:
                 buying.wake()
 
-    def _forget(self) -> list[Buying]:
+    def _forget(self) -> list[BatchWaiter]:
         """Drop all holders; return the waiters."""
         old = [holder for holders in self.holders for holder in holders.values()]
         waiting = {buying: None for holder in old for buying in holder.line}
@@ -141,7 +166,7 @@ class LeasedLimits(SharedLimits):
         super()._after_fork()
         self.mutex = Mutex()
         self.nesting = Nesting()
-        self._watches = Watches()
+        self._watches = WaitTimers()
         self.background = None
         if self.door is not None:
             self.door.up = True
@@ -203,7 +228,7 @@ class LeasedLimits(SharedLimits):
                     return lot, cost
                 if holder.line:
                     return None  # others wait: queue behind them
-        with Section(self, now) as section, self.mutex, section.inside:
+        with PurseSection(self, now) as section, self.mutex, section.inside:
             return section.pay(charges)
 
     def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
@@ -215,15 +240,15 @@ class LeasedLimits(SharedLimits):
             exact = charge.cost > self.batches[number] or (charge.estimated and not charge.cost)
             if exact or (charge.cost and self.holder(number, charge.key) is None):
                 return super().ask(kind, charges, clock)
-        return Buying(self, kind, charges, clock)
+        return BatchWaiter(self, kind, charges, clock)
 
     async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
         """Return the verdict; shorter than `ask`, for the many calls that wait for a grant."""
         buying = self.ask("async", charges, clock)
-        if not isinstance(buying, Buying) or buying.loop is None:
+        if not isinstance(buying, BatchWaiter) or buying.loop is None:
             verdict: Verdict = await wait_async(buying, clock)
             return verdict
-        bell = Bell(buying.loop)
+        bell = TaskWaker(buying.loop)
         self.buy(buying, bell)
         try:
             await bell.rung
@@ -259,28 +284,28 @@ class LeasedLimits(SharedLimits):
                 return True
         return False
 
-    def buy(self, buying: Buying, wake: Callable[[], bool]) -> None:
+    def buy(self, buying: BatchWaiter, wake: Callable[[], bool]) -> None:
         """Let `buying` wait until everything it wants is there; ask for what is missing."""
         now, buying.wake = buying.clock.now(), wake
         with self.mutex:
             joined = join(self.holders, buying, now)
         if not joined:
-            with Section(self, now, buying.kind) as section, self.mutex, section.inside:
+            with PurseSection(self, now, buying.kind) as section, self.mutex, section.inside:
                 if not section.served(buying):
                     section.line_up(buying)
         if buying.holders and buying.loop is not None:
             self._watches.here(self, buying.loop).add(buying, self.patience, self)
 
-    def leave(self, buying: Buying) -> None:
+    def leave(self, buying: BatchWaiter) -> None:
         """Stop `buying` from waiting."""
         if buying.holders:
             self.mutex.do(buying.step_out)
 
-    def drop_out(self, buying: Buying) -> None:
+    def drop_out(self, buying: BatchWaiter) -> None:
         """Stop `buying` from waiting, and take back what was spent for it."""
 
         def drop() -> None:
-            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
                 holders = buying.holders
                 buying.step_out()
                 for holder in holders:
@@ -291,9 +316,9 @@ class LeasedLimits(SharedLimits):
 
         self.mutex.do(drop)
 
-    def arrived(self, holder: Holder, grant: Grant, answer: Any) -> None:
+    def arrived(self, holder: Holder, grant: BatchRequest, answer: Any) -> None:
         """Process a grant or a refusal, in the thread that got the answer."""
-        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
             section.take_in(holder, grant, answer)
 
     # Giving back
@@ -308,7 +333,7 @@ class LeasedLimits(SharedLimits):
             return
 
         def settle() -> None:
-            with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
                 for holder, spent in receipt.parts:
                     actual = used[holder.limit]
                     if actual is not None:
@@ -316,12 +341,12 @@ class LeasedLimits(SharedLimits):
 
         self.mutex.do(settle)
 
-    def give_back(self, changes: Sequence[Change]) -> None:
+    def give_back(self, changes: Sequence[LotChange]) -> None:
         """Report unused amounts to the store, in the background."""
         for keys, args in self._giving_back(changes):
             self.store.post(SCRIPT, keys, args)
 
-    def _giving_back(self, changes: Sequence[Change]) -> Sequence[tuple[Sequence[str], Any]]:
+    def _giving_back(self, changes: Sequence[LotChange]) -> Sequence[tuple[Sequence[str], Any]]:
         self.returned += sum(change.taken - change.used for change in changes if change.taken)
         return told(self.terms, changes)
 
@@ -329,8 +354,8 @@ class LeasedLimits(SharedLimits):
         """Give back what has expired, even without calls."""
         now, more = self.clock.now(), True
         while more:
-            with Section(self, now) as section, self.mutex, section.inside:
-                for _ in range(AT_ONCE):
+            with PurseSection(self, now) as section, self.mutex, section.inside:
+                for _ in range(PURSES_AT_ONCE):
                     more = bool(self.expiring) and self.expiring[0][1].until <= now
                     if not more:
                         break
@@ -339,7 +364,7 @@ class LeasedLimits(SharedLimits):
 
     async def return_all(self) -> None:
         """Give everything back: the store is closing."""
-        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
             changes = section.clear_all()
         for keys, args in self._giving_back(changes):
             await self.store.acall(SCRIPT, keys, args, 1.0)
@@ -367,7 +392,7 @@ class LeasedLimits(SharedLimits):
         await super().areset(places)
 
     def _empty(self, limit: int, key: Hashable) -> None:
-        with Section(self, self.clock.now()) as section, self.mutex, section.inside:
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
             holder = self.holders[limit].get(key)
             if holder is not None:
                 section.clear(holder)
@@ -396,19 +421,107 @@ class LeasedLimits(SharedLimits):
         return verdict, [Standing(there.left + own, there.rest) for there, own in together]
 
 
-def make_share(
-    store: RedisStore,
-    name: str,
-    rules: Sequence[Rule[Any]],
-    *,
-    sharing: str,
-    batch: int | None,
-    rerule: Callable[[Iterable[Rule[Any]]], None],
-    **options: Any,
-) -> LimitShare:
-    """Return what is shared under `name`, in batches or in parts."""
-    if sharing == "leased":
-        return LeasedLimits(store, name, rules, batch=batch, **options)
-    from seawall.redis._split import SplitLimits
+class WaitTimers:
+    """The watches of all loops, each used only in the thread of its loop."""
 
-    return SplitLimits(store, name, rules, rerule=rerule, **options)
+    def __init__(self) -> None:
+        """Start empty."""
+        self._all: dict[AbstractEventLoop, WaitTimer] = {}
+        self._latest: WaitTimer | None = None
+
+    def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> WaitTimer:
+        """Return the watch of `loop`, which is the running loop."""
+        watch = self._latest
+        if watch is None or watch.loop is not loop:
+            with share.mutex:
+                self._all = {one: kept for one, kept in self._all.items() if not one.is_closed()}
+                watch = self._latest = self._all.setdefault(loop, WaitTimer(loop))
+        return watch
+
+
+class WaitTimer:
+    """The waiting calls of one event loop.
+
+    All have the same maximum wait, so the first to come is due first, and one timer is enough.
+    """
+
+    __slots__ = ("_timer", "_waiting", "loop")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[float, BatchWaiter]] = deque()
+        self._timer: TimerHandle | None = None
+
+    def add(self, buying: BatchWaiter, patience: float, share: LeasedLimits) -> None:
+        """Let `buying` wait for at most `patience` seconds."""
+        waiting = self._waiting
+        while waiting and not waiting[0][1].holders:
+            waiting.popleft()
+        due = self.loop.time() + patience
+        waiting.append((due, buying))
+        if self._timer is None:
+            self._timer = self.loop.call_at(due, self._look_again, share)
+
+    def _look_again(self, share: LeasedLimits) -> None:
+        """Let the loop first read what has arrived: it may have been busy."""
+        self._timer = self.loop.call_later(SECOND_LOOK, self._give_up, share)
+
+    def _give_up(self, share: LeasedLimits) -> None:
+        self._timer = None
+        waiting, now, late = self._waiting, self.loop.time(), []
+        while waiting:
+            due, buying = waiting[0]
+            if buying.holders and due > now:
+                self._timer = self.loop.call_at(due, self._look_again, share)
+                break
+            waiting.popleft()
+            late.append(buying)
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            section.give_up_waiting(late)
+
+
+async def ask_again(me: ref[LeasedLimits]) -> None:
+    """Repeat questions that have no answer after a moment, in the background."""
+    share = me()
+    if share is None or not share.doubts:
+        return
+    doubts = len(share.doubts)  # those that come meanwhile trigger another run
+    await sleep(REPEAT_AFTER)
+    for _ in range(doubts):
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            section.ask_again(*share.doubts.popleft())
+
+
+def resize(me: ref[LeasedLimits]) -> None:
+    """Adjust batches to the number of pods; give back what then exceeds a batch."""
+    share = me()
+    if share is None:
+        return
+    before = share.batches
+    share.resize()
+    if any(new < old for new, old in zip(share.batches, before, strict=True)):
+        with share.mutex:
+            holders = [holder for some in share.holders for holder in some.values()]
+        for first in range(0, len(holders), PURSES_AT_ONCE):
+            with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+                for holder in holders[first : first + PURSES_AT_ONCE]:
+                    section.look(holder)
+
+
+def moved(me: ref[LeasedLimits]) -> None:
+    """Let gates spend directly only while the store is reachable."""
+    share = me()
+    if share is not None and share.door is not None:
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            share.door.up = share.store.up
+            holder = share.holders[0].get(None)
+            if holder is not None:
+                section.look(holder)
+
+
+async def tend(me: ref[LeasedLimits]) -> None:
+    """Give back what has expired."""
+    share = me()
+    if share is not None:
+        share.background = get_running_loop()
+        share.tend()

@@ -2,17 +2,17 @@
 
 While closed it only counts, and reports its counts to the store periodically; while open it
 refuses. Neither needs a round trip. What it does not know (whether a probe may be made), it reports
-as unknown. While the store is away it is a plain model of this pod's own calls, or follows
-`on_store_failure`.
+as unknown. Pending reports are repeated until the store confirms them. While the store is away it
+is a plain model of this pod's own calls, or follows `on_store_failure`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from seawall.models.breaker.probes import Countdown, Ramp, Verdict
+from seawall.models.breaker.probes import Countdown, Probe, Ramp, Verdict
 from seawall.models.breaker.report import Entry, Report, TimeReport, at_once, reported
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.breaker.state import (
@@ -24,9 +24,110 @@ from seawall.models.breaker.state import (
     Ticket,
 )
 from seawall.models.windows import CallCount, TimeWindow, Window, new_window
-from seawall.redis._breaker_asking import Leased
-from seawall.redis._breaker_untold import LOST, Order, Sent, Untold
-from seawall.redis._breaker_wire import Breaks, Reply, Standing, microseconds, vote_for
+from seawall.redis.breaker.wire import (
+    BreakerReply,
+    BreakerStanding,
+    BreakLengths,
+    microseconds,
+    vote_for,
+)
+
+if TYPE_CHECKING:
+    from seawall.redis.breaker.share import SharedBreakers
+
+LOST: Final = "lost"
+"""The result of a probe that was requested but got no answer."""
+
+MOST_SETTLED: Final = 1000
+"""Maximum pending probe results for a store that does not take them; it has moved on by then."""
+
+MOST_LOST: Final = 256
+"""With this many pending results, no lost probe is added: the earliest were lost first."""
+
+
+class ManualCommand(NamedTuple):
+    """A manual command; the id identifies it in the store."""
+
+    command: str
+    id: str
+
+
+class SentReports(NamedTuple):
+    """What was sent with one message."""
+
+    entries: Sequence[Entry] = ()
+    settled: Sequence[str] = ()
+    order: ManualCommand | None = None
+    news: bool = False
+
+
+class PendingReports:
+    """Probe results, a manual command, a wish to trip, a vote: every report other than counts."""
+
+    __slots__ = ("_settled", "_voted_at", "news", "order", "trip", "vote")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.order: ManualCommand | None = None
+        self.trip = False
+        self.vote = False
+        self.news = False
+        """Whether the vote must be sent, or sent again."""
+        self._voted_at = float("-inf")
+        self._settled: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._settled or self.order or self.trip or self.news)
+
+    def settle(self, id_: str, verdict: str) -> None:
+        """Record how a probe ended; the first result wins."""
+        if len(self._settled) < (MOST_LOST if verdict == LOST else MOST_SETTLED):
+            self._settled.setdefault(id_, verdict)
+
+    def cast(self, bad: bool, now: float, renew_after: float) -> bool:  # noqa: FBT001 - a vote
+        """Vote, withdraw the vote, or renew it after a while; return whether it changed."""
+        changed = bad is not self.vote
+        self.vote = bad
+        if changed or (bad and not 0 <= now - self._voted_at < renew_after):
+            self.news = True
+        return changed
+
+    def withdraw(self) -> bool:
+        """Withdraw wishes to trip; return whether there were any."""
+        wanted = self.trip or self.vote
+        self.news = self.news or self.vote  # the store may have heard of it
+        self.trip = self.vote = False
+        return wanted
+
+    def drop(self) -> None:
+        """Forget reports about a state that is over; probe results and commands are kept."""
+        self.trip = self.vote = self.news = False
+
+    def pack(self, message: dict[str, Any], entries: Sequence[Entry], now: float) -> SentReports:
+        """Add all pending reports to a message; call `heard` or `unheard` with the result."""
+        message["settled"] = list(self._settled.items())
+        message["trip"] = self.trip
+        if self.order is not None:
+            message["command"], message["order"] = self.order
+        news, self.news = self.news, False
+        if news:
+            message["vote"] = self.vote
+            self._voted_at = now
+        return SentReports(entries, tuple(self._settled), self.order, news)
+
+    def heard(self, sent: SentReports) -> bool:
+        """Record that the store confirmed; return whether that includes the pending command."""
+        for id_ in sent.settled:
+            self._settled.pop(id_, None)
+        obeyed = sent.order is not None and sent.order == self.order
+        if obeyed:
+            self.order = None
+        return obeyed
+
+    def unheard(self, sent: SentReports) -> None:
+        """Record that there was no answer: idempotent parts are sent again."""
+        self.news = self.news or sent.news
+
 
 UNCOUNTED: Final = 0
 """Ticket of a call that passed while nothing was counted; no generation has this number."""
@@ -42,24 +143,18 @@ _PROBING: Final = Refusal("probing", None)
 _ISOLATED: Final = Refusal("isolated", None)
 
 
-class Sharing(Protocol):
-    """What a mirror knows of the share that it belongs to."""
+class GrantedProbe(Probe):
+    """The ticket of a probe that the store has granted."""
 
-    on_store_failure: str
-    quorum: int | None
-    full_for: float
+    __slots__ = ("id",)
 
-    def new_id(self) -> str:
-        """Return an id that is unique in all pods."""
-
-    def soon(self) -> None:
-        """Request an exchange with the store now."""
-
-    def hurry(self, now: float) -> None:
-        """Request an exchange now, unless there has just been one."""
+    def __init__(self, id_: str, generation: int, now: float, timeout: float) -> None:
+        """Remember its id, by which it is settled."""
+        super().__init__(generation, now, timeout, 0)
+        self.id = id_
 
 
-class Mirror(BreakerModel):
+class BreakerMirror(BreakerModel):
     """A breaker of all pods. Everything is under the owner's lock, except what a model allows."""
 
     __slots__ = (
@@ -68,14 +163,14 @@ class Mirror(BreakerModel):
         "_breaks",
         "_epoch",
         "_full_until",
+        "_granted",
         "_known",
         "_latest",
         "_latest_at",
-        "_leased",
         "_lineage",
+        "_pending",
         "_share",
         "_totals",
-        "_untold",
         "_urgent",
         "away",
         "key",
@@ -87,7 +182,12 @@ class Mirror(BreakerModel):
     )
 
     def __init__(
-        self, share: Sharing, settings: BreakerSettings, key: Hashable, tag: str, keys: list[str]
+        self,
+        share: SharedBreakers,
+        settings: BreakerSettings,
+        key: Hashable,
+        tag: str,
+        keys: list[str],
     ) -> None:
         """Start without any knowledge of the store's state."""
         self._share = share
@@ -104,11 +204,11 @@ class Mirror(BreakerModel):
         self._known = False
         self._lineage = ""
         self._epoch = 0
-        self._untold = Untold()
-        self._leased: dict[Leased, None] = {}  # running probes of this pod
+        self._pending = PendingReports()
+        self._granted: dict[GrantedProbe, None] = {}  # running probes of this pod
         self._totals = (0, 0, 0)
         self._full_until = float("-inf")
-        self._breaks = Breaks()
+        self._breaks = BreakLengths()
         self._ahead = False  # whether this pod has opened and the store has not confirmed it yet
         self._latest = ""  # failure of this pod, in case it opens the breaker
         self._latest_at = float("-inf")
@@ -116,7 +216,7 @@ class Mirror(BreakerModel):
 
     def __repr__(self) -> str:
         where = self.away or ("shared" if self._known else "not heard of yet")
-        return f"<Mirror {self.state.value}, epoch {self._epoch}: {where}>"
+        return f"<BreakerMirror {self.state.value}, epoch {self._epoch}: {where}>"
 
     def admit(self, now: float) -> Ticket | Refusal:
         """Admit a call, refuse it, or report that the store has to be asked."""
@@ -128,7 +228,7 @@ class Mirror(BreakerModel):
             left = self._break.left(now)
             if left > 0:
                 return Refusal("open", left)
-        elif self.state is State.CLOSED and (self._known or self._untold.order is not None):
+        elif self.state is State.CLOSED and (self._known or self._pending.order is not None):
             return super().admit(now)
         return _PROBING if now < self._full_until else _UNKNOWN
 
@@ -137,8 +237,8 @@ class Mirror(BreakerModel):
             return UNCOUNTED if self.away == "open" else Refusal("store", None)
         if self.state is State.HALF_OPEN:
             # Probes that the store granted are this pod's trial too, until they end or hang.
-            self._leased = {probe: None for probe in self._leased if probe.hung.left(now) > 0}
-            if self._leased:
+            self._granted = {probe: None for probe in self._granted if probe.hung.left(now) > 0}
+            if self._granted:
                 return _PROBING
         return super().admit(now)
 
@@ -147,20 +247,20 @@ class Mirror(BreakerModel):
     ) -> None:
         """Record how an admitted call ended; report a probe's end to the store immediately."""
         self.used = True
-        if isinstance(ticket, Leased):
-            self._leased.pop(ticket, None)
+        if isinstance(ticket, GrantedProbe):
+            self._granted.pop(ticket, None)
             self.give_back(ticket.id, verdict)
         else:
             super().settle(ticket, verdict, now, count)
 
     def give_back(self, id_: str, verdict: Verdict = Verdict.NONE) -> None:
         """Report a probe's end to the store until it has confirmed; repeats count once."""
-        self._untold.settle(id_, verdict.value)
+        self._pending.settle(id_, verdict.value)
         self._share.soon()
 
     def lose(self, id_: str) -> None:
         """Report to the store that a probe it may have granted will not be made."""
-        self._untold.settle(id_, LOST)
+        self._pending.settle(id_, LOST)
 
     def wants_failure(self, now: float, /) -> bool:
         """Return whether to record a failure now: the store decides which one opens it."""
@@ -176,7 +276,7 @@ class Mirror(BreakerModel):
         if self.away is not None:
             super().trip(now)
         elif (self.state, Cause.TRIP) in TRANSITIONS:
-            self._untold.drop()
+            self._pending.drop()
             self._open_here(Cause.TRIP, now)
         self._order("trip")
 
@@ -207,7 +307,7 @@ class Mirror(BreakerModel):
     def dirty(self) -> bool:
         """Whether an exchange with the store is due."""
         return bool(
-            self._untold
+            self._pending
             or self.away
             or not self._known
             or (isinstance(self._window, Report) and self._window.fresh and self._counts)
@@ -216,7 +316,7 @@ class Mirror(BreakerModel):
     def notice(self, now: float) -> None:
         """Detect what time alone has changed: slow calls, and a window that has recovered."""
         self._notice_slow(now)
-        if self._untold.vote:
+        if self._pending.vote:
             self._cast(now, renew=False)
 
     def question(self, now: float) -> dict[str, Any]:
@@ -237,7 +337,7 @@ class Mirror(BreakerModel):
             "asked": [],
         }
 
-    def outgoing(self, now: float) -> tuple[dict[str, Any], Sent]:
+    def outgoing(self, now: float) -> tuple[dict[str, Any], SentReports]:
         """Return everything to report. Counts are sent once: better lost than doubled."""
         entries: list[Entry] = []
         if isinstance(self._window, Report):
@@ -247,36 +347,36 @@ class Mirror(BreakerModel):
                 self._window.drop()
         message = self.question(now)
         message["report"] = [entry.told() for entry in entries]
-        sent = self._untold.pack(message, entries, now)
+        sent = self._pending.pack(message, entries, now)
         if self.away == "local" and self.state in (State.OPEN, State.HALF_OPEN):
             self._bring_evidence(message, now)
         return message, sent
 
-    def incoming(self, reply: Reply, sent: Sent, now: float) -> None:
+    def incoming(self, reply: BreakerReply, sent: SentReports, now: float) -> None:
         """Process the answer to `outgoing`."""
         for entry, place in zip(sent.entries, reply.places, strict=False):
             if place is not None:
                 entry.counted(place)
         self.suspect = False
         self._totals = reply.totals
-        self.adopt(reply.standing, now, obeyed=self._untold.heard(sent))
+        self.adopt(reply.standing, now, obeyed=self._pending.heard(sent))
 
-    def unheard(self, sent: Sent) -> None:
+    def unheard(self, sent: SentReports) -> None:
         """Record that `outgoing` had no answer: idempotent parts are sent again soon."""
-        self._untold.unheard(sent)
+        self._pending.unheard(sent)
         if not self.suspect:
             self.polled_at = float("-inf")
 
-    def adopt(self, standing: Standing, now: float, *, obeyed: bool = False) -> None:
+    def adopt(self, standing: BreakerStanding, now: float, *, obeyed: bool = False) -> None:
         """Adopt the store's state of the breaker, unless that is outdated."""
-        if self._untold.order is not None:
+        if self._pending.order is not None:
             return  # the pending manual command is newer than this
         same = standing.lineage == self._lineage
         if same and standing.epoch < self._epoch:
             return
-        if same and standing.epoch == self._epoch and self._untold.trip:
+        if same and standing.epoch == self._epoch and self._pending.trip:
             return  # sent before the store had heard that this pod has opened
-        self._untold.trip = self._ahead = False
+        self._pending.trip = self._ahead = False
         self._full_until = float("-inf")
         moved = standing.state is not self.state
         missed = same and standing.epoch > self._epoch and not obeyed
@@ -300,22 +400,22 @@ class Mirror(BreakerModel):
         else:
             self._opened_at, self.failure = now - standing.age, standing.failure
 
-    def heard(self, standing: Standing, now: float) -> bool:
+    def heard(self, standing: BreakerStanding, now: float) -> bool:
         """Adopt a pushed state; return False if the store should be asked instead."""
         if not self._known or self.away is not None or standing.lineage != self._lineage:
             return False
         self.adopt(standing, now)
         return True
 
-    def answer(self, standing: Standing, granted: str, now: float) -> Ticket | Refusal:
+    def answer(self, standing: BreakerStanding, granted: str, now: float) -> Ticket | Refusal:
         """Return the store's answer to a call, after `adopt`."""
         if granted:
             present = (standing.lineage, standing.epoch) == (self._lineage, self._epoch)
             generation = self.generation if present else UNCOUNTED
-            probe = Leased(granted, generation, now, self.settings.probe_timeout)
-            self._leased[probe] = None
+            probe = GrantedProbe(granted, generation, now, self.settings.probe_timeout)
+            self._granted[probe] = None
             return probe
-        if self._untold.order is not None:
+        if self._pending.order is not None:
             return self.admit(now)
         if standing.state is State.OPEN:
             return Refusal("open", standing.left)
@@ -348,15 +448,15 @@ class Mirror(BreakerModel):
         if self.away == "local" and self.state is State.HALF_OPEN:
             self._trial = self._new_trial(self.generation, now)
         self._count_in(self._window)
-        self._untold.trip = self._ahead = False  # this pod is now open on its own
+        self._pending.trip = self._ahead = False  # this pod is now open on its own
 
     def forked(self) -> None:
         """Become another pod: pending reports and running calls belong to the parent."""
         if isinstance(self._window, Report):
             self._window.drop()
-        self._untold = Untold()
+        self._pending = PendingReports()
         self._running.clear()
-        self._leased.clear()
+        self._granted.clear()
         self.generation += 1
         self.suspect = self._known = False
         self.away = None
@@ -366,19 +466,19 @@ class Mirror(BreakerModel):
     def _counts(self) -> bool:
         return self.state is State.CLOSED and self.away is None
 
-    def _follow(self, standing: Standing, now: float) -> None:
-        self._untold.drop()
+    def _follow(self, standing: BreakerStanding, now: float) -> None:
+        self._pending.drop()
         self._enter(standing.state, standing.cause, now, standing.opens, self._break)
 
     def _order(self, command: str) -> None:
-        if self._untold.withdraw():  # about to be opened by what was counted before
+        if self._pending.withdraw():  # about to be opened by what was counted before
             self._count_afresh()
-        self._untold.order = Order(command, self._share.new_id())
+        self._pending.order = ManualCommand(command, self._share.new_id())
         self._share.soon()
 
     def _judge(self, now: float) -> None:
         """Alone, trip; otherwise report to the store, the sooner the worse it looks."""
-        untold, consecutive = self._untold, self.settings.consecutive
+        pending, consecutive = self._pending, self.settings.consecutive
         if self.away is not None:
             if self.away == "local":
                 super()._judge(now)
@@ -387,7 +487,7 @@ class Mirror(BreakerModel):
         elif consecutive is not None and self._streak >= consecutive:
             # Open here immediately: many calls would get through before the store answers.
             self._open_here(Cause.TRIPPED, now)
-            untold.trip = True
+            pending.trip = True
             self._share.soon()
         elif isinstance(self._window, Report) and self._window.bad >= self._urgent:
             self._share.hurry(now)
@@ -400,12 +500,12 @@ class Mirror(BreakerModel):
     def _cast(self, now: float, *, renew: bool) -> None:
         """Vote by what this pod has seen; renew the vote every third of its lifetime."""
         renew_after = vote_for(self.settings) / 3 if renew else float("inf")
-        if self._untold.cast(self._is_bad(now), now, renew_after):
+        if self._pending.cast(self._is_bad(now), now, renew_after):
             self._share.soon()
 
     def _move(self, cause: Cause, now: float) -> None:
         super()._move(cause, now)
-        self._untold.drop()
+        self._pending.drop()
 
     def _bring_evidence(self, message: dict[str, Any], now: float) -> None:
         """Report once why this pod opened while it was alone, like all counts."""
