@@ -52,7 +52,8 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         vars(made).update(names)
         monkeypatch.setitem(sys.modules, module, made)
         parent, _, child = module.rpartition(".")
-        monkeypatch.setattr(sys.modules[parent], child, made, raising=False)
+        if parent:
+            monkeypatch.setattr(sys.modules[parent], child, made, raising=False)
 
     return put
 
@@ -229,7 +230,7 @@ def test_top_gets_its_arguments_parsed(instead: Callable[..., None]):
 def test_demo_gets_its_arguments_as_they_are(instead: Callable[..., None]):
     """The demo reads its own arguments, options first or not."""
     seen = []
-    instead("seawall.demo", main=lambda argv: seen.append(argv) or 0)
+    instead("seawall_demo", main=lambda argv: seen.append(argv) or 0)
     assert main(["demo", "--headless", "--seconds", "30"]) == 0
     assert seen == [["--headless", "--seconds", "30"]]
 
@@ -269,7 +270,7 @@ def test_an_interrupted_command_ends_quietly(
     def interrupted(_argv: list[str]) -> int:
         raise KeyboardInterrupt
 
-    instead("seawall.demo", main=interrupted)
+    instead("seawall_demo", main=interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -283,7 +284,7 @@ def test_a_command_that_exits_has_its_status(
     def left(_argv: list[str]) -> int:
         raise SystemExit(ended)
 
-    instead("seawall.demo", main=left)
+    instead("seawall_demo", main=left)
     assert main(["demo"]) == status
     assert capsys.readouterr().err == ("no room\n" if status == 2 else "")
 
@@ -307,13 +308,13 @@ def test_ctrl_c_ends_a_process_quietly():
     """The status is 130, and there is no traceback."""
     script = (
         "import sys, time, types\n"
-        "demo = types.ModuleType('seawall.demo')\n"
+        "demo = types.ModuleType('seawall_demo')\n"
         "def main(argv):\n"
         "    print('here', flush=True)\n"
         "    while True:\n"  # a single long wait could begin after the signal and never end
         "        time.sleep(0.05)\n"
         "demo.main = main\n"
-        "sys.modules['seawall.demo'] = demo\n"
+        "sys.modules['seawall_demo'] = demo\n"
         "from seawall.cli import main\n"
         "sys.exit(main(['demo']))\n"
     )

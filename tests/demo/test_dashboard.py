@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seawall.demo._dashboard import DemoDashboard, PodsByHttp, shown
-from seawall.demo._supervisor import Demo
-from seawall.demo._switches import SERVICE
+from seawall_demo._dashboard import DemoDashboard, PodsByHttp, shown
+from seawall_demo._supervisor import Demo
+from seawall_demo._switches import SERVICE
 
 ORIGIN = "http://127.0.0.1:8800"
 
@@ -82,7 +82,7 @@ def test_the_files_of_the_page_write_no_markup():
     """Whatever a message says becomes text: no script makes markup, no style is inline."""
     from importlib.resources import files
 
-    script = files("seawall.demo").joinpath("page/demo.js").read_text("utf-8")
+    script = files("seawall_demo").joinpath("page/demo.js").read_text("utf-8")
     for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", ".style"):
         assert word not in script
 

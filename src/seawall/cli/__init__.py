@@ -138,7 +138,7 @@ def _dead_letters(given: list[str]) -> int:
 
 
 def _demo(given: list[str]) -> int:
-    from seawall.demo import main
+    from seawall_demo import main
 
     return int(main(given))
 
@@ -174,7 +174,7 @@ COMMANDS: Final = {
         "list, replay and drop the dead letters of a pipeline",
         "seawall.cli.dead_letters",
     ),
-    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall.demo"),
+    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
 }
 
 

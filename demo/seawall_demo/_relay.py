@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import cast
 
-from seawall.demo._settings import HOST
+from seawall_demo._settings import HOST
 
 
 class Relay:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from seawall.demo._settings import HOST
+from seawall_demo._settings import HOST
 
 LONGEST: Final = 4 * 2**20
 """Maximum size of an answer in bytes."""

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.demo._lifeline import Lifeline
-from seawall.demo._settings import UNPROTECTED
+from seawall_demo._lifeline import Lifeline
+from seawall_demo._settings import UNPROTECTED
 
 MOST: Final = 150
 """Maximum number of connections.
@@ -63,7 +63,7 @@ def service(vendor_url: str) -> FastAPI:
 
 
 async def _main(lifeline: Lifeline, vendor_url: str) -> None:
-    from seawall.demo._serving import serve
+    from seawall_demo._serving import serve
 
     await serve(service(vendor_url), lifeline, lifespan="on", most=MOST)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from seawall import _checks as check
-from seawall.demo._lifeline import Lifeline, Message
-from seawall.demo._settings import EVERY, pause
-from seawall.demo._switches import PIPELINE
+from seawall_demo._lifeline import Lifeline, Message
+from seawall_demo._settings import EVERY, pause
+from seawall_demo._switches import PIPELINE
 
 if TYPE_CHECKING:
     from seawall.durable import Inbox, Sqlite
@@ -213,10 +213,10 @@ async def _nothing(_scope: Any, _receive: Any, send: Any) -> None:
 
 async def _main(lifeline: Lifeline, folder: str) -> None:
     from seawall.dashboard import Dashboard
-    from seawall.demo._serving import serve
-    from seawall.demo.pod import beside
     from seawall.durable import Database, Inbox, Sqlite, migrate
     from seawall.resources.executors.executors import CpuPool
+    from seawall_demo._serving import serve
+    from seawall_demo.pod import beside
 
     plant = Plant()
     with (

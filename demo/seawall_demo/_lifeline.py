@@ -16,7 +16,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from seawall.clock import SYSTEM
-from seawall.demo._settings import GRACE
+from seawall_demo._settings import GRACE
 
 Message = dict[str, Any]
 

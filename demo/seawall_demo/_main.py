@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from seawall.demo._settings import HOST, PATIENCE, PODS, PORT, RATE, pause
+from seawall_demo._settings import HOST, PATIENCE, PODS, PORT, RATE, pause
 
 if TYPE_CHECKING:
-    from seawall.demo._supervisor import Demo, PipelineDemo, Supervisor
+    from seawall_demo._supervisor import Demo, PipelineDemo, Supervisor
 
 NEEDED: Final = ("fastapi", "uvicorn", "httpx")
 N = TypeVar("N", int, float)
@@ -23,7 +23,7 @@ SHORTEST: Final = 5.0
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Read the arguments and run the demo; see `seawall.demo.main`."""
+    """Read the arguments and run the demo; see `seawall_demo.main`."""
     try:
         asked = _parser().parse_args(argv)
     except SystemExit as done:  # argparse has printed the error or the help
@@ -129,8 +129,8 @@ async def _until_ended(asked: argparse.Namespace) -> int:
 
 
 async def _run(asked: argparse.Namespace) -> int:
-    from seawall.demo._children import NotStarted
-    from seawall.demo._supervisor import Demo, PipelineDemo
+    from seawall_demo._children import NotStarted
+    from seawall_demo._supervisor import Demo, PipelineDemo
 
     detail = _say if asked.verbose else _hush
     demo: Demo | PipelineDemo
@@ -168,8 +168,8 @@ async def _run(asked: argparse.Namespace) -> int:
 
 
 async def _headless(demo: Demo | PipelineDemo, asked: argparse.Namespace) -> int:
-    from seawall.demo import _headless
-    from seawall.demo._supervisor import Demo
+    from seawall_demo import _headless
+    from seawall_demo._supervisor import Demo
 
     seconds = asked.seconds or 30.0
     if isinstance(demo, Demo):
@@ -178,7 +178,7 @@ async def _headless(demo: Demo | PipelineDemo, asked: argparse.Namespace) -> int
 
 
 async def _page(demo: Supervisor, asked: argparse.Namespace) -> int:
-    from seawall.demo._dashboard import shown
+    from seawall_demo._dashboard import shown
 
     async with shown(demo, asked.port) as address:
         _say(f"\n  {address}\n\nLook there, and break something. Ctrl-C ends it.")

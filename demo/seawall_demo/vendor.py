@@ -19,8 +19,8 @@ from random import Random
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.demo._lifeline import Lifeline, Message
-from seawall.demo._settings import SLOTS, UNPROTECTED, WAITING, pause
+from seawall_demo._lifeline import Lifeline, Message
+from seawall_demo._settings import SLOTS, UNPROTECTED, WAITING, pause
 
 WELL: Final = "well"
 BROKEN: Final = "broken"
@@ -109,7 +109,7 @@ async def _answer(send: Send, status: int, said: dict[str, Any]) -> None:
 
 
 async def _main(lifeline: Lifeline) -> None:
-    from seawall.demo._serving import serve
+    from seawall_demo._serving import serve
 
     vendor = Vendor()
     await serve(vendor, lifeline, told=vendor.told)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import uvicorn
 
-from seawall.demo._lifeline import Lifeline, Message
-from seawall.demo._settings import HOST, pause
+from seawall_demo._lifeline import Lifeline, Message
+from seawall_demo._settings import HOST, pause
 
 
 class QuietServer(uvicorn.Server):

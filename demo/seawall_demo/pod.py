@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.demo._lifeline import Lifeline
-from seawall.demo._settings import EVERY, HOST, ITEMS, PROTECTED, pause
+from seawall_demo._lifeline import Lifeline
+from seawall_demo._settings import EVERY, HOST, ITEMS, PROTECTED, pause
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -206,7 +206,7 @@ def membership(bind: str, pods: Sequence[str]) -> Cluster:
 
 async def _main(lifeline: Lifeline, vendor_url: str, redis_url: str, bind: str, *pods: str) -> None:
     from seawall.dashboard import Dashboard
-    from seawall.demo._serving import serve
+    from seawall_demo._serving import serve
 
     store = None
     if redis_url:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any, Final, NamedTuple
 
-from seawall.demo._settings import PROTECTED, SIDES, UNPROTECTED
+from seawall_demo._settings import PROTECTED, SIDES, UNPROTECTED
 
 OUTAGE: Final = "outage"
 """Name of the group of phases in which the vendor is not well."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import seawall
-from seawall.demo._settings import GRACE, READY_WITHIN
+from seawall_demo._settings import GRACE, READY_WITHIN
 
 TAIL: Final = 2000
 """Number of characters shown from the end of a log."""
@@ -46,7 +46,7 @@ class Child:
         """Pass its messages to `told`; call `died` when it ends unexpectedly."""
         self.name = name
         self.port = 0
-        self._command = [sys.executable, "-P", "-m", f"seawall.demo.{module}", *arguments]
+        self._command = [sys.executable, "-P", "-m", f"seawall_demo.{module}", *arguments]
         self._log = log
         self._told = told
         self._died = died

@@ -1,4 +1,4 @@
-"""The whole system on one machine: `seawall demo`, or `python -m seawall.demo`.
+"""The whole system on one machine: `seawall demo`, or `python -m seawall_demo`.
 
 It runs an embedded Valkey, three pods of a service, the same service without protection, a vendor
 that can be broken, paying and free users, and one page to watch and break all of it; or a pipeline
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the demo to `parser`."""
-    from seawall.demo._main import declare
+    from seawall_demo._main import declare
 
     declare(parser)
 
@@ -27,6 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 on success, 1 if something failed or the outage was not contained, and 2 if the
     arguments are wrong.
     """
-    from seawall.demo._main import run
+    from seawall_demo._main import run
 
     return run(argv)

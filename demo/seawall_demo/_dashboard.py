@@ -20,11 +20,11 @@ from seawall.dashboard import Dashboard
 from seawall.dashboard._assets import Asset, assets
 from seawall.dashboard._live import Live
 from seawall.dashboard.views import View
-from seawall.demo._children import Child
-from seawall.demo._serving import listening, server_for
-from seawall.demo._settings import EVERY, HOST, pause
-from seawall.demo._supervisor import Supervisor
-from seawall.demo.pod import MOUNTED
+from seawall_demo._children import Child
+from seawall_demo._serving import listening, server_for
+from seawall_demo._settings import EVERY, HOST, pause
+from seawall_demo._supervisor import Supervisor
+from seawall_demo.pod import MOUNTED
 
 WITHIN: Final = 3.0
 """Seconds after which a view is stale, and a silent pod is contacted again."""
@@ -136,7 +136,7 @@ class DemoDashboard(Dashboard):
 
     def _asset(self, name: str) -> Asset | None:
         if name in self._scripts:
-            return assets("seawall.demo", "page").get(name)
+            return assets("seawall_demo", "page").get(name)
         return super()._asset(name)
 
     def _new_live(self) -> Live:

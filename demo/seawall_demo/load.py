@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall.clock import SYSTEM
-from seawall.demo._calls import Broken, Caller
-from seawall.demo._lifeline import Lifeline, Message
-from seawall.demo._settings import (
+from seawall_demo._calls import Broken, Caller
+from seawall_demo._lifeline import Lifeline, Message
+from seawall_demo._settings import (
     FREE_USERS,
     ITEMS,
     PATIENCE,
@@ -25,7 +25,7 @@ from seawall.demo._settings import (
     SIDES,
     pause,
 )
-from seawall.demo._tally import ERROR, Seen, Tally, outcome_of
+from seawall_demo._tally import ERROR, Seen, Tally, outcome_of
 
 EVERY: Final = 1.0
 """Seconds between two reports."""

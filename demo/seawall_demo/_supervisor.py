@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from seawall.clock import SYSTEM
-from seawall.demo import _valkey, keeper
-from seawall.demo._calls import Broken, Caller
-from seawall.demo._children import Child, Message, NotStarted
-from seawall.demo._relay import Relay
-from seawall.demo._serving import free_ports
-from seawall.demo._settings import (
+from seawall_demo import _valkey, keeper
+from seawall_demo._calls import Broken, Caller
+from seawall_demo._children import Child, Message, NotStarted
+from seawall_demo._relay import Relay
+from seawall_demo._serving import free_ports
+from seawall_demo._settings import (
     HOST,
     PATIENCE,
     PAUSED_FOR,
@@ -36,7 +36,7 @@ from seawall.demo._settings import (
     UNPROTECTED,
     pause,
 )
-from seawall.demo._switches import PIPELINE, SERVICE, Switch
+from seawall_demo._switches import PIPELINE, SERVICE, Switch
 
 KEEPER: Final = "keeper"
 OK: Final = 200

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from seawall.clock import SYSTEM
-from seawall.demo._settings import SIDES, pause
-from seawall.demo._supervisor import Demo, PipelineDemo
-from seawall.demo._table import PHASES, Phase, duration, groups, table, verdict
+from seawall_demo._settings import SIDES, pause
+from seawall_demo._supervisor import Demo, PipelineDemo
+from seawall_demo._table import PHASES, Phase, duration, groups, table, verdict
 
 
 async def run(demo: Demo, seconds: float, say: Callable[[str], None]) -> int:
