@@ -165,7 +165,7 @@ class DemoDashboard(Dashboard):
             await self._demo.all_well()
             return {"done": "All is mended."}
         does = {switch.name: switch.does for switch in self._demo.switches}
-        if which not in does or not isinstance(on, bool):
+        if not isinstance(which, str) or which not in does or not isinstance(on, bool):
             raise ValueError(f"switch: write one of {', '.join((*does, ALL_WELL))}; on: a boolean")
         if not self._demo.able(which):
             raise ValueError("there is no Valkey in this run, so there is no way to cut")

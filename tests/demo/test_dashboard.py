@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from seawall_demo._dashboard import DemoDashboard, PodsByHttp, shown
@@ -116,6 +116,7 @@ anything = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(anything)
+@example({"switch": []})
 def test_only_what_is_a_switch_is_thrown(body: Any):
     """Whatever is posted, it is done or refused with words, and nothing unknown is passed on."""
 
