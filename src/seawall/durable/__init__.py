@@ -14,6 +14,7 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.durable._cleaning import cleaning
+    from seawall.durable._jobs_queue import QueuedJobs
     from seawall.durable._jobs_run import JobFunction, JobHandle
     from seawall.durable._jobs_worker import JobWorker
     from seawall.durable.asgi import IdempotentRequests, Keyed, RequestOutcome, keyed
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         FifoStateLost,
         JobCancelled,
         JobExpired,
+        JobNotReady,
         KeyInFlight,
         KeyMissing,
         KeyReused,
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
         RecordedFailure,
         RecordGarbled,
     )
-    from seawall.events import EventDied, FifoGap, OutboxBlocked
+    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
 
 __all__ = [
     "SIGNATURE_HEADER",
@@ -115,6 +117,7 @@ __all__ = [
     "JobExpired",
     "JobFunction",
     "JobHandle",
+    "JobNotReady",
     "JobWorker",
     "Jobs",
     "JobsApi",
@@ -137,6 +140,7 @@ __all__ = [
     "OutboxBlocked",
     "OutboxEvent",
     "Pending",
+    "QueuedJobs",
     "Received",
     "RecordGarbled",
     "RecordedFailure",
@@ -160,6 +164,7 @@ __all__ = [
 
 _HOMES = {
     "durable._cleaning": "cleaning",
+    "durable._jobs_queue": "QueuedJobs",
     "durable._jobs_run": "JobFunction JobHandle",
     "durable._jobs_worker": "JobWorker",
     "durable.asgi": "IdempotentRequests Keyed RequestOutcome keyed",
@@ -181,10 +186,10 @@ _HOMES = {
     "durable.sqlite": "Sqlite",
     "errors": (
         "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
-        "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
+        "JobNotReady KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
         "RecordGarbled RecordedFailure"
     ),
-    "events": "EventDied FifoGap OutboxBlocked",
+    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
 }
 """The public names by the module that defines them."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.errors import QueueFull
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, survives_fork
 
 EVERY: Final = 1.0
 """Seconds between two counts."""

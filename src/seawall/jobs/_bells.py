@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from seawall._forks import survives_fork
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, survives_fork
 
 READY: Final = ""
 """The topic of waiters for any job. Waiters for the end of a job use the job's id as topic."""

@@ -15,7 +15,6 @@ import pytest
 
 from seawall import registry
 from seawall.clock import SYSTEM, VirtualClock
-from seawall.events import subscribe
 from seawall.members import (
     Heartbeats,
     MemberChanged,
@@ -26,6 +25,7 @@ from seawall.members import (
     quantile_timeout,
 )
 from seawall.members import heartbeats as module
+from seawall.runtime.events import subscribe
 from seawall.runtime.runners import sleep_async
 from seawall.testing import run_virtual
 from tests.support import nobody_else

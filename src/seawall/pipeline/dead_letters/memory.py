@@ -9,7 +9,6 @@ from typing import Any
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.durable._json import json_text
 from seawall.jobs._bells import READY, Bells
@@ -35,7 +34,7 @@ from seawall.pipeline.dead_letters.letters import (
     whole_micros,
 )
 from seawall.pipeline.item import DeadLetter
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, survives_fork
 
 _log = logging.getLogger("seawall")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seawall._forks import survives_fork
 from seawall.models.budget import Budget, SuccessDeposit
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import Mutex, survives_fork
 
 
 class RetryBudget:

@@ -1,0 +1,181 @@
+"""Messages that other pods push: one subscribed connection for all channels of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall._failures import described
+from seawall.runtime.background import bounded
+from seawall.runtime.mutex import Mutex
+
+if TYPE_CHECKING:
+    from seawall.redis._clients import Clients
+
+SILENCE: Final = 5.0
+"""Seconds of silence after which the connection is pinged, and then dropped."""
+
+RETRY: Final = 0.2
+
+LONGEST: Final = 65_536
+"""Maximum bytes of a message: longer ones are not ours."""
+
+CLOSING: Final = 1.0
+"""Maximum seconds for closing a connection."""
+
+Listener = Callable[[bytes], object]
+
+
+class Pushes:
+    """The channels that have listeners.
+
+    Messages are only a shortcut: listeners also poll. After each (re)connection every listener gets
+    b"", so that it polls immediately.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        """Connect when there is a channel."""
+        self._clients = clients
+        self._mutex = Mutex()
+        self._listeners: dict[str, tuple[Listener, ...]] = {}
+        self._forget_connection()
+
+    def _forget_connection(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._pubsub: Any = None
+        self._subscribed: set[str] = set()
+        self._changing: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    def add(self, channel: str, listener: Listener) -> None:
+        """Call `listener(message)` for each message of `channel`, once `refresh` was called."""
+        with self._mutex:
+            self._listeners[channel] = (*self._listeners.get(channel, ()), listener)
+
+    def remove(self, channel: str, listener: Listener) -> None:
+        """Stop calling `listener`. The garbage collector may call this at any moment."""
+
+        def remove() -> None:
+            known = self._listeners.get(channel, ())
+            kept = tuple(one for one in known if one is not listener)
+            if kept:
+                self._listeners[channel] = kept
+            else:
+                self._listeners.pop(channel, None)
+
+        self._mutex.do(remove)
+
+    def begin(self, channel: str, listener: Listener) -> None:
+        """Subscribe to a new channel; a listener of a subscribed one gets b"" now."""
+        if channel in self._subscribed:
+            self._call(listener, b"")
+        self.refresh()
+
+    def wake_all(self) -> None:
+        """Make every listener poll: no more messages will come."""
+        for listener in [one for known in list(self._listeners.values()) for one in known]:
+            self._call(listener, b"")
+
+    def refresh(self) -> None:
+        """Subscribe to new channels; in the background loop."""
+        loop = asyncio.get_running_loop()
+        if self._task is None:
+            if self._listeners:
+                self._task = loop.create_task(self._run())
+        elif self._pubsub is not None and (self._changing is None or self._changing.done()):
+            self._changing = loop.create_task(self._change_later())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        tasks = {task for task in (self._task, self._changing) if task is not None}
+        while tasks:  # a client that is just connecting may swallow a cancellation
+            for task in tasks:
+                task.cancel()
+            _done, tasks = await asyncio.wait(tasks, timeout=0.05)
+
+    def after_fork(self) -> object:
+        """Forget the connection, which belongs to the parent; return what must not be closed."""
+        parents = self._task, self._pubsub, self._changing
+        self._mutex = Mutex()
+        self._forget_connection()
+        return parents
+
+    async def _run(self) -> None:
+        for attempt in count():
+            opened: list[Any] = []
+            try:
+                opened.append(self._clients.make_listener(SILENCE, attempt))
+                opened.append(opened[0].pubsub())
+                self._pubsub, self._subscribed = opened[1], set()
+                await self._change()
+                await self._hear(opened[1])
+            except Exception as error:  # noqa: BLE001 - whatever it is, try a new connection
+                logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
+            finally:
+                self._pubsub = None
+                await bounded(_close_all(opened), CLOSING)
+            await asyncio.sleep(RETRY)
+
+    async def _change_later(self) -> None:
+        try:
+            await self._change()
+        except Exception:  # noqa: BLE001 - `_hear` ends, and `_run` makes another connection
+            self._pubsub = None
+            logging.getLogger("seawall").debug("a channel cannot be subscribed to")
+
+    async def _change(self) -> None:
+        """Subscribe to exactly the channels that have listeners.
+
+        One at a time: two that find the client without a connection would each make one, and
+        messages of the first would be lost.
+        """
+        async with self._turn:
+            pubsub = self._pubsub
+            while pubsub is self._pubsub and (different := self._subscribed ^ set(self._listeners)):
+                fresh = different - self._subscribed
+                self._subscribed ^= different
+                if fresh:
+                    await pubsub.subscribe(*fresh)
+                if different - fresh:
+                    await pubsub.unsubscribe(*(different - fresh))
+
+    async def _hear(self, pubsub: Any) -> None:
+        """Pass messages to the listeners, until there is no sign of life."""
+        silent = False
+        while pubsub is self._pubsub:
+            message = await pubsub.get_message(timeout=SILENCE)
+            if message is not None:
+                silent = False
+                self._tell(message)
+            elif silent:
+                raise TimeoutError("no sign of life")
+            else:
+                silent = True
+                await pubsub.ping()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        kind, channel, data = message["type"], message["channel"], message["data"]
+        data = b"" if kind == "subscribe" else data
+        if kind not in {"message", "subscribe"} or not isinstance(channel, bytes):
+            return
+        if not isinstance(data, bytes) or len(data) > LONGEST:
+            return  # invalid
+        for listener in self._listeners.get(channel.decode("utf-8", "replace"), ()):
+            self._call(listener, data if kind == "message" else b"")
+
+    def _call(self, listener: Listener, message: bytes) -> None:
+        try:
+            listener(message)
+        except Exception:
+            logging.getLogger("seawall").exception("a listener of the store failed")
+
+
+async def _close_all(opened: list[Any]) -> None:
+    for one in reversed(opened):
+        try:
+            await one.aclose()
+        except Exception:  # noqa: BLE001, S110 - it is dropped all the same
+            pass
