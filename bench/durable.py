@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 BARE, SINGLE, ONCE = "bare", "single statement", "inside the transaction"
-TOGETHER = "the same, committed together"
-"""Without a connection of its own: by `Idempotency(together=...)`, on two of the pool's."""
 ALONE = "its text alone"
 """The single statement as a driver is given it: what the database takes for it, and nobody else."""
 DRAIN, GROUPED, EACH = "drain", "committed together", "one commit each"
@@ -114,11 +112,6 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
     async def single(connection: Any) -> None:
         await write_by(idempotency, connection)
 
-    gathering = Idempotency(database, together=16, name="together")
-
-    async def together(_connection: Any) -> None:
-        await write_by(gathering, None)
-
     async def alone(connection: Any) -> None:
         key = next(keys)
         text, arguments = ready
@@ -141,7 +134,7 @@ def writers(database: Database) -> dict[str, dict[str, Callable[[Any], Awaitable
 
     return {
         "write": {BARE: bare, SINGLE: single, ALONE: alone},
-        "many": {BARE: bare, SINGLE: single, TOGETHER: together, ALONE: alone},
+        "many": {BARE: bare, SINGLE: single, ALONE: alone},
         "transaction": {BARE: transaction, ONCE: once},
     }
 

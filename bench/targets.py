@@ -19,7 +19,6 @@ from bench.durable import (
     ONCE,
     OUT,
     SINGLE,
-    TOGETHER,
     TRANSACTION,
 )
 from bench.peers import ASYNC_DRAWER, ASYNC_DRAWER_OF_FIVE, HYX, PEERS, PYRESILIENCE
@@ -119,7 +118,6 @@ TARGETS: dict[tuple[str, str], Target] = {
     # What happens once costs little more than what may happen twice.
     (ON_ONE, SINGLE): at_least(0.8),
     (ON_EIGHT, SINGLE): at_least(0.7),
-    (ON_EIGHT, TOGETHER): at_least(0.7),
     (TRANSACTION, ONCE): at_least(0.5),
     (OUT, DRAIN): at_least(60_000.0),
     (FILE, GROUPED): at_least(2.5),

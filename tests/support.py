@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from seawall import Guard, registry
 from seawall.context import Attempt, attempt_var, attempts_from, end_attempt
-from seawall.runtime import events
+from seawall.events import bus
 from seawall.runtime.mutex import Mutex
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -67,7 +67,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing of another test, alive or dead, be listed in this one, and nobody listen."""
     gc.collect()
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
-    monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(bus, "_listeners", ())
 
 
 def falsified(

@@ -32,7 +32,6 @@ from seawall import (
     Hedge,
     InFlightRatio,
     IoPool,
-    Ladder,
     Limit,
     LoopWatchdog,
     Pool,
@@ -43,6 +42,7 @@ from seawall import (
     RetryThresholds,
     Serializer,
     ServiceLevel,
+    ServiceLevels,
     Shed,
     Stripes,
     SuccessDeposit,
@@ -85,7 +85,6 @@ from seawall import (
     primed,
     quantile,
     ramp,
-    signals,
     slow_start,
     static,
     subscribe,
@@ -95,6 +94,7 @@ from seawall import (
     update_optimistically,
     vegas,
 )
+from seawall.load import signals
 from seawall.testing import (
     ScriptedService,
     answer,
@@ -562,8 +562,8 @@ def _pool(connect: Any = object, **settings: Any) -> Pool[object]:
     return Pool(connect, **{"name": "bad", "max_size": 2, **settings})
 
 
-def _ladder(**settings: Any) -> Ladder:
-    return Ladder("bad", **{"load": lambda: 0.0, **settings})
+def _service_levels(**settings: Any) -> ServiceLevels:
+    return ServiceLevels("bad", **{"load": lambda: 0.0, **settings})
 
 
 def _update(read: Any = lambda: (1, 1), **settings: Any) -> Any:
@@ -1501,74 +1501,104 @@ SCARCITY = [
         [(_later, TypeError)],
         "await aupdate_optimistically",
     ),
-    # --- the ladder ---
-    ("Ladder(name)", lambda x: Ladder(x, load=int), _NAMES, "a name, such as 'shop'"),
-    ("Ladder(load)", lambda x: _ladder(load=x), _FUNCTIONS, "function"),
-    ("Ladder(load) missing", lambda _: Ladder("bad"), [(None, ValueError)], "say what moves it"),
+    # --- the levels ---
+    ("ServiceLevels(name)", lambda x: ServiceLevels(x, load=int), _NAMES, "a name, such as 'shop'"),
+    ("ServiceLevels(load)", lambda x: _service_levels(load=x), _FUNCTIONS, "function"),
     (
-        "Ladder(depends_on)",
-        lambda x: _ladder(depends_on=x),
+        "ServiceLevels(load) missing",
+        lambda _: ServiceLevels("bad"),
+        [(None, ValueError)],
+        "say what moves it",
+    ),
+    (
+        "ServiceLevels(depends_on)",
+        lambda x: _service_levels(depends_on=x),
         [([5], TypeError), ("x", TypeError), (Breaker(), TypeError)],
         "write {breaker",
     ),
     (
-        "Ladder(depends_on) what",
-        lambda x: _ladder(depends_on={x: "cached"}),
+        "ServiceLevels(depends_on) what",
+        lambda x: _service_levels(depends_on={x: "cached"}),
         [(5, TypeError), ("x", TypeError), (Guard("no breaker", Timeout(1)), TypeError)],
         "pass a breaker",
     ),
-    ("Ladder(depends_on) level", lambda x: _ladder(depends_on={Breaker(): x}), _LEVELS, "'cached'"),
-    ("Ladder(thresholds)", lambda x: _ladder(thresholds=x), _THRESHOLDS, "write|begin with"),
-    ("Ladder(gap)", lambda x: _ladder(gap=x), [*_AT_LEAST_ZERO, (0.7, ValueError)], "write"),
-    ("Ladder(hold)", lambda x: _ladder(hold=x), _FINITE, "seconds"),
-    ("Ladder(recover_after)", lambda x: _ladder(recover_after=x), _FINITE, "seconds"),
-    ("Ladder(clock)", lambda x: _ladder(clock=x), _CLOCKS, "clock"),
-    ("Ladder.allows(level)", lambda x: _ladder().allows(x), _LEVELS, "'cached'"),
-    ("Ladder.pin(level)", lambda x: _ladder().pin(x), _LEVELS, "'cached'"),
-    ("Ladder.gate(level)", lambda x: _ladder().gate(x), _LEVELS, "'cached'"),
-    ("Ladder.gate(mode)", lambda x: _ladder().gate(mode=x), _CHOICES, "'shadow'"),
     (
-        "Ladder.gate().update(level)",
-        lambda x: _ladder().gate().update(level=x),
+        "ServiceLevels(depends_on) level",
+        lambda x: _service_levels(depends_on={Breaker(): x}),
         _LEVELS,
         "'cached'",
     ),
-    ("Ladder.gate().update(mode)", lambda x: _ladder().gate().update(mode=x), _CHOICES, "'shadow'"),
-    ("Ladder.rung(level)", lambda x: _ladder().rung(x, int), _LEVELS, "'cached'"),
     (
-        "Ladder.rung(function)",
-        lambda x: _ladder().rung("cached", x),
+        "ServiceLevels(thresholds)",
+        lambda x: _service_levels(thresholds=x),
+        _THRESHOLDS,
+        "write|begin with",
+    ),
+    (
+        "ServiceLevels(gap)",
+        lambda x: _service_levels(gap=x),
+        [*_AT_LEAST_ZERO, (0.7, ValueError)],
+        "write",
+    ),
+    ("ServiceLevels(hold)", lambda x: _service_levels(hold=x), _FINITE, "seconds"),
+    (
+        "ServiceLevels(recover_after)",
+        lambda x: _service_levels(recover_after=x),
+        _FINITE,
+        "seconds",
+    ),
+    ("ServiceLevels(clock)", lambda x: _service_levels(clock=x), _CLOCKS, "clock"),
+    ("ServiceLevels.allows(level)", lambda x: _service_levels().allows(x), _LEVELS, "'cached'"),
+    ("ServiceLevels.pin(level)", lambda x: _service_levels().pin(x), _LEVELS, "'cached'"),
+    ("ServiceLevels.gate(level)", lambda x: _service_levels().gate(x), _LEVELS, "'cached'"),
+    ("ServiceLevels.gate(mode)", lambda x: _service_levels().gate(mode=x), _CHOICES, "'shadow'"),
+    (
+        "ServiceLevels.gate().update(level)",
+        lambda x: _service_levels().gate().update(level=x),
+        _LEVELS,
+        "'cached'",
+    ),
+    (
+        "ServiceLevels.gate().update(mode)",
+        lambda x: _service_levels().gate().update(mode=x),
+        _CHOICES,
+        "'shadow'",
+    ),
+    ("ServiceLevels.at(level)", lambda x: _service_levels().at(x, int), _LEVELS, "'cached'"),
+    (
+        "ServiceLevels.at(function)",
+        lambda x: _service_levels().at("cached", x),
         [*_FUNCTIONS, (None, TypeError)],
         "function",
     ),
     (
-        "Ladder.update(thresholds)",
-        lambda x: _ladder().update(thresholds=x),
+        "ServiceLevels.update(thresholds)",
+        lambda x: _service_levels().update(thresholds=x),
         _THRESHOLDS,
         "write|begin",
     ),
     (
-        "Ladder.update(gap)",
-        lambda x: _ladder().update(gap=x),
+        "ServiceLevels.update(gap)",
+        lambda x: _service_levels().update(gap=x),
         [*_AT_LEAST_ZERO, (0.7, ValueError)],
         "write",
     ),
-    ("Ladder.update(hold)", lambda x: _ladder().update(hold=x), _FINITE, "seconds"),
+    ("ServiceLevels.update(hold)", lambda x: _service_levels().update(hold=x), _FINITE, "seconds"),
     (
-        "Ladder.update(recover_after)",
-        lambda x: _ladder().update(recover_after=x),
+        "ServiceLevels.update(recover_after)",
+        lambda x: _service_levels().update(recover_after=x),
         _FINITE,
         "seconds",
     ),
     (
-        "Ladder.update unknown",
-        lambda x: _ladder().update(**x),
+        "ServiceLevels.update unknown",
+        lambda x: _service_levels().update(**x),
         [({"load": int}, TypeError)],
         "it takes",
     ),
     (
-        "Ladder.update nothing",
-        lambda _: _ladder().update(),
+        "ServiceLevels.update nothing",
+        lambda _: _service_levels().update(),
         [(None, TypeError)],
         "name what to change",
     ),
@@ -1778,8 +1808,8 @@ SCARCITY = [
         "a function that returns a length",
     ),
     (
-        "Ladder(depends_on) class",
-        lambda x: _ladder(depends_on={x: "cached"}),
+        "ServiceLevels(depends_on) class",
+        lambda x: _service_levels(depends_on={x: "cached"}),
         [(Breaker, TypeError)],
         "pass a breaker",
     ),
@@ -1979,8 +2009,8 @@ def test_bad_changes_of_what_is_scarce_change_nothing():
         (_pool(), {"max_size": 5, "min_size": 9}, "settings.max_size"),
         (Channel(1), {"capacity": 5, "when_full": "panic"}, "capacity"),
         (Serializer(), {"max_waiting": 5, "max_wait": nan}, "max_waiting"),
-        (_ladder(), {"hold": 9.0, "gap": -1}, "settings"),
-        (_ladder().gate(), {"mode": "off", "level": "nonsense"}, "mode"),
+        (_service_levels(), {"hold": 9.0, "gap": -1}, "settings"),
+        (_service_levels().gate(), {"mode": "off", "level": "nonsense"}, "mode"),
     ]
     for thing, given, name in changes:
         read = attrgetter(name) if name else repr
@@ -2005,7 +2035,7 @@ def test_good_arguments_of_what_is_scarce_are_taken_at_the_edges():
     Channel(1).put(1, timeout=0)
     Serializer(max_waiting=0, max_wait=0, stripes=1), Stripes(1, list)
     IoPool("edge", throughput=0, latency=0, max_queue=0)
-    _ladder(gap=0, hold=0, recover_after=0, thresholds={})
+    _service_levels(gap=0, hold=0, recover_after=0, thresholds={})
 
 
 def test_good_arguments_at_the_edges_are_taken():

@@ -33,7 +33,7 @@ from seawall import (
     static,
     subscribe,
 )
-from seawall.runtime import events as events_module
+from seawall.events import bus
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
@@ -342,8 +342,14 @@ def test_a_listener_may_unsubscribe_and_call_guards():
 def test_nothing_is_built_without_listeners(monkeypatch):
     """An event that nobody wants is never made; the log wants changes and first degradations."""
     built = []
-    monkeypatch.setattr(Event, "__init__", lambda _self, guard: built.append(guard))
-    monkeypatch.setattr(events_module, "_listeners", ())  # of other tests
+    for kind in Event.__subclasses__():
+
+        def init(self, guard, real=kind.__init__, **fields):
+            built.append(guard)
+            real(self, guard, **fields)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    monkeypatch.setattr(bus, "_listeners", ())  # of other tests
     go_on = threading.Event()
 
     async def main():

@@ -37,8 +37,8 @@ from seawall import (
     static,
     subscribe,
 )
+from seawall.events import BreakerChanged
 from seawall.registry import release
-from seawall.runtime.events import BreakerChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 

@@ -66,11 +66,11 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path):
     assert (smoke.returncode, smoke.stdout) == (0, "ok\n")
 
 
-def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
+def test_wheel_holds_the_package_and_the_demo_and_nothing_else(wheel: Path):
     """The wheel has every source file, the typing marker and the licence, and no tests."""
     names = set(ZipFile(wheel).namelist())
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    assert {name.split("/")[0] for name in names} == {"seawall", metadata}
+    assert {name.split("/")[0] for name in names} == {"seawall", "seawall_demo", metadata}
     assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")} <= names
     assert {"seawall/py.typed", f"{metadata}/licenses/LICENSE"} <= names
 
@@ -90,7 +90,9 @@ def modules_after(statement: str) -> set[str]:
     return loaded
 
 
-@pytest.mark.parametrize("package", ["seawall", "seawall.dashboard", "seawall.durable"])
+@pytest.mark.parametrize(
+    "package", ["seawall", "seawall.dashboard", "seawall.durable", "seawall.events"]
+)
 def test_import_is_light_and_stays_within_the_standard_library(package: str):
     """Importing a package of lazy names loads none of them, and no heavy module."""
     loaded = modules_after(f"import {package}")

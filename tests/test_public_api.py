@@ -26,9 +26,9 @@ import seawall.clients.requests
 import seawall.clients.upstreams
 import seawall.dashboard
 import seawall.durable
+import seawall.load.signals
 import seawall.members
 import seawall.pipeline
-import seawall.signals
 import seawall.telemetry
 import seawall.testing
 import seawall.web
@@ -49,7 +49,7 @@ MODULES = (
     seawall.durable,
     seawall.members,
     seawall.pipeline,
-    seawall.signals,
+    seawall.load.signals,
     seawall.telemetry,
     seawall.testing,
     seawall.web,

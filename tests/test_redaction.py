@@ -16,8 +16,7 @@ from seawall import _redaction as module
 from seawall import registry
 from seawall._failures import described
 from seawall._redaction import printable, redacted, safe_line, safe_text
-from seawall.runtime.edge_events import HealthChanged
-from seawall.runtime.events import subscribe
+from seawall.events import HealthChanged, subscribe
 from seawall.web import Edge, Health, Unhealthy
 from tests.support import falsified
 from tests.web.support import ask

@@ -595,7 +595,7 @@ sys.exit(code)
 }
 
 SCARCE = """
-from seawall import signals
+from seawall.load import signals
 rate = RateLimit("1000/s", key=lambda: "key", max_wait=5.0)
 slow = RateLimit("1/day", max_wait=float("inf"))
 limit = AdaptiveLimit(aimd(slow_after=9.0, initial=1), max_wait=1.0)
@@ -610,7 +610,7 @@ pool = Pool(lambda: [os.getpid()], close=list.clear, name="pool", max_size=1)
 channel, serializer = Channel(2), Serializer(max_wait=1.0)
 load, clock = [0.9], VirtualClock()
 signal = signals.Signal("load", lambda: load[0], every=0.0)
-ladder = Ladder("ladder", load=signal, clock=clock)
+levels = ServiceLevels("service_levels", load=signal, clock=clock)
 cpu, io = CpuPool("cpu", workers=1, kind="thread"), IoPool("io", workers=1)
 watchdog = LoopWatchdog(1.0)
 
@@ -622,13 +622,13 @@ def use():
     assert channel.put("item") and channel.get(0) == "item"
     assert serializer.run("key", work) == "answer"
     assert cpu.run(work) == io.run(work) == "answer"
-    before, load[0] = ladder.level, load[0] + 1
+    before, load[0] = levels.level, load[0] + 1
     clock.advance(10.0)
-    assert signal() == load[0] and ladder.level > before
+    assert signal() == load[0] and levels.level > before
     async def watch():
         async with watchdog: return await awork()
     assert asyncio.run(watch()) == "answer"
-    for thing in (guarded, hedged, waiting, pool, channel, serializer, ladder, cpu, io, watchdog):
+    for thing in (guarded, hedged, waiting, pool, channel, serializer, levels, cpu, io, watchdog):
         thing.snapshot()
     rate.update(max_wait=4.0), limit.update(maximum=50), throttle.update(k=3.0)
     hedge.update(cap=0.1), pool.update(max_size=2), channel.update(capacity=3)
@@ -716,11 +716,11 @@ def test_what_is_scarce_is_there_in_a_child_process(case: str):
 
 
 FORGETFUL = """
-from seawall.runtime import mutex
+from seawall import _forks
 class Forgetful(set):
     def add(self, thing):
         if not any(kind.__name__ == "KIND" for kind in type(thing).__mro__): set.add(self, thing)
-mutex._forkable = Forgetful()
+_forks._forkable = Forgetful()
 """
 TAKEN, LOCKED = "all is taken by threads that are gone", "locks held by threads that are gone"
 
@@ -736,7 +736,7 @@ TAKEN, LOCKED = "all is taken by threads that are gone", "locks held by threads 
         ("Channel", TAKEN),
         ("Serializer", TAKEN),
         ("Signal", LOCKED),
-        ("Ladder", LOCKED),
+        ("ServiceLevels", LOCKED),
         ("Throttle", LOCKED),
     ],
 )

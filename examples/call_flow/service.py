@@ -35,7 +35,7 @@ from seawall import (
     vegas,
 )
 from seawall.clients.httpx import AsyncGuardedTransport
-from seawall.signals import occupancy
+from seawall.load.signals import occupancy
 from seawall.web import RequestLimits, api_key, limit
 from seawall.web.fastapi import protect
 

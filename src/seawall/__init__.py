@@ -10,10 +10,8 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # type checkers take it for True; importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.channel import Channel
     from seawall.clock import Clock, SystemClock, VirtualClock
     from seawall.config import guard_from_table, guards_from_toml
-    from seawall.contention import Serializer, aupdate_optimistically, update_optimistically
     from seawall.context import (
         Criticality,
         Deadline,
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
         JobExpired,
         JobFailed,
         JobLost,
-        JobNotReady,
         KeyInFlight,
         KeyMissing,
         KeyReused,
@@ -68,12 +65,51 @@ if TYPE_CHECKING:
         UnknownJob,
         WorkerDied,
     )
-    from seawall.executors import CpuPool, IoPool
+    from seawall.events import (
+        BreakerChanged,
+        CallHedged,
+        CallRejected,
+        CallRetried,
+        CallTimedOut,
+        CollectionChanged,
+        DeadLetterDropped,
+        Degraded,
+        Event,
+        EventDied,
+        FifoGap,
+        HealthChanged,
+        HostEjected,
+        HostRestored,
+        ImplausibleReport,
+        ItemDied,
+        JobDied,
+        LeaseChanged,
+        LevelChanged,
+        LifecycleChanged,
+        LoopBlocked,
+        MemberChanged,
+        OutboxBlocked,
+        OverloadChanged,
+        OwnPause,
+        PipelineEnded,
+        ResourceLeaked,
+        RetryStopped,
+        SettingsChanged,
+        SettingsDiffer,
+        SoftLimitExceeded,
+        SourceChanged,
+        StageChanged,
+        StoreModeChanged,
+        ThreadAbandoned,
+        WorkerReplaced,
+        subscribe,
+    )
     from seawall.family import Family
     from seawall.guard import Guard
     from seawall.jobs import Claim, LocalQueue, Worker
-    from seawall.ladder import Ladder
     from seawall.leases.lease import Lease
+    from seawall.load.service_levels import ServiceLevels
+    from seawall.load.watchdog import LoopWatchdog
     from seawall.models.backoff import (
         Backoff,
         constant,
@@ -87,9 +123,9 @@ if TYPE_CHECKING:
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
     from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
     from seawall.models.contention import Stripes
-    from seawall.models.ladder import ServiceLevel
     from seawall.models.pooling import Advice
     from seawall.models.pressure import Pressure, RetryThresholds
+    from seawall.models.service_levels import ServiceLevel
     from seawall.models.shedding.codel import adaptive_lifo, codel
     from seawall.models.shedding.rules import (
         by_cost,
@@ -112,57 +148,23 @@ if TYPE_CHECKING:
     from seawall.policies.shed import Shed
     from seawall.policies.throttle import Throttle
     from seawall.policies.timeout import Timeout, adaptive
-    from seawall.pools import Pool
-    from seawall.pools._borrowed import Borrowed
-    from seawall.redis._store import RedisStore
     from seawall.redis.queue import PriorityQueue
+    from seawall.redis.store import RedisStore
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
+    from seawall.resources.channel.channel import Channel
+    from seawall.resources.contention import (
+        Serializer,
+        aupdate_optimistically,
+        update_optimistically,
+    )
+    from seawall.resources.executors.executors import CpuPool, IoPool
+    from seawall.resources.pool.borrowed import Borrowed
+    from seawall.resources.pool.pool import Pool
     from seawall.runtime.batch import Batch
     from seawall.runtime.degradation import degradations
-    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
-    from seawall.runtime.edge_events import (
-        HealthChanged,
-        HostEjected,
-        HostRestored,
-        LifecycleChanged,
-        OverloadChanged,
-        SoftLimitExceeded,
-    )
-    from seawall.runtime.events import (
-        BreakerChanged,
-        CallHedged,
-        CallRejected,
-        CallRetried,
-        CallTimedOut,
-        DeadLetterDropped,
-        Degraded,
-        Event,
-        ImplausibleReport,
-        JobDied,
-        LeaseChanged,
-        LevelChanged,
-        LoopBlocked,
-        ResourceLeaked,
-        RetryStopped,
-        SettingsChanged,
-        SettingsDiffer,
-        StoreModeChanged,
-        ThreadAbandoned,
-        WorkerReplaced,
-        subscribe,
-    )
-    from seawall.runtime.member_events import MemberChanged, OwnPause
-    from seawall.runtime.pipeline_events import (
-        CollectionChanged,
-        ItemDied,
-        PipelineEnded,
-        SourceChanged,
-        StageChanged,
-    )
     from seawall.runtime.policy import Policy
     from seawall.runtime.result import Result
     from seawall.runtime.streams import primed
-    from seawall.watchdog import LoopWatchdog
 
 __all__ = [
     "AdaptiveLimit",
@@ -219,11 +221,9 @@ __all__ = [
     "JobExpired",
     "JobFailed",
     "JobLost",
-    "JobNotReady",
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
-    "Ladder",
     "LaterFull",
     "Lease",
     "LeaseChanged",
@@ -266,6 +266,7 @@ __all__ = [
     "SeawallError",
     "Serializer",
     "ServiceLevel",
+    "ServiceLevels",
     "SettingsChanged",
     "SettingsDiffer",
     "Shed",
@@ -346,10 +347,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "channel": "Channel",
+    "resources.channel": "Channel",
     "clock": "Clock SystemClock VirtualClock",
     "config": "guard_from_table guards_from_toml",
-    "contention": "Serializer aupdate_optimistically update_optimistically",
+    "resources.contention": "Serializer aupdate_optimistically update_optimistically",
     "context": (
         "Criticality Deadline check_deadline criticality current_attempt current_criticality "
         "current_deadline current_idempotency_key current_tenant current_tier deadline "
@@ -358,16 +359,25 @@ _HOMES = {
     "errors": (
         "AmbiguousHeader AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed "
         "ChannelFull CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
-        "JobExpired JobFailed JobLost JobNotReady KeyInFlight KeyMissing "
+        "JobExpired JobFailed JobLost KeyInFlight KeyMissing "
         "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
         "RateLimited RecordGarbled RecordedFailure Rejected ReportedFailure SeawallError "
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),
-    "executors": "CpuPool IoPool",
+    "resources.executors": "CpuPool IoPool",
+    "events": (
+        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut CollectionChanged "
+        "DeadLetterDropped Degraded Event EventDied FifoGap HealthChanged HostEjected "
+        "HostRestored ImplausibleReport ItemDied JobDied LeaseChanged LevelChanged "
+        "LifecycleChanged LoopBlocked MemberChanged OutboxBlocked OverloadChanged OwnPause "
+        "PipelineEnded ResourceLeaked RetryStopped SettingsChanged SettingsDiffer "
+        "SoftLimitExceeded SourceChanged StageChanged StoreModeChanged ThreadAbandoned "
+        "WorkerReplaced subscribe"
+    ),
     "family": "Family",
     "guard": "Guard",
     "jobs": "Claim LocalQueue Worker",
-    "ladder": "Ladder",
+    "load.service_levels": "ServiceLevels",
     "models.concurrency.algorithms": "aimd gradient2 vegas",
     "models.backoff": (
         "Backoff constant decorrelated_jitter exponential full_jitter linear plus_minus"
@@ -375,7 +385,7 @@ _HOMES = {
     "models.budget": "InFlightRatio RequestRatio SuccessDeposit",
     "models.shedding.codel": "adaptive_lifo codel",
     "models.contention": "Stripes",
-    "models.ladder": "ServiceLevel",
+    "models.service_levels": "ServiceLevel",
     "models.pooling": "Advice",
     "models.pressure": "Pressure RetryThresholds",
     "models.breaker.probes": "growing n_of_m ramp single slow_start",
@@ -394,32 +404,18 @@ _HOMES = {
     "policies.shed": "Shed",
     "policies.throttle": "Throttle",
     "policies.timeout": "Timeout adaptive",
-    "pools": "Pool",
-    "pools._borrowed": "Borrowed",
+    "resources.pool": "Pool",
+    "resources.pool.borrowed": "Borrowed",
     "registry": "check_threads explain get_guard guards snapshot",
     "runtime.batch": "Batch",
     "runtime.degradation": "degradations",
-    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
-    "runtime.edge_events": (
-        "HealthChanged HostEjected HostRestored LifecycleChanged OverloadChanged SoftLimitExceeded"
-    ),
-    "runtime.events": (
-        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut DeadLetterDropped "
-        "Degraded Event ImplausibleReport JobDied LeaseChanged LevelChanged LoopBlocked "
-        "ResourceLeaked RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
-        "ThreadAbandoned WorkerReplaced subscribe"
-    ),
-    "runtime.member_events": "MemberChanged OwnPause",
-    "runtime.pipeline_events": (
-        "CollectionChanged ItemDied PipelineEnded SourceChanged StageChanged"
-    ),
     "runtime.policy": "Policy",
     "runtime.result": "Result",
     "runtime.streams": "primed",
-    "redis._store": "RedisStore",
+    "redis.store": "RedisStore",
     "leases.lease": "Lease",
     "redis.queue": "PriorityQueue",
-    "watchdog": "LoopWatchdog",
+    "load.watchdog": "LoopWatchdog",
 }
 """The public names by the module that defines them."""
 

@@ -12,7 +12,6 @@
     │   ├── LaterFull           the maximum number of calls is stored for later
     │   ├── FifoFull            the maximum number of messages is unacknowledged
     │   ├── KeyInFlight         the first call with the same idempotency key is still running
-    │   ├── JobNotReady         the job cannot run here and now
     │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
     ├── TimedOut            began, and ran out of time; also a TimeoutError
     ├── ReportedFailure     a block reported that it failed; never raised
@@ -179,12 +178,6 @@ class KeyInFlight(Rejected):
     """The first call with this idempotency key is still running: retry after `retry_after`."""
 
     reason = "key_in_flight"
-
-
-class JobNotReady(Rejected):
-    """The job is running elsewhere, not due yet, or not committed yet; it is retried later."""
-
-    reason = "job_not_ready"
 
 
 class DeadlineExceeded(Rejected, TimeoutError):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
 from seawall.models.histogram import Tally
@@ -30,7 +31,6 @@ from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batc
 from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.layers import Inline, Layer, Outcome
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
 from seawall.runtime.stats import last_error_of
 

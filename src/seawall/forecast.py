@@ -15,10 +15,10 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from seawall.events.bus import muted
 from seawall.policies.breaker import Breaker
 from seawall.policies.retry import Retry, RetryBudget
 from seawall.runtime.call import Call
-from seawall.runtime.events import muted
 from seawall.runtime.interpreter import Request, Run, interpret
 from seawall.runtime.layers import Layer
 

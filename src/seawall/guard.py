@@ -11,6 +11,7 @@ from weakref import ref
 from seawall import _checks as check
 from seawall import registry, rules
 from seawall._failures import reason_of
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import reset
 from seawall.models.backoff import Backoff
@@ -37,7 +38,6 @@ from seawall.runtime.functions import (
 )
 from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Kind, Layer
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
 from seawall.runtime.policy import GateBound, Policy

@@ -27,9 +27,9 @@ from seawall.clock import (
     reset_current_clock,
     set_current_clock,
 )
+from seawall.events import log
 from seawall.policies.retry import switch
 from seawall.redis.fake import FakeStore
-from seawall.runtime import log
 from seawall.runtime.call import bypass
 from seawall.runtime.fastpath import switch_policies
 from seawall.runtime.policy import Policy

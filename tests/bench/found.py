@@ -12,7 +12,6 @@ def written(single: float = 85.0) -> durable.Rates:
         durable.ON_EIGHT: {
             durable.BARE: [100.0],
             durable.SINGLE: [single],
-            durable.TOGETHER: [single],
             durable.ALONE: [90.0],
         },
         durable.TRANSACTION: {durable.BARE: [100.0], durable.ONCE: [60.0]},

@@ -145,7 +145,7 @@ def _serve_at(app: Any, port: int) -> Iterator[str]:
 @contextmanager
 def running_demo(*arguments: str) -> Iterator[str]:
     """Run the demo as its command does; give where its page is."""
-    command = [sys.executable, "-m", "seawall.demo", *arguments, "--no-browser"]
+    command = [sys.executable, "-m", "seawall_demo", *arguments, "--no-browser"]
     command += ["--port", str(free_port())]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(  # noqa: S603 - our own program

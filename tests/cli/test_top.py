@@ -19,10 +19,10 @@ import pytest
 
 from seawall import Breaker
 from seawall.cli import main
-from seawall.cli.top.client import DashboardClient, place_of
-from seawall.cli.top.messages import understood, verdict
+from seawall.cli._top_message import understood, verdict
+from seawall.cli._top_source import Source, place_of
 from seawall.dashboard.app import Dashboard
-from seawall.runtime import events
+from seawall.events import bus
 from tests.cli.top_terminal import COMMAND, SOURCE, terminal
 from tests.cli.top_worlds import event, guard, ill, message, served, state, status, stream, view
 from tests.support import new_guard
@@ -185,7 +185,7 @@ def test_it_shows_what_a_real_dashboard_tells(capsys: pytest.CaptureFixture[str]
     dashboard = Dashboard(local=True, pod="web-1", every=0.05)
     with serve(dashboard) as url:
         assert main(["top", "--once", "--stacks", url]) == 1
-        source = DashboardClient(place_of(url))
+        source = Source(place_of(url))
         live = source.messages(pytest.fail)
         readings = [understood(next(live)) for _ in range(2)]
         source.close()
@@ -203,7 +203,7 @@ def test_it_shows_what_a_real_dashboard_tells(capsys: pytest.CaptureFixture[str]
 @pytest.fixture
 def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(bus, "_listeners", ())
 
 
 # --- Live ---

@@ -35,7 +35,7 @@ from seawall.clients.llm import (
     passing,
 )
 from seawall.clients.llm import models as module
-from seawall.runtime.events import Degraded
+from seawall.events import Degraded
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses, streams_error
 from tests.support import falsified, let_pass, new_guard

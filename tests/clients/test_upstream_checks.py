@@ -17,9 +17,9 @@ from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clients.upstreams.checks import Checker
 from seawall.clients.upstreams.hosts import Host
 from seawall.clock import VirtualClock
+from seawall.events import HostEjected, HostRestored
 from seawall.models.outliers import ActionBound
 from seawall.models.outliers import Outliers as OutlierSettings
-from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 

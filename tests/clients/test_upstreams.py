@@ -24,8 +24,8 @@ from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, Upstream
 from seawall.clients.upstreams.host_set import HostSet
 from seawall.clients.upstreams.picks import Pick
 from seawall.clock import VirtualClock
+from seawall.events import HostEjected, HostRestored
 from seawall.models.outliers import Outliers as OutlierSettings
-from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.runtime.layers import Wait
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard

@@ -14,8 +14,9 @@ import redis
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
-from seawall.dashboard.pods.store_pods import StorePods
-from seawall.runtime.events import BreakerChanged, emit
+from seawall.dashboard.pods import StorePods
+from seawall.events import BreakerChanged
+from seawall.events.bus import emit
 from tests.dashboard.pods_support import (
     NEVER,
     NewPod,

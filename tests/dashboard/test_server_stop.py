@@ -45,7 +45,7 @@ SERVERS = {
 }
 
 
-class ViewSource:
+class Watched:
     """A server in a process of its own, and one who watches its dashboard."""
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
@@ -96,7 +96,7 @@ class ViewSource:
 
 
 @contextmanager
-def watched(server: str, app: str = "app") -> Iterator[ViewSource]:
+def watched(server: str, app: str = "app") -> Iterator[Watched]:
     port = free_port()
     command = [part.format(port=port) for part in SERVERS[server]]
     process = subprocess.Popen(  # noqa: S603 - our own program
@@ -108,7 +108,7 @@ def watched(server: str, app: str = "app") -> Iterator[ViewSource]:
         text=True,
         start_new_session=True,
     )
-    made = ViewSource(process, port)
+    made = Watched(process, port)
     try:
         made.look()
         yield made

@@ -13,7 +13,7 @@ import pytest
 
 from seawall import RedisStore
 from seawall.dashboard import Dashboard
-from seawall.runtime import events
+from seawall.events import bus
 from tests.dashboard.app_support import Browser, get
 from tests.dashboard.pods_support import Process
 from tests.redis.conftest import client, new_store, redis_url
@@ -117,7 +117,7 @@ def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -
     two.close()
     eventually(lambda: names(one) == ["one"])
     one.close()
-    assert events._listeners == ()
+    assert bus._listeners == ()
 
 
 def test_one_that_is_forgotten_leaves_nothing_behind(new_store: NewStore) -> None:
@@ -127,14 +127,14 @@ def test_one_that_is_forgotten_leaves_nothing_behind(new_store: NewStore) -> Non
     one, two = dashboard(new_store(), "one"), dashboard(store, "two")
     eventually(lambda: names(one) == ["one", "two"])
     assert store._background._handles != own
-    before = len(events._listeners)
+    before = len(bus._listeners)
     del two
     gc.collect()
     eventually(lambda: names(one) == ["one"])
     eventually(lambda: store._background._handles == own)
-    assert len(events._listeners) < before
+    assert len(bus._listeners) < before
     one.close()
-    assert events._listeners == ()
+    assert bus._listeners == ()
 
 
 def test_one_that_is_forgotten_while_its_loop_runs_ends_too() -> None:

@@ -13,11 +13,11 @@ from seawall import (
     Retry,
     RetryBudget,
     VirtualClock,
+    events,
     static,
 )
-from seawall.dashboard.bounds import MOST_TROUBLES
-from seawall.runtime import events
-from seawall.runtime.events import emit
+from seawall.dashboard._bounds import MOST_TROUBLES
+from seawall.events.bus import emit
 from tests.dashboard.views_support import Pair, check_view, everything
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
@@ -183,8 +183,8 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "The service is draining, 3 requests in flight",
     ),
     (
-        {"ladder": [{"name": "l", "level": "cached"}]},
-        "ladder:l",
+        {"service_levels": [{"name": "l", "level": "cached"}]},
+        "service_levels:l",
         "warn",
         "The level of service is cached",
     ),

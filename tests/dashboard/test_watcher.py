@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from seawall import Breaker, Guard
-from seawall.dashboard import bounds
-from seawall.dashboard import events as events_module
-from seawall.dashboard import watcher as watcher_module
-from seawall.dashboard.bounds import MOST_BYTES, MOST_GUARDS
-from seawall.dashboard.summary import service_troubles
-from seawall.dashboard.view_writer import ViewWriter, fit_view, keep_worst, size_of
-from seawall.dashboard.watcher import AT_ONCE, Watcher
-from seawall.runtime import events
-from seawall.runtime.events import BreakerChanged, emit
+from seawall import Breaker, Guard, events
+from seawall.dashboard import _bounds, _happenings, _watcher
+from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
+from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted, size_of
+from seawall.dashboard._guard_turns import AT_ONCE
+from seawall.dashboard._summary import problems_of
+from seawall.dashboard._watcher import Watcher
+from seawall.events import BreakerChanged, bus
+from seawall.events.bus import emit
 from tests.dashboard.views_support import (
     NOW,
     Pair,
@@ -49,7 +48,7 @@ def test_a_view_is_small_enough() -> None:
 
 def test_without_fitting_a_view_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the fitting that makes it so."""
-    monkeypatch.setattr(watcher_module, "fit_view", lambda view, **_: (view, 0))
+    monkeypatch.setattr(_watcher, "fitted", lambda view, **_: (view, 0))
     assert size_of(Pair().look(many_guards(MOST_GUARDS, ill=0))) > MOST_BYTES
 
 
@@ -99,7 +98,7 @@ def test_what_is_broken_goes_before_what_is_worth_a_look() -> None:
     """Whichever is chosen, it is by how bad it is, then by place; and they stay in their order."""
     things = [{"tone": tone, "place": place} for place, tone in enumerate(["ok", "warn", "bad"])]
     things += [{"tone": "off", "place": 3}, {"tone": "warn", "place": 4}]
-    chosen = [[one["place"] for one in keep_worst(things, most)] for most in range(6)]
+    chosen = [[one["place"] for one in most_wanted(things, most)] for most in range(6)]
     assert chosen == [[], [2], [1, 2], [1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4]]
 
 
@@ -107,7 +106,7 @@ def test_how_many_guards_there_are_is_told_only_if_some_are_not_shown() -> None:
     """A view with all its guards does not count them again; one that was cut to fit does."""
     view = Pair().look({"guard": [{"name": f"g{place}"} for place in range(9)]})
     assert "all_guards" not in view
-    smaller, _ = fit_view(view, 2000)
+    smaller, _ = fitted(view, 2000)
     assert len(smaller["guards"]) < 9
     assert smaller["all_guards"] == 9
 
@@ -161,7 +160,7 @@ def test_an_outage_of_all_guards_is_looked_at_in_turn() -> None:
     for _ in range(8):
         view = pair.later()
     assert {one["state"] for one in view["guards"]} == {"open"}
-    assert len(service_troubles([view], view["at"])) == 60
+    assert len(problems_of([view], view["at"])) == 60
 
 
 def test_what_is_written_again_is_what_changed() -> None:
@@ -175,7 +174,7 @@ def test_what_is_written_again_is_what_changed() -> None:
     assert len(writer._next) == 30 + 2
     writer.begin()
     writer.begin()
-    assert writer._next == {}
+    assert repr(writer) == "<ViewWriter: 0 known>"
 
 
 # The watcher
@@ -203,7 +202,7 @@ def test_a_watcher_says_what_it_wants() -> None:
 def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
     """No subscription is left behind, and none of the events that come with calls is heard."""
     watcher, forgotten = Watcher(), Watcher()
-    heard = {kind for _, kinds in events._listeners for kind in kinds}
+    heard = {kind for _, kinds in bus._listeners for kind in kinds}
     assert heard
     assert not heard & {
         events.Event,
@@ -217,10 +216,10 @@ def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
     }
     watcher.close()
     watcher.close()
-    assert len(events._listeners) == 1
+    assert len(bus._listeners) == 1
     del forgotten
     gc.collect()
-    assert events._listeners == ()
+    assert bus._listeners == ()
 
 
 def test_events_become_sentences() -> None:
@@ -257,7 +256,7 @@ def test_a_subject_that_flaps_is_one_happening_until_it_is_quiet() -> None:
     assert one["counts"] == {"opened": 7, "closed": 7}
     assert (one["began"] - NOW, one["at"] - NOW, one["tone"]) == (0.0, 60.0, "ok")
     assert one["what"] == "the breaker is closed, it was open (probes passed)"
-    pair.later(events_module.TOGETHER)
+    pair.later(_happenings.TOGETHER)
     emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)
     assert [one["counts"]["opened"] for one in pair.later()["happenings"]] == [7, 1]
 
@@ -317,7 +316,7 @@ def test_each_event_has_its_sentence() -> None:
         "exit_code": -9, "in_flight": 3, "changes": {"limit": 3, "key": len, "mode": "off"},
         "skipped_to": 3, "expected": 1, "epoch": 1, "reported": 1e12, "counted": 600.0,
     }  # fmt: skip
-    kinds = sorted({kind for _, kinds in events._listeners for kind in kinds}, key=str)
+    kinds = sorted({kind for _, kinds in bus._listeners for kind in kinds}, key=str)
     for kind in kinds:
         code = kind.__init__.__code__
         names = code.co_varnames[2 : code.co_argcount + code.co_kwonlyargcount]
@@ -407,5 +406,5 @@ def test_a_child_process_is_another_pod() -> None:
 
 def test_bounds_agree() -> None:
     """What a watcher makes of too much is within what a reader accepts."""
-    assert bounds.MOST_BYTES < 256 * 1024
-    assert set(bounds.TONES) == {"ok", "warn", "bad", "off"}
+    assert _bounds.MOST_BYTES < 256 * 1024
+    assert set(_bounds.TONES) == {"ok", "warn", "bad", "off"}

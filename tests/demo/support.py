@@ -17,13 +17,13 @@ FOLDER: Final = re.compile(r"^folder: (.+)$", re.MULTILINE)
 
 
 class Program:
-    """`python -m seawall.demo`, started with --verbose; what it says is kept in a file."""
+    """`python -m seawall_demo`, started with --verbose; what it says is kept in a file."""
 
     def __init__(self, said: Path, *arguments: str) -> None:
         self._said = said
         with said.open("wb") as file:
             self.process = subprocess.Popen(  # noqa: S603 - the project's own program
-                [sys.executable, "-m", "seawall.demo", "--verbose", *arguments],
+                [sys.executable, "-m", "seawall_demo", "--verbose", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from seawall.demo._dashboard import DemoDashboard, PodsByHttp, shown
-from seawall.demo._supervisor import Demo
-from seawall.demo._switches import SERVICE
+from seawall_demo._dashboard import DemoDashboard, PodsByHttp, shown
+from seawall_demo._supervisor import Demo
+from seawall_demo._switches import SERVICE
 
 ORIGIN = "http://127.0.0.1:8800"
 
@@ -82,7 +82,7 @@ def test_the_files_of_the_page_write_no_markup():
     """Whatever a message says becomes text: no script makes markup, no style is inline."""
     from importlib.resources import files
 
-    script = files("seawall.demo").joinpath("page/demo.js").read_text("utf-8")
+    script = files("seawall_demo").joinpath("page/demo.js").read_text("utf-8")
     for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", ".style"):
         assert word not in script
 
@@ -116,6 +116,7 @@ anything = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(anything)
+@example({"switch": []})
 def test_only_what_is_a_switch_is_thrown(body: Any):
     """Whatever is posted, it is done or refused with words, and nothing unknown is passed on."""
 

@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 
-from seawall.demo import _valkey, main
-from seawall.demo._calls import Broken, Caller
-from seawall.demo._relay import Relay
-from seawall.demo.load import Crowd
-from seawall.demo.pod import Prices, tier_of
-from seawall.demo.vendor import Vendor
 from seawall.testing import run_virtual
+from seawall_demo import _valkey, main
+from seawall_demo._calls import Broken, Caller
+from seawall_demo._relay import Relay
+from seawall_demo.load import Crowd
+from seawall_demo.pod import Prices, tier_of
+from seawall_demo.vendor import Vendor
 
 # --- The vendor ---
 
@@ -277,7 +277,7 @@ def test_help_exits_with_nought(capsys: pytest.CaptureFixture[str]):
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys):
     """A missing library is told with what to install."""
-    from seawall.demo import _main
+    from seawall_demo import _main
 
     monkeypatch.setattr(_main, "find_spec", lambda name: None if name == "uvicorn" else object())
     assert main(["--headless"]) == 1

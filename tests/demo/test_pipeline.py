@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from seawall.demo._dashboard import shown
-from seawall.demo._supervisor import PipelineDemo
-from seawall.demo._switches import PIPELINE
-from seawall.demo.sensors import FLAKY, LOOSE_WIRE, SENSORS, Plant
-from seawall.telemetry.thresholds import ERROR_RATIO_WARN
+from seawall.telemetry._thresholds import ERROR_RATIO_WARN
 from seawall.testing import run_virtual
+from seawall_demo._dashboard import shown
+from seawall_demo._supervisor import PipelineDemo
+from seawall_demo._switches import PIPELINE
+from seawall_demo.sensors import FLAKY, LOOSE_WIRE, SENSORS, Plant
 from tests.demo.support import Program, gone
 from tests.demo.test_supervisor import quiet, until
 
@@ -129,7 +129,7 @@ def test_each_switch_breaks_what_it_says(
     switch: str, check: Callable[[Plant], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ):
     """And nothing but that is wrong when it is mended."""
-    monkeypatch.setattr("seawall.demo.sensors.FLAKY", {})
+    monkeypatch.setattr("seawall_demo.sensors.FLAKY", {})
 
     async def main() -> None:
         plant = Plant(Random(1))

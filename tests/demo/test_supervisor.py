@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from seawall.clock import SYSTEM
-from seawall.demo import _supervisor
-from seawall.demo._children import Child, NotStarted
-from seawall.demo._supervisor import Demo
+from seawall_demo import _supervisor
+from seawall_demo._children import Child, NotStarted
+from seawall_demo._supervisor import Demo
 
 pytestmark = pytest.mark.alone
 
@@ -139,7 +139,7 @@ def test_what_does_not_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatc
         started.append(child)
         if child.name == "pod-1":
             child._command[-2] = "no url at all"
-            child._command[3] = "seawall.demo.missing"
+            child._command[3] = "seawall_demo.missing"
         return await start(child)
 
     monkeypatch.setattr(Child, "start", noted)
@@ -152,7 +152,7 @@ def test_what_does_not_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatc
         (error,) = caught.value.exceptions
         assert isinstance(error, NotStarted)
         assert "pod-1 ended with 1" in str(error)
-        assert "seawall.demo.missing" in str(error)
+        assert "seawall_demo.missing" in str(error)
         assert not demo.folder.exists()
         assert not any(child.alive for child in started)
 

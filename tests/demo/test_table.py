@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.demo._table import COLUMNS, PHASES, duration, groups, rows, table, verdict
+from seawall_demo._table import COLUMNS, PHASES, duration, groups, rows, table, verdict
 
 shares = st.floats(0, 1)
 times = st.none() | st.floats(0, 20)

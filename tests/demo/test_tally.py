@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.demo._tally import OUTCOMES, Seen, Tally, outcome_of, quantile, summary
+from seawall_demo._tally import OUTCOMES, Seen, Tally, outcome_of, quantile, summary
 
 moments = st.floats(0, 100, allow_nan=False)
 seens = st.builds(

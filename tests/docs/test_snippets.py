@@ -40,8 +40,8 @@ import pytest
 
 import seawall
 from seawall import registry
+from seawall.events import bus
 from seawall.models.breaker.state import diagram
-from seawall.runtime import events
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual, virtual_time
 from tests.test_public_api import MODULES
@@ -134,7 +134,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     before = seawall.guards()
     slots = set(live_slots)
-    monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(bus, "_listeners", ())
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
     yield
     for guard in seawall.guards():

@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from seawall import Guard, LocalQueue, SystemClock
+from seawall import Guard, SystemClock
 from seawall.durable import (
     Answer,
     Database,
@@ -35,7 +35,6 @@ from seawall.durable import (
     LaterWorker,
     NewEvent,
     Outbox,
-    QueuedJobs,
     RedisStream,
     Sqlite,
     Webhook,
@@ -295,7 +294,6 @@ DURABLE: list[Row] = [
         ttl=([*_POSITIVE, (30.0, ValueError)], "seconds"),
         max_body=(_NATURALS, "write"),
         unscoped=(_FLAGS, "True or False"),
-        together=([*_LIMITED, (2, TypeError)], "write|asyncpg"),
         name=(_NAMES[:3], "write"),
         clock=(_CLOCKS, "Clock"),
     ),
@@ -557,22 +555,18 @@ DURABLE: list[Row] = [
         id=(_NUL, "write"),
         payload=(_FLAGS, "True or False"),
     ),
-    *(
-        row
-        for make, more in ((JobWorker, {}), (QueuedJobs, {"queue": LocalQueue("bad arguments")}))
-        for row in _new(
-            make,
-            {"jobs": _jobs(), "functions": {"report": _report}, **more},
-            jobs=([*_OTHERS, (DATABASE, TypeError)], "pass Jobs"),
-            functions=(
-                [*_OTHERS, ({}, TypeError), ({"": _report}, ValueError), ({"x": 5}, TypeError)],
-                "function|kind",
-            ),
-            concurrency=(_LIMITED, "write"),
-            backoff=(_BACKOFFS, "seconds|delay|backoff"),
-            give_up_on=(_ERRORS, "give_up_on="),
-            rng=(_RNGS, "Random"),
-        )
+    *_new(
+        JobWorker,
+        {"jobs": _jobs(), "functions": {"report": _report}},
+        jobs=([*_OTHERS, (DATABASE, TypeError)], "pass Jobs"),
+        functions=(
+            [*_OTHERS, ({}, TypeError), ({"": _report}, ValueError), ({"x": 5}, TypeError)],
+            "function|kind",
+        ),
+        concurrency=(_LIMITED, "write"),
+        backoff=(_BACKOFFS, "seconds|delay|backoff"),
+        give_up_on=(_ERRORS, "give_up_on="),
+        rng=(_RNGS, "Random"),
     ),
     *_new(
         JobWorker,
@@ -603,25 +597,6 @@ DURABLE: list[Row] = [
         "LaterWorker.run_sync",
         {},
         drain=(_SECONDS, "seconds"),
-    ),
-    *_new(
-        QueuedJobs,
-        {"jobs": _jobs(), "functions": {"report": _report}},
-        queue=(_OTHERS, "pass a PriorityQueue"),
-    ),
-    *_method(
-        lambda: QueuedJobs(_jobs(), LocalQueue("bad arguments"), {"report": _report}),
-        "QueuedJobs.push",
-        {},
-        "apush",
-        job=([*_OTHERS, (JOB_ID, TypeError)], "pass the job"),
-    ),
-    *_method(
-        lambda: QueuedJobs(_jobs(), LocalQueue("bad arguments"), {"report": _report}),
-        "QueuedJobs.sweep",
-        {},
-        "asweep",
-        limit=(_LIMITED, "write"),
     ),
     *_method(_handle, "JobHandle.progress", {}, share=([*_RATIOS, (None, TypeError)], "share")),
     *_new(
@@ -991,7 +966,6 @@ SHOWN_BY_DURABLE = frozenset(
         *_given_by_seawall("JobHandle", "claim"),
         *_given_by_seawall("Keyed", "name", "claim", "idempotency", "never"),
         *_given_by_seawall("Once", "connection", "wanted", "terms", "count", "wait"),
-        *_given_by_seawall("QueuedJobs.handle", "queued"),
         *_given_by_seawall("Received", "verdict", "messages", "ack"),
         # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks
         *_given_by_seawall("JobsApi.accepted", "job", "request"),

@@ -21,8 +21,8 @@ from seawall.durable._jobs_run import JobHandle
 from seawall.durable._jobs_worker import JobWorker
 from seawall.durable.database import Database
 from seawall.durable.jobs import Job, Jobs
-from seawall.executors import IoPool
-from seawall.runtime.events import JobDied
+from seawall.events import JobDied
+from seawall.resources.executors.executors import IoPool
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.durable.test_jobs import ask, world_of

@@ -12,7 +12,7 @@ from seawall import Breaker, Fallback, Guard, idempotency_key, subscribe, tenant
 from seawall.durable import Database, Sqlite, _later_worker, migrate
 from seawall.durable._later_calls import redoing
 from seawall.durable.later import Later, LaterFull, LaterWorker, Stored
-from seawall.runtime.events import JobDied
+from seawall.events import JobDied
 from tests.durable.conftest import Opening
 from tests.durable.later_support import Vendor, at
 from tests.support import new_guard

@@ -13,7 +13,7 @@ import pytest
 from seawall import idempotency_key, subscribe, tenant
 from seawall.durable import Database, Sqlite, _later_worker, migrate
 from seawall.durable.later import Later, LaterWorker
-from seawall.runtime.events import JobDied
+from seawall.events import JobDied
 from tests.durable.conftest import Opening
 from tests.durable.later_support import Vendor, at
 

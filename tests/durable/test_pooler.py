@@ -269,10 +269,10 @@ async def orders(database: Database) -> None:
             assert not first
 
 
-async def single(database: Database, together: int = 1) -> None:
+async def single(database: Database) -> None:
     """Orders of a single statement, without a transaction around it."""
     await made_orders(database)
-    idempotency, outbox = Idempotency(database, together=together), Outbox(database)
+    idempotency, outbox = Idempotency(database), Outbox(database)
     table = database.names.table("orders")
     insert = f"INSERT INTO {table} (customer) VALUES (:who) RETURNING id, customer"  # noqa: S608 - our own
 
@@ -342,16 +342,6 @@ def test_through_a_pooler(pooled: Pooled, part: Any):
     async def main() -> None:
         async with pooled() as database, asyncio.timeout(40):
             await part(database)
-
-    asyncio.run(main())
-
-
-def test_statements_that_share_a_commit_through_a_pooler(pooler: Pooler):
-    """The same orders, where many go together."""
-
-    async def main() -> None:
-        async with pooled_by(by_asyncpg, pooler.url) as database, asyncio.timeout(40):
-            await single(database, together=8)
 
     asyncio.run(main())
 

@@ -28,7 +28,7 @@ from seawall import (
 )
 from seawall.clients.httpx import AsyncGuardedTransport
 from seawall.durable import Reply, keyed
-from seawall.runtime.events import BreakerChanged
+from seawall.events import BreakerChanged
 from seawall.testing import run_virtual
 from tests.durable.completed_support import Till
 from tests.durable.conftest import Opening, opening_by

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from seawall.durable import Database, Sqlite, amigrate
 from seawall.durable._connections import AskText
-from seawall.redis._store import RedisStore
+from seawall.redis.store import RedisStore
 from tests.durable.postgres import Postgres
 from tests.redis.support import FrozenClock, Server
 

@@ -13,9 +13,9 @@ import pytest
 from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut, deadline
 from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite
+from seawall.events import LeaseChanged, subscribe
 from seawall.leases import holding
 from seawall.leases.waiting import Bell
-from seawall.runtime.events import LeaseChanged, subscribe
 from tests.leases.sites import AWAITED, BLOCKING, Site, run
 from tests.support import let_pass
 
@@ -47,7 +47,7 @@ class Idle:
 def by_hand(monkeypatch):
     """Renew nothing by itself."""
     from seawall.durable.leases import DatabaseLease
-    from seawall.redis._lease import RedisLease
+    from seawall.redis.lease import RedisLease
 
     for share in (DatabaseLease, RedisLease):
         monkeypatch.setattr(share, "every", lambda _share, _seconds, _job: Idle())
@@ -174,10 +174,10 @@ def test_a_release_lets_the_next_one_in(site: Site):
 def test_a_release_wakes_the_waiters_of_the_same_process_at_once(site: Site, monkeypatch):
     """No poll is needed for them."""
     from seawall.durable import leases
-    from seawall.redis import _lease
+    from seawall.redis import lease as lease_module
 
     monkeypatch.setattr(leases, "POLL", LONG)
-    monkeypatch.setattr(_lease, "LONGEST_POLL", LONG)
+    monkeypatch.setattr(lease_module, "LONGEST_POLL", LONG)
 
     async def scenario():
         pod = await site.pod()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from seawall import Lease, RateLimit, subscribe
 from seawall.clients.upstreams import Outliers, Upstreams
 from seawall.durable import Database, Sqlite, migrate
+from seawall.events import HostEjected, HostRestored
 from seawall.members import (
     Heartbeats,
     Leader,
@@ -31,7 +32,6 @@ from seawall.members import (
     split_limit,
 )
 from seawall.models import outliers
-from seawall.runtime.edge_events import HostEjected, HostRestored
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import Health
 from tests.members.cluster.network import Hub

@@ -21,8 +21,8 @@ from seawall import (
     StageChanged,
     subscribe,
 )
+from seawall.events import log
 from seawall.pipeline import Collect, Collection, MemoryDeadLetters, Pipeline
-from seawall.runtime import log
 from seawall.testing import run_virtual
 
 KINDS = (CollectionChanged, ItemDied, PipelineEnded, SourceChanged, StageChanged)

@@ -17,8 +17,8 @@ from seawall import (
     Breaker,
     Bulkhead,
     Guard,
-    Ladder,
     Rejected,
+    ServiceLevels,
     Shed,
     Throttle,
     adaptive_lifo,
@@ -70,10 +70,10 @@ def _throttle() -> Case:
     return guard, nullcontext()
 
 
-def _ladder() -> Case:
-    ladder = Ladder("shop", load=lambda: 0.0)
-    ladder.pin("static")
-    return new_guard(ladder.gate()), nullcontext()
+def _service_levels() -> Case:
+    levels = ServiceLevels("shop", load=lambda: 0.0)
+    levels.pin("static")
+    return new_guard(levels.gate()), nullcontext()
 
 
 def _breaker() -> Case:
@@ -92,7 +92,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "adaptive limit: all in use": lambda: _slots(_limit()),
     "adaptive limit: waited": lambda: _slots(_limit(max_wait=0.25)),
     "throttle": _throttle,
-    "ladder": _ladder,
+    "service_levels": _service_levels,
     "breaker": _breaker,
 }
 

@@ -45,8 +45,8 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import VirtualClock
+from seawall.load.signals import Signal
 from seawall.models.backoff import above_floor
-from seawall.signals import Signal
 from seawall.testing import (
     ScriptedService,
     answer,

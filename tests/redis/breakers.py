@@ -17,8 +17,8 @@ import redis
 from seawall import Breaker, CircuitOpen, VirtualClock, single
 from seawall.clock import SYSTEM
 from seawall.models.breaker.probes import Verdict
-from seawall.redis._breaker_wire import parse_replies
-from seawall.redis._store import RedisStore
+from seawall.redis.breaker.wire import parse_replies
+from seawall.redis.store import RedisStore
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Wait
 from tests.redis.support import FrozenClock
 from tests.support import new_guard
@@ -118,17 +118,17 @@ class Pod:
 
     def told(self) -> tuple[Any, Any]:
         """Tell the store what there is to tell; return what was told, and the reply."""
-        parcel = self.share.pack([self.mirror])
-        return parcel, self.store.call("breaker", parcel.keys, parcel.args)
+        message = self.share.pack([self.mirror])
+        return message, self.store.call("breaker", message.keys, message.args)
 
-    def hear(self, parcel: Any, reply: Any) -> None:
+    def hear(self, message: Any, reply: Any) -> None:
         """Take in the reply."""
-        self.share.take_in(parcel, parse_replies(reply, 1))
+        self.share.take_in(message, parse_replies(reply, 1))
 
     def lose_reply(self) -> None:
         """Tell the store, which does what it is told; its reply never comes."""
-        parcel, _reply = self.told()
-        self.share._unheard(parcel)
+        message, _reply = self.told()
+        self.share._unheard(message)
 
 
 class World:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import redis
 
-from seawall.redis._store import RedisStore
+from seawall.redis.store import RedisStore
 from tests.redis.faults import Site
 from tests.redis.support import FrozenClock, Server
 

@@ -16,8 +16,8 @@ from typing import Any
 from seawall.clock import SYSTEM
 from seawall.errors import JobLost
 from seawall.jobs import Claim, Worker
-from seawall.redis._store import RedisStore
 from seawall.redis.queue import PriorityQueue
+from seawall.redis.store import RedisStore
 
 
 class Logged(PriorityQueue):

@@ -16,8 +16,8 @@ from typing import Any
 import redis
 
 from seawall.clock import SYSTEM
-from seawall.redis._scripts import lua
-from seawall.redis._store import RedisStore
+from seawall.redis.connections import lua
+from seawall.redis.store import RedisStore
 
 FROZEN = """
 local function clock()
@@ -156,12 +156,12 @@ class FrozenClock:
 
 def mutate(monkeypatch: Any, script: str, before: str, after: str) -> None:
     """Let `lua/<script>.lua` be run with a mistake in it: `after` in place of `before`."""
-    from seawall.redis import _core
+    from seawall.redis import store as store_module
 
     text = lua(script)
     assert text.count(before) >= 1, f"{before!r} is not in {script}.lua"
     wrong = text.replace(before, after)
-    monkeypatch.setattr(_core, "lua", lambda name: wrong if name == script else lua(name))
+    monkeypatch.setattr(store_module, "lua", lambda name: wrong if name == script else lua(name))
 
 
 def keys_without_expiry(client: redis.Redis, prefix: str) -> list[bytes]:

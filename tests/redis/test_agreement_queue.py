@@ -18,14 +18,14 @@ from hypothesis.stateful import (
 
 from seawall import subscribe
 from seawall.clock import VirtualClock
+from seawall.events import DeadLetterDropped, JobDied
 from seawall.jobs import LocalQueue, _steps
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask, Steps
 from seawall.models.queue.jobs import SWEEP, NewJob, QueueRules
 from seawall.models.queue.state import Queue
-from seawall.redis._store import RedisStore
 from seawall.redis.queue import PARTS, PriorityQueue
-from seawall.runtime.events import DeadLetterDropped, JobDied
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 
 SECOND = 1_000_000
@@ -342,11 +342,11 @@ def test_a_mistake_in_the_script_is_noticed(
 
 def mutate_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the sweep of leases away as well: either of the two is enough to catch a zombie."""
-    from seawall.redis import _core
+    from seawall.redis import store as store_module
 
-    text = _core.lua("queue").replace("sweep(LEASES, lose)", "")
-    clock = _core.lua("clock")
-    monkeypatch.setattr(_core, "lua", lambda name: {"queue": text}.get(name, clock))
+    text = store_module.lua("queue").replace("sweep(LEASES, lose)", "")
+    clock = store_module.lua("clock")
+    monkeypatch.setattr(store_module, "lua", lambda name: {"queue": text}.get(name, clock))
 
 
 def test_they_agree_when_more_is_due_than_is_swept_at_once(

@@ -32,8 +32,8 @@ from seawall.models.rate.accounts import Account, SettledBucket
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.caps import Caps
 from seawall.policies.rate_limit.reservation import Charge
-from seawall.redis._limits_wire import Names, Taken, read
-from seawall.redis._store import RedisStore
+from seawall.redis.limits.wire import ScriptKeys, TakeRequest, read
+from seawall.redis.store import RedisStore
 from seawall.runtime.background import run_in
 from tests.redis.support import FrozenClock, mutate
 from tests.support import new_guard
@@ -402,7 +402,7 @@ class Machine(RuleBasedStateMachine):
         expected = self.pure.look(key or "ann", costs, self.us)
         terms, meters = self.terms, self.memory._meters
         charge = Charge(meters.all[number], key, cost, estimated=False)
-        names = Names(terms)
+        names = ScriptKeys(terms)
         question = f'[["g",{number + 1},{names.state(number + 1, key)},{want},{least}]]'
         reply = self.store.call("rates", names.keys, (terms.settings, question))
         _now, (answer,) = read(reply, 1)
@@ -417,18 +417,18 @@ class Machine(RuleBasedStateMachine):
             return multiple()
         taken, mark = map(int, answer.split(","))
         assert taken == cost
-        item = Taken(terms, ((number + 1, key, cost),), frozenset(), "")
+        item = TakeRequest(terms, ((number + 1, key, cost),), frozenset(), "")
         item.marks = [mark]
         return self.pure.take(key or "ann", costs, self.us, [False, False]), charge, item
 
     @rule(grant=consumes(grants), used=st.integers(0, 6))
-    def give_back(self, grant: tuple[list[Any], Charge, Taken], used: int) -> None:
+    def give_back(self, grant: tuple[list[Any], Charge, TakeRequest], used: int) -> None:
         taken, charge, item = grant
         number = item.takings[0][0] - 1
         actual = [min(used, item.takings[0][2]) if n == number else None for n in (0, 1)]
         self.pure.settle(taken, actual, self.us)
         self.memory._meters.settle(charge, actual[number] or 0, self.us)
-        names = Names(self.terms)
+        names = ScriptKeys(self.terms)
         question = item.settle(names, actual, self.terms)
         self.store.call("rates", names.keys, (self.terms.settings, f"[{question}]"))
         self.peek("ann", 1)
@@ -506,7 +506,7 @@ def said_by(guard: Guard, order: Order) -> Said:
 
 def flush(store: RedisStore) -> None:
     """Wait until all that was posted is done."""
-    posts = store._posts
+    posts = store._send_queue
     if posts._waiting or posts._asked or posts._sender is not None:
         run_in(store._background, posts.flush, 10.0)
 

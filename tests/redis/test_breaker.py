@@ -24,9 +24,9 @@ from seawall import (
     subscribe,
 )
 from seawall.errors import StoreUnavailable
+from seawall.events import SettingsDiffer, StoreModeChanged
 from seawall.models.breaker.probes import Verdict
-from seawall.redis._breaker_wire import Nonsense, parse_push, parse_replies
-from seawall.runtime.events import SettingsDiffer, StoreModeChanged
+from seawall.redis.breaker.wire import InvalidReply, parse_push, parse_replies
 from seawall.runtime.layers import FAILED
 from tests.redis.breakers import eventually, names, quiet_world
 from tests.redis.support import keys_without_expiry, mutate
@@ -629,7 +629,7 @@ def test_an_answer_that_makes_no_sense_is_no_answer(reply):
         (understood,) = parse_replies(reply, 1)
     except StoreUnavailable:
         return
-    assert isinstance(understood, Nonsense)
+    assert isinstance(understood, InvalidReply)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,16 @@ from seawall.errors import StoreUnavailable
 from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.report import Report
 from seawall.models.breaker.state import Refusal
-from seawall.redis import _breaker
-from seawall.redis._breaker_mirror import Leased, Mirror
-from seawall.redis._breaker_presence import Presence
-from seawall.redis._breaker_untold import MOST_LOST, MOST_SETTLED, Untold
-from seawall.redis._breaker_wire import Nonsense
+from seawall.redis.breaker import share as breaker_share
+from seawall.redis.breaker.mirror import (
+    MOST_LOST,
+    MOST_SETTLED,
+    BreakerMirror,
+    GrantedProbe,
+    PendingReports,
+)
+from seawall.redis.breaker.share import BreakerSync
+from seawall.redis.breaker.wire import InvalidReply
 from seawall.runtime.layers import Wait
 from tests.redis.breakers import Pod, World, eventually, names, quiet_world
 from tests.redis.support import mutate
@@ -106,7 +111,7 @@ def one_late_answer(pods: Callable[..., list[Pod]], world: World) -> tuple[Pod, 
     broken(made, world)
     other, unlucky = made[0], made[1]
     probe = other.enter()
-    assert isinstance(probe, Leased)
+    assert isinstance(probe, GrantedProbe)
     unlucky.flush(poll=True)
     passed = 0
     for _ in range(10):
@@ -123,7 +128,7 @@ def test_one_late_answer_lets_nothing_through(state, pods, world):
     made = pods(consecutive=1, break_for=1.0)
     broken(made, world)
     if state == "half_open":
-        assert isinstance(made[0].enter(), Leased)
+        assert isinstance(made[0].enter(), GrantedProbe)
         made[1].flush(poll=True)
     assert made[1].state == state
     refusal = no_answer(made[1])
@@ -134,7 +139,7 @@ def test_one_late_answer_lets_nothing_through(state, pods, world):
 def test_without_staying_one_late_answer_floods(pods, world, monkeypatch):
     """If it left the store at once, a trial of its own would close it for this pod."""
     assert one_late_answer(pods, world)[1] == 0
-    monkeypatch.setattr(Mirror, "stay", lambda *_args: None)
+    monkeypatch.setattr(BreakerMirror, "stay", lambda *_args: None)
     assert one_late_answer(pods, world)[1] == 10
 
 
@@ -235,13 +240,13 @@ def test_what_was_given_up_is_forgotten_again(pods, world, client):
 
 def test_lost_probes_leave_room_for_results():
     """However many probes are lost, how others ended can still be told."""
-    untold = Untold()
+    pending = PendingReports()
     for number in range(2 * MOST_SETTLED):
-        untold.settle(f"lost-{number}", "lost")
-    assert len(untold._settled) == MOST_LOST
-    untold.settle("lost-1", "success")
-    untold.settle("probe", "success")
-    assert (untold._settled["lost-1"], untold._settled["probe"]) == ("lost", "success")
+        pending.settle(f"lost-{number}", "lost")
+    assert len(pending._settled) == MOST_LOST
+    pending.settle("lost-1", "success")
+    pending.settle("probe", "success")
+    assert (pending._settled["lost-1"], pending._settled["probe"]) == ("lost", "success")
 
 
 def test_a_grant_that_nobody_waits_for_is_given_back_in_any_case(pods, world, client):
@@ -301,8 +306,8 @@ def a_vote_that_was_not_heard(pods: Callable[..., list[Pod]], world: World) -> l
     made = pods(consecutive=2, quorum=2)
     for _ in range(2):
         made[0].call(FAILURE)
-    parcel = made[0].share.pack([made[0].mirror])  # never arrives
-    made[0].share._unheard(parcel)
+    message = made[0].share.pack([made[0].mirror])  # never arrives
+    made[0].share._unheard(message)
     for _ in range(2):
         made[1].call(FAILURE)
     world.flush()
@@ -312,7 +317,7 @@ def a_vote_that_was_not_heard(pods: Callable[..., list[Pod]], world: World) -> l
 def test_a_vote_that_was_not_heard_is_told_again(pods, world, monkeypatch):
     """The vote counts, though the first message was lost; without telling it again it would not."""
     assert a_vote_that_was_not_heard(pods, world) == ["open"] * 3
-    monkeypatch.setattr(Untold, "unheard", lambda *_args: None)
+    monkeypatch.setattr(PendingReports, "unheard", lambda *_args: None)
     assert a_vote_that_was_not_heard(pods, world) == ["closed"] * 3
 
 
@@ -377,14 +382,14 @@ def test_without_taking_turns_they_would_register_more_than_once(new_store, monk
     started = RedisStore.start
     barrier = threading.Barrier(8)
 
-    def begin(self: Presence) -> None:
+    def begin(self: BreakerSync) -> None:
         if not self._registered:
             barrier.wait(5)
             started(self._store)
             self._register()
             self._registered = True
 
-    monkeypatch.setattr(Presence, "begin", begin)
+    monkeypatch.setattr(BreakerSync, "begin", begin)
     assert registered(new_store()) > 2
 
 
@@ -862,7 +867,7 @@ def test_a_key_in_use_is_asked_for_as_often_as_any(world, monkeypatch):
     now = 10.0
     asyncio.run(pod.share.run(now))
     assert models[1].polled_at == 10.0
-    monkeypatch.setattr(_breaker, "POLL_IDLE", 0.5)
+    monkeypatch.setattr(breaker_share, "POLL_IDLE", 0.5)
     assert pod.share._is_due(models[1], 10.5)
 
 
@@ -911,7 +916,7 @@ def a_probe_from_the_future(pods: Callable[..., list[Pod]], world: World) -> boo
     """Tell whether others may try, if a pod died with a probe and the clock was set back."""
     made = pods(consecutive=1, break_for=1.0, probe_timeout=6.0)
     broken(made, world)
-    assert isinstance(made[0].enter(), Leased)
+    assert isinstance(made[0].enter(), GrantedProbe)
     world.frozen.advance(-3_600_000_000)
     for _ in range(20):
         world.pass_time(1.0)
@@ -953,17 +958,17 @@ def changed_by_a_message(pods: Callable[..., list[Pod]], world: World) -> str:
     made = pods(failure_ratio=0.5, window=100.0, min_calls=2, break_for=60.0)
     for _ in range(3):
         made[0].call(FAILURE)
-    parcel = made[0].share.pack([made[0].mirror])
+    sent = made[0].share.pack([made[0].mirror])
     made[1].breaker.isolate()
     made[1].flush()
     made[0].flush(poll=True)
-    message = json.loads(parcel.args[2]) | {
+    message = json.loads(sent.args[2]) | {
         "command": "close",
         "order": "another",
         "lineage": made[0].mirror._lineage,
         "epoch": made[0].mirror._epoch,
     }
-    made[0].store.call("breaker", parcel.keys, [*parcel.args[:2], json.dumps(message)])
+    made[0].store.call("breaker", sent.keys, [*sent.args[:2], json.dumps(message)])
     world.flush()
     return made[0].state
 
@@ -989,14 +994,14 @@ def told_by_a_child(pods: Callable[..., list[Pod]]) -> int:
 def test_what_the_parent_counted_is_not_told_by_the_child(pods, monkeypatch):
     """A child leaves out what its parent will tell; if it did not, it would be told twice."""
     assert told_by_a_child(pods) == 1
-    forked = Mirror.forked
+    forked = BreakerMirror.forked
 
-    def keeping(self: Mirror) -> None:
+    def keeping(self: BreakerMirror) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Report, "take", lambda _self: [])
             forked(self)
 
-    monkeypatch.setattr(Mirror, "forked", keeping)
+    monkeypatch.setattr(BreakerMirror, "forked", keeping)
     assert told_by_a_child(pods) == 6
 
 
@@ -1014,14 +1019,14 @@ def call_of_a_new_pod(pods: Callable[..., list[Pod]], world: World) -> bool:
 def test_without_asking_first_a_new_pod_disturbs_an_outage(pods, world, monkeypatch):
     """A new pod asks before its first call; if it took itself to be closed, it would call."""
     assert not call_of_a_new_pod(pods, world)
-    made = Mirror.__init__
+    made = BreakerMirror.__init__
 
-    def knowing(self: Mirror, *args: Any) -> None:
+    def knowing(self: BreakerMirror, *args: Any) -> None:
         made(self, *args)
         self._known = True
         self._count_in(self._window)
 
-    monkeypatch.setattr(Mirror, "__init__", knowing)
+    monkeypatch.setattr(BreakerMirror, "__init__", knowing)
     assert call_of_a_new_pod(pods, world)
 
 
@@ -1048,6 +1053,6 @@ def test_probes_that_were_given_to_others_are_not_taken(pods, world):
     questions = made[0].share._questions
     reply = made[0].store.call("breaker", *questions.pack([(made[0].mirror, "mine")]))
     assert questions.unpack(reply, [(made[0].mirror, "mine")])[0][1] == "mine"
-    assert isinstance(questions.unpack(reply, [(made[0].mirror, "yours")])[0], Nonsense)
+    assert isinstance(questions.unpack(reply, [(made[0].mirror, "yours")])[0], InvalidReply)
     with pytest.raises(StoreUnavailable):
         questions.unpack([], [(made[0].mirror, "mine")])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from seawall import CircuitOpen, n_of_m, ramp, single
 from seawall.models.breaker.probes import Verdict
-from seawall.redis._breaker_mirror import Leased
+from seawall.redis.breaker.mirror import GrantedProbe
 from tests.redis.breakers import Pod, World, quiet_world
 from tests.redis.support import mutate
 from tests.support import SEEDS, falsified
@@ -71,7 +71,7 @@ class History:
         epochs = [pod.mirror._epoch for pod in self.pods]
         newest = max(epochs)
         return sum(
-            isinstance(ticket, Leased)
+            isinstance(ticket, GrantedProbe)
             and pod.mirror._epoch == newest
             and ticket.generation == pod.mirror.generation
             for pod, ticket in self.flying

@@ -24,10 +24,9 @@ from redis.sentinel import Sentinel
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
-from seawall.redis import _clients
-from seawall.redis._clients import settings_of
-from seawall.redis._store import RedisStore
-from seawall.redis._urls import parse
+from seawall.redis import clients
+from seawall.redis.clients import clients_for, parse
+from seawall.redis.store import RedisStore
 from tests.redis.support import Server, binary, free_port
 
 SECRET = "s3cr3t!/@:?#"  # noqa: S105 - of no server but ours
@@ -56,8 +55,8 @@ QUOTED = "s3cr3t!%2F%40%3A%3F%23"
 )
 def test_a_url_says_where_the_servers_are(url, shown):
     """What is shown of it has the defaults, and no login."""
-    assert settings_of(url).describe() == shown
-    assert repr(settings_of(url)) == f"Clients({shown})"
+    assert clients_for(url).describe() == shown
+    assert repr(clients_for(url)) == f"ClientFactory({shown})"
 
 
 def test_a_url_says_how_to_sign_in():
@@ -129,7 +128,7 @@ PIECES = st.sampled_from(
 def test_no_message_shows_a_password(url):
     """However a URL is broken, or where a password slipped to: nothing of it is quoted."""
     try:
-        shown = repr(settings_of(url))
+        shown = repr(clients_for(url))
     except ValueError as error:
         assert "s3cr3t" not in str(error)  # noqa: PT017 - it may also be a good URL
     else:
@@ -169,7 +168,7 @@ def test_of_a_client_only_place_and_login_are_taken():
         "ssl_ca_certs": "/ca.pem",
     }
     for client in (redis.Redis(**given), aio.Redis(**given)):
-        clients = settings_of(client)
+        clients = clients_for(client)
         assert clients.describe() == "rediss://host:7000/2"
         made = clients.make(0.25)
         assert made.connection_pool is not client.connection_pool
@@ -186,7 +185,7 @@ def test_a_client_of_replicas_is_refused():
     """They cannot be written to."""
     client = Sentinel([("host", 26379)]).slave_for("main")
     with pytest.raises(ValueError, match=r"pass what Sentinel.master_for returns"):
-        settings_of(client)
+        clients_for(client)
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_path", "ssl_password"])
@@ -203,19 +202,19 @@ def test_what_a_cluster_cannot_use_is_refused(option):
             pass
 
     with pytest.raises(ValueError, match=f"redis-py has no {option} for clusters"):
-        settings_of(Nowhere())
+        clients_for(Nowhere())
     assert option in parse(f"rediss://host?{option}=x").options
 
 
 def test_a_listener_of_a_cluster_takes_node_after_node():
     """After a failure it goes on to the next one; elsewhere there is only one place."""
-    clients = settings_of("redis+cluster://a:1,b:2")
+    clients = clients_for("redis+cluster://a:1,b:2")
     ports = [
         clients.make_listener(1.0, attempt).connection_pool.connection_kwargs["port"]
         for attempt in range(3)
     ]
     assert ports == [1, 2, 1]
-    single = settings_of("redis://a:1").make_listener(1.0, 1)
+    single = clients_for("redis://a:1").make_listener(1.0, 1)
     assert single.connection_pool.connection_kwargs["port"] == 1
 
 
@@ -231,10 +230,10 @@ def test_the_first_good_answer_counts():
         await asyncio.get_running_loop().create_future()
 
     async def scenario():
-        found = await _clients._first_answer([never(), answer(LookupError()), answer(7)])
+        found = await clients._first_answer([never(), answer(LookupError()), answer(7)])
         assert found == 7
         with pytest.raises(LookupError):
-            await _clients._first_answer([answer(LookupError())])
+            await clients._first_answer([answer(LookupError())])
 
     asyncio.run(scenario())
 
@@ -467,7 +466,7 @@ def test_a_cluster_is_asked_nothing_but_scripts(cluster):
     """The list of its commands is not loaded, which would block the event loop for long."""
 
     async def scenario():
-        client = settings_of(f"redis+cluster://127.0.0.1:{cluster}").make(5.0)
+        client = clients_for(f"redis+cluster://127.0.0.1:{cluster}").make(5.0)
         try:
             assert await client.eval("return 7", 1, "{a}") == 7
             with pytest.raises(redis.exceptions.RedisClusterException, match="No way to dispatch"):

@@ -23,7 +23,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import SYSTEM
-from seawall.runtime.events import StoreModeChanged
+from seawall.events import StoreModeChanged
 from tests.redis.faults import FAULTS, NONSENSE, Lateness, Site
 from tests.redis.support import eventually
 

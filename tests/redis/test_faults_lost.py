@@ -29,8 +29,8 @@ from seawall import (
     single,
     subscribe,
 )
-from seawall.redis._limits_wire import Terms
-from seawall.runtime.events import StoreModeChanged
+from seawall.events import StoreModeChanged
+from seawall.redis.limits.wire import LimitTerms
 from tests.redis.faults import Site
 from tests.redis.support import eventually
 
@@ -274,7 +274,7 @@ def cancelled_limit(site: Site, new_pod: Any, seed: int) -> tuple[int, int]:
     assert all(isinstance(number, int) for number in came), came
     assert len(set(came)) == len(came)
     site.proxy.heal()
-    eventually(lambda: not store._posts)  # closing alone would not wait for so many
+    eventually(lambda: not store._send_queue)  # closing alone would not wait for so many
     store.close()
     other = RateLimit("10000/h", algorithm="fixed_window", shared=new_pod(), name="x")
     return len(came), 10_000 - other.peek().left
@@ -285,7 +285,7 @@ def test_a_cancelled_caller_of_a_limit_uses_nothing(site: Site, new_pod, monkeyp
     """Each answer is the caller's own, and what was granted to those who left is given back."""
     used, missing = cancelled_limit(site, new_pod, seed)
     assert used == missing
-    monkeypatch.setattr(Terms, "give_back", lambda *_args: None)  # the safeguard away
+    monkeypatch.setattr(LimitTerms, "give_back", lambda *_args: None)  # the safeguard away
     flush(site)
     used, missing = cancelled_limit(site, new_pod, seed)
     assert used < missing

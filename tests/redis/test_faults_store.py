@@ -13,7 +13,8 @@ import pytest
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
-from seawall.redis import _core, _link, _links
+from seawall.redis import connections
+from seawall.redis import store as store_module
 from seawall.runtime.background import run_in
 from seawall.runtime.runners import wait_async, wait_sync
 from tests.redis.faults import FAULTS, NONSENSE, Site, black_hole
@@ -79,7 +80,7 @@ def tenfold(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Tenfold:
     for place = 1, #ARGV do answers[place] = ARGV[place] * 10 end
     return answers
     """
-    monkeypatch.setattr(_core, "lua", lambda name: text if name == "tenfold" else lua(name))
+    monkeypatch.setattr(store_module, "lua", lambda name: text if name == "tenfold" else lua(name))
     return Tenfold(store)
 
 
@@ -197,7 +198,7 @@ def test_a_thread_is_served_as_a_coroutine_is(site: Site, store: RedisStore, ten
 
     twice(longest, ALLOWED)
     eventually(lambda: store.up)
-    store.timeout = store._links._timeout = 5.0  # on a busy machine
+    store.timeout = store._connections._timeout = 5.0  # on a busy machine
     assert wait_sync(store.ask("sync", tenfold, 7, SYSTEM), SYSTEM) == 70
 
 
@@ -221,7 +222,9 @@ def test_a_slow_store_is_a_failed_one(site: Site, store: RedisStore, monkeypatch
 
 def test_reading_is_no_sign_of_health(site: Site, store: RedisStore, monkeypatch):
     """A server that says it cannot be written to is down, however well it answers otherwise."""
-    monkeypatch.setattr(_core, "lua", lambda name: "return 1" if name == "read" else lua(name))
+    monkeypatch.setattr(
+        store_module, "lua", lambda name: "return 1" if name == "read" else lua(name)
+    )
     key = store.key("store", "x")
     with FAULTS["read_only"](site):
         assert store.call("read", [key], [], 5.0) == 1
@@ -267,7 +270,7 @@ def test_a_dead_connection_holds_up_only_those_who_met_it(
         return [await wait_async(patient.ask("async", tenfold, 4, SYSTEM), SYSTEM)]
 
     assert asyncio.run(main()) == [40]
-    monkeypatch.setattr(_link._Lane, "_give_up", never_pass)  # the safeguard away
+    monkeypatch.setattr(connections._QuestionQueue, "_give_up", never_pass)  # the safeguard away
     with pytest.raises(StoreUnavailable):
         asyncio.run(main())
 
@@ -309,12 +312,12 @@ def test_connections_from_before_an_outage_are_not_used_again(
     eventually(lambda: patient.up)
 
     def same_for_ever(links: Any, loop: asyncio.AbstractEventLoop) -> Any:
-        if loop not in links._links:
-            links._links[loop] = links.apart()
+        if loop not in links._connections:
+            links._connections[loop] = links.apart()
             links._end_with(loop)
-        return links._links[loop]
+        return links._connections[loop]
 
-    monkeypatch.setattr(_links.Links, "_find", same_for_ever)
+    monkeypatch.setattr(connections.Connections, "_find", same_for_ever)
     assert asyncio.run(main())[StoreUnavailable] > 0
 
 
@@ -322,7 +325,7 @@ def test_connections_from_before_an_outage_are_not_used_again(
 def test_many_callers_at_once_are_no_failure(store: RedisStore, monkeypatch, *, safe: bool):
     """More calls than connections wait for their turn; nobody blames the store for it."""
     if not safe:
-        monkeypatch.setattr(_link, "AT_ONCE", 10_000)
+        monkeypatch.setattr(connections, "MOST_CONCURRENT", 10_000)
 
     async def main() -> Counter[type]:
         key = store.key("store", "x")
@@ -341,8 +344,10 @@ def test_a_loop_that_was_busy_does_not_blame_the_store(
 ):
     """What arrived in time is taken, even if the loop had no time to look."""
     if not safe:
-        monkeypatch.setattr(_link._Lane, "_look_again", _link._Lane._give_up)
-        monkeypatch.setattr(_link._Watch, "_look_again", _link._Watch._give_up)
+        monkeypatch.setattr(
+            connections._QuestionQueue, "_look_again", connections._QuestionQueue._give_up
+        )
+        monkeypatch.setattr(connections._CallTimer, "_look_again", connections._CallTimer._give_up)
 
     async def main() -> list[object]:
         await warm(patient, 4)
@@ -361,7 +366,7 @@ def test_a_loop_that_was_busy_does_not_blame_the_store(
 
 def test_a_probe_that_was_late_itself_is_repeated(store: RedisStore, monkeypatch):
     """A thread that got no turn may not keep a good store down."""
-    exchange = _link.Link.exchange
+    exchange = connections.LoopConnection.exchange
     slow = [True]
 
     async def late(link: Any, *args: Any) -> Any:
@@ -369,8 +374,8 @@ def test_a_probe_that_was_late_itself_is_repeated(store: RedisStore, monkeypatch
             await asyncio.sleep(2 * TIMEOUT)  # noqa: TID251 - as if it had no turn
         return await exchange(link, *args)
 
-    monkeypatch.setattr(_link.Link, "exchange", late)
-    link = store._links.apart
+    monkeypatch.setattr(connections.LoopConnection, "exchange", late)
+    link = store._connections.apart
 
     async def tried() -> str | None:
         one = link()
@@ -381,7 +386,7 @@ def test_a_probe_that_was_late_itself_is_repeated(store: RedisStore, monkeypatch
 
     assert asyncio.run(tried()) is None
     slow[:] = [True]
-    monkeypatch.setattr(_core, "TRIES", 1)
+    monkeypatch.setattr(store_module, "TRIES", 1)
     assert asyncio.run(tried()) == "slow to answer"
 
 
@@ -429,7 +434,7 @@ def test_a_thread_that_waits_while_the_store_is_closed_is_told(site: Site, store
 def test_threads_that_post_at_once_keep_their_order(store: RedisStore, monkeypatch):
     """What one thread posts is done in its order, whoever posts besides."""
     text = "return redis.call('RPUSH', KEYS[1], ARGV[1]), redis.call('PEXPIRE', KEYS[1], 10000)"
-    monkeypatch.setattr(_core, "lua", lambda name: text if name == "note" else lua(name))
+    monkeypatch.setattr(store_module, "lua", lambda name: text if name == "note" else lua(name))
     key = store.key("store", "posts")
 
     def post(number: int) -> None:
@@ -444,7 +449,7 @@ def test_threads_that_post_at_once_keep_their_order(store: RedisStore, monkeypat
     store.close()
     with store_client(store) as client:
         noted = [line.decode().split(":") for line in client.lrange(key, 0, -1)]
-    assert store._posts.dropped == 0
+    assert store._send_queue.dropped == 0
     for number in range(8):
         turns = [int(turn) for one, turn in noted if int(one) == number]
         assert turns == list(range(100))
@@ -488,7 +493,7 @@ def test_channels_that_are_added_while_it_connects_are_all_heard(
         async def __aexit__(self, *_exc: object) -> None: ...
 
     if not safe:
-        monkeypatch.setattr(store._pushes, "_turn", Nothing())
+        monkeypatch.setattr(store._subscriptions, "_turn", Nothing())
     heard: list[bytes] = []
     channels = [store.channel("store", f"x{number}") for number in range(4)]
     site.proxy.delay = 0.03  # it takes a while to connect
@@ -515,7 +520,7 @@ def test_an_answer_that_cannot_be_given_back_keeps_nobody_else_waiting(
         raise ValueError("a mistake")
 
     tenfold.unwanted = broken  # type: ignore[method-assign]
-    store.timeout = store._links._timeout = 5.0  # on a busy machine
+    store.timeout = store._connections._timeout = 5.0  # on a busy machine
 
     async def main() -> list[object]:
         await wait_async(store.ask("async", tenfold, 1, SYSTEM), SYSTEM)
@@ -541,10 +546,12 @@ def test_a_cancelled_caller_never_leaves_a_reply_to_others(
 ):
     """Cancelled at random moments, with replies in pieces: every answer is the asker's own."""
     text = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 1000) return ARGV[1]"
-    base = _core.lua
-    monkeypatch.setattr(_core, "lua", lambda name: text if name == "same" else base(name))
+    base = store_module.lua
+    monkeypatch.setattr(store_module, "lua", lambda name: text if name == "same" else base(name))
     site.proxy.dribble = 3
-    store.timeout = store._links._timeout = 5.0  # a busy machine takes long over so many pieces
+    store.timeout = store._connections._timeout = (
+        5.0  # a busy machine takes long over so many pieces
+    )
     rng = random.Random(seed)
     key = store.key("store", "x")
     answered = 0

@@ -22,8 +22,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seawall import RedisStore, StoreUnavailable
-from seawall.redis import _health, _link
-from seawall.redis._health import Health
+from seawall.redis import connections, health
+from seawall.redis.health import StoreHealth
 from seawall.runtime import background as background_module
 from seawall.testing import run_virtual, virtual_time
 
@@ -78,7 +78,7 @@ class ScriptedLink:
         fault = self._script.next()
         if fault == "refused":
             raise StoreUnavailable("the store failed: scripted")
-        if fault == "hangs":  # the link gives up by itself, as `Link.exchange` does
+        if fault == "hangs":  # the link gives up by itself, as `LoopConnection.exchange` does
             await asyncio.sleep(1.0)  # noqa: TID251 - virtual
             raise StoreUnavailable("the store failed: no answer")
         await _misbehave(fault)
@@ -136,7 +136,7 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
                 raise FileNotFoundError("no such certificate")
             return ScriptedLink(script)
 
-        store._links.apart = apart  # type: ignore[method-assign,assignment]
+        store._connections.apart = apart  # type: ignore[method-assign,assignment]
         loop = asyncio.get_running_loop()
         store._background._loop = loop
         store._background._begin(list(store._background._handles))
@@ -155,7 +155,7 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
         return up
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_health, "SYSTEM", clock)
+        patch.setattr(health, "SYSTEM", clock)
         return run_virtual(main(), clock=clock)
 
 
@@ -188,9 +188,9 @@ assert not store.up
 child = os.fork()
 if child == 0:
     try:
-        from seawall.redis._clients import settings_of
+        from seawall.redis.clients import clients_for
 
-        store._links._clients = settings_of(sys.argv[1])  # the server is back, for this process
+        store._connections._clients = clients_for(sys.argv[1])  # the server is back
         store.health.failed("a test", certain=True)
         back = threading.Event()
         store.watch(lambda up, cause: back.set() if up else None)
@@ -287,7 +287,7 @@ def test_without_a_thread_to_heal_it_a_store_is_not_down(
 
 def test_watchers_hear_of_changes_in_the_order_in_which_they_happen():
     """A change during a watcher's call is told after it, to all of them."""
-    health = Health()
+    health = StoreHealth()
     heard: list[tuple[str, bool]] = []
 
     def first(up: bool, _cause: str) -> None:  # noqa: FBT001 - a watcher's
@@ -303,7 +303,7 @@ def test_watchers_hear_of_changes_in_the_order_in_which_they_happen():
 
 def test_changes_of_two_threads_are_told_in_order():
     """Who is told last of "up" while the store is down would never look again."""
-    health = Health()
+    health = StoreHealth()
     heard: list[bool] = []
     inside, go_on = threading.Event(), threading.Event()
 
@@ -329,7 +329,7 @@ def test_changes_of_two_threads_are_told_in_order():
 
 def test_calls_that_are_late_at_the_same_moment_are_one_failure():
     """A moment of slowness that ten calls meet is no row of failures; three moments are."""
-    health = Health()
+    health = StoreHealth()
     for _ in range(10):
         health.late(0.05, began=100.0)
     health.late(0.05, began=100.02)
@@ -380,8 +380,8 @@ def test_a_slow_start_is_no_failure_of_the_store(connecting: float, *, up: bool)
         return ended
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_health, "SYSTEM", clock)
-        patch.setattr(_link, "SYSTEM", clock)
+        patch.setattr(health, "SYSTEM", clock)
+        patch.setattr(connections, "SYSTEM", clock)
         stayed, seconds = run_virtual(main(), clock=clock)
     assert stayed == up
     assert up or seconds < 0.7
@@ -412,7 +412,7 @@ def test_a_link_that_hangs_while_it_closes_is_left_to_itself(
     async def main() -> None:
         assert await store.acall("probe", [store.key("store", "x")], []) == 1
         async with asyncio.timeout(30):
-            await store._links.close()
+            await store._connections.close()
 
     asyncio.run(main())
 
@@ -446,9 +446,9 @@ def test_a_channel_that_could_not_be_subscribed_to_is_tried_again(
     """The listener hears of it by another connection, since this one may know nothing of it."""
     from redis.asyncio.client import PubSub
 
-    from seawall.redis import _pushes
+    from seawall.redis import messages
 
-    monkeypatch.setattr(_pushes, "SILENCE", 0.2)
+    monkeypatch.setattr(messages, "SILENCE", 0.2)
     subscribe, ready, heard = PubSub.subscribe, threading.Event(), threading.Event()
     failed: list[object] = []
 

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from seawall import deadline
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
+from seawall.events import LeaseChanged, subscribe
 from seawall.leases import holding
 from seawall.leases.lease import Lease
 from seawall.leases.waiting import Bell
 from seawall.models.lease import Busy, Granted, LeaseModel
-from seawall.redis import _lease
-from seawall.redis._lease import answer_of
-from seawall.redis._link import Link
-from seawall.redis._store import RedisStore
-from seawall.runtime.events import LeaseChanged, subscribe
+from seawall.redis import lease as lease_module
+from seawall.redis.connections import LoopConnection
+from seawall.redis.lease import answer_of
+from seawall.redis.store import RedisStore
 from tests.redis.support import keys_without_expiry, mutate
 from tests.support import falsified, let_pass
 
@@ -451,7 +451,7 @@ def test_a_cancelled_wait_leaves_nothing_behind(server, new_store):
 
 def keep_unwanted(monkeypatch):
     """Give nothing back that comes too late."""
-    monkeypatch.setattr(_lease.RedisLease, "unwanted", lambda *_: None)
+    monkeypatch.setattr(lease_module.RedisLease, "unwanted", lambda *_: None)
 
 
 def keep_unheard(monkeypatch):
@@ -518,7 +518,7 @@ def test_an_answer_that_was_lost_does_not_lock_its_own_holder_out(server, new_st
 def test_a_release_that_got_lost_is_sent_again(new_store, monkeypatch):
     """One lost packet does not keep others out for the rest of the time to live."""
     one, two = (Lease(new_store(), "packet", ttl=LONG) for _ in range(2))
-    exchange, lost = Link.exchange, []
+    exchange, lost = LoopConnection.exchange, []
 
     async def lose_the_first(link, script, keys, args):
         if args[0] == "release" and not lost:
@@ -526,7 +526,7 @@ def test_a_release_that_got_lost_is_sent_again(new_store, monkeypatch):
             raise StoreUnavailable("lost on the way")
         return await exchange(link, script, keys, args)
 
-    monkeypatch.setattr(Link, "exchange", lose_the_first)
+    monkeypatch.setattr(LoopConnection, "exchange", lose_the_first)
     one.acquire()
     assert one.release(), "it was held until then"
     assert lost
@@ -539,7 +539,7 @@ def test_a_release_that_got_lost_is_sent_again(new_store, monkeypatch):
 def test_different_leases_do_not_wait_for_each_other(new_store, monkeypatch):
     """All that are asked for at the same time are under way at the same time."""
     store, together = new_store(timeout=SOON), 20
-    answered, run = asyncio.Barrier(together), Link.run
+    answered, run = asyncio.Barrier(together), LoopConnection.run
 
     async def with_all(*args, **how):
         async with asyncio.timeout(SOON / 2):
@@ -548,7 +548,7 @@ def test_different_leases_do_not_wait_for_each_other(new_store, monkeypatch):
 
     async def scenario():
         leases = [Lease(store, f"many{number}", ttl=LONG) for number in range(together)]
-        monkeypatch.setattr(Link, "run", with_all)
+        monkeypatch.setattr(LoopConnection, "run", with_all)
         assert all(await asyncio.gather(*(lease.atry_acquire() for lease in leases)))
         monkeypatch.undo()
         await store.aclose()
@@ -633,7 +633,7 @@ def test_an_outage_to_the_end_is_told_as_such(new_store):
 
 HOLDER = dedent("""
     import sys
-    from seawall.redis._store import RedisStore
+    from seawall.redis.store import RedisStore
     from seawall.leases.lease import Lease
 
     store = RedisStore(sys.argv[1], prefix=sys.argv[2], timeout=1.0)
@@ -691,13 +691,13 @@ def test_a_killed_holder_is_followed_after_its_time(holder, store):
 
 def test_closing_gives_all_back_and_drops_nothing(new_store, monkeypatch):
     """Each is released once, and not a second time in vain."""
-    store, exchange, sent = new_store(), Link.exchange, []
+    store, exchange, sent = new_store(), LoopConnection.exchange, []
 
     async def count_releases(link, script, keys, args):
         sent.extend(keys if args[:1] == ("release",) else ())
         return await exchange(link, script, keys, args)
 
-    monkeypatch.setattr(Link, "exchange", count_releases)
+    monkeypatch.setattr(LoopConnection, "exchange", count_releases)
     leases = [Lease(store, f"all{number}", ttl=LONG) for number in range(5)]
     for lease in leases:
         lease.acquire()

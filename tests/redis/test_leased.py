@@ -13,10 +13,10 @@ import redis
 from seawall import Bulkhead, Limit, RateLimit, RateLimited, VirtualClock
 from seawall.clock import SYSTEM
 from seawall.errors import BulkheadFull
-from seawall.redis import _batches
-from seawall.redis._batch_grants import Grant, Granted, Refused
-from seawall.redis._batches import LeasedLimits
-from seawall.redis._store import RedisStore
+from seawall.redis.limits.leased import share as leased_share
+from seawall.redis.limits.leased.purses import BatchRequest, GrantedBatch, RefusedBatch
+from seawall.redis.limits.leased.share import LeasedLimits
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server, keys_without_expiry
 from tests.support import let_pass, new_guard
 
@@ -69,7 +69,7 @@ async def _nothing(*_args: Any) -> None:
 
 async def settled(store: RedisStore) -> None:
     """Let what was posted be done."""
-    posts = store._posts
+    posts = store._send_queue
     for _ in range(500):
         if not (len(posts) or posts._asked or posts._sender):
             return
@@ -442,7 +442,7 @@ def test_keys_beyond_the_map_are_decided_by_the_store(
     store: RedisStore, frozen: FrozenClock, monkeypatch: pytest.MonkeyPatch, client: redis.Redis
 ) -> None:
     """The map of purses is bounded; those without one are decided exactly, none is forgotten."""
-    monkeypatch.setattr(_batches, "MAX_KEYS", 5)
+    monkeypatch.setattr(leased_share, "MAX_KEYS", 5)
 
     async def main() -> None:
         pod = Pod(store, "8/s", algorithm="fixed_window", key=lambda user: user, batch=2)
@@ -510,10 +510,10 @@ def test_answers_are_checked(store: RedisStore) -> None:
     pod = Pod(store, "100/s", batch=10)
     holder = pod.share.holder(0, None)
     assert holder is not None
-    grant = Grant(pod.share, holder, 0.0, enough=False)
+    grant = BatchRequest(pod.share, holder, 0.0, enough=False)
     grant.want, grant.least = 10, 2
-    assert grant.read("5,17", 1) == Granted(5, 17)
-    assert grant.read("0,250", 1) == Refused(250.0)
+    assert grant.read("5,17", 1) == GrantedBatch(5, 17)
+    assert grant.read("0,250", 1) == RefusedBatch(250.0)
     for wrong in ("11,17", "1,17", "5", "x", "0", "", "-3,1", "5,1,1"):
         with pytest.raises(ValueError, match=r".*"):
             grant.read(wrong, 1)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from seawall import RateLimit, VirtualClock
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import BEAT
-from seawall.redis import _batch_sections, _pods
-from seawall.redis._batches import LeasedLimits
-from seawall.redis._store import RedisStore
+from seawall.redis import pods as pods_module
+from seawall.redis.limits.leased import purses
+from seawall.redis.limits.leased.share import LeasedLimits
+from seawall.redis.store import RedisStore
 from tests.models.test_rate_batches import Taken, most_over
 from tests.redis.support import FrozenClock
 from tests.support import falsified, new_guard
@@ -124,8 +125,8 @@ def world(
     new_store: Callable[..., RedisStore], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """Return a world in which pods beat when they are told to."""
-    monkeypatch.setattr(_pods.Pods, "start", lambda self: self._store.start())
-    monkeypatch.setattr(_pods, "PATIENCE", 30.0)  # a busy machine is no failure
+    monkeypatch.setattr(pods_module.Pods, "start", lambda self: self._store.start())
+    monkeypatch.setattr(pods_module, "BEAT_TIMEOUT", 30.0)  # a busy machine is no failure
     made = World(new_store, client)
     yield made
     client.delete(made.frozen._key)
@@ -163,11 +164,11 @@ def test_lots_that_are_given_back_and_still_spent_break_it(
     """Ablation: who gives back what it goes on spending admits more than the bound."""
 
     def keep(self: Any, holder: Any, lot: Any) -> None:
-        self.changes.append(_batch_sections.Change(holder, lot, lot.taken, lot.taken - lot.left))
+        self.changes.append(purses.LotChange(holder, lot, lot.taken, lot.taken - lot.left))
         lot.until = float("inf")
         holder.purse._later.append(lot)
 
-    monkeypatch.setattr(_batch_sections.Section, "_give_back", keep)
+    monkeypatch.setattr(purses.PurseSection, "_give_back", keep)
     step = st.sampled_from([(0, "call", 3), (1, "call", 3), (0, "pass", 10), (0, "call", 12)])
     cases = st.tuples(st.just(5), st.just(2), st.lists(step, min_size=14, max_size=14))
     assert falsified(lambda case: leased_within(world, case), cases)

@@ -13,9 +13,9 @@ import pytest
 from seawall import Guard, RateLimit, RateLimited, VirtualClock
 from seawall.clock import SYSTEM
 from seawall.models.rate.split import BEAT
-from seawall.redis._pods import Pods
-from seawall.redis._split import SplitLimits
-from seawall.redis._store import RedisStore
+from seawall.redis.limits.split import SplitLimits
+from seawall.redis.pods import Pods
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server
 from tests.support import let_pass, new_guard
 

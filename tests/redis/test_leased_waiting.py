@@ -13,11 +13,10 @@ from seawall import Bulkhead, Limit, RateLimit, RateLimited
 from seawall.clock import SYSTEM
 from seawall.errors import BulkheadFull, StoreUnavailable
 from seawall.models.rate.batches import NOTHING
-from seawall.redis import _batch_watch
-from seawall.redis._batch_grants import Buying, Grant, Granted
-from seawall.redis._batch_sections import Section
-from seawall.redis._batches import LeasedLimits
-from seawall.redis._store import RedisStore
+from seawall.redis.limits.leased import share as leased_share
+from seawall.redis.limits.leased.purses import BatchRequest, BatchWaiter, GrantedBatch, PurseSection
+from seawall.redis.limits.leased.share import LeasedLimits
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server
 from tests.redis.test_leased import Pod, _nothing, left, quiet
 from tests.support import let_pass, new_guard
@@ -139,13 +138,13 @@ def test_a_question_that_is_lost_is_asked_again(store: RedisStore, frozen: Froze
     pod = Pod(store, "100/min", algorithm="sliding_log", batch=8)
     asyncio.run(pod.call())
     (holder,) = pod.share.holders[0].values()
-    lost = holder.grant = Grant(pod.share, holder, 0.0, enough=False)
+    lost = holder.grant = BatchRequest(pod.share, holder, 0.0, enough=False)
     holder.lost_at = pod.clock.now() + 5.0
     pod.clock.advance(6.0)
     frozen.advance(6_000_000)
     assert asyncio.run(pod.call()) == 1
     before = pod.held
-    pod.share.arrived(holder, lost, Granted(3, frozen.now_us))
+    pod.share.arrived(holder, lost, GrantedBatch(3, frozen.now_us))
     assert pod.held == before
     pod.share.arrived(holder, lost, StoreUnavailable("no"))
     assert pod.held == before
@@ -178,7 +177,7 @@ def test_what_is_granted_too_late_goes_back(
     assert asyncio.run(after_a_late_answer(server)) == 1000
     with server.client() as client:
         client.flushall()
-    monkeypatch.setattr(Grant, "granted", lambda _self, _answer: None)
+    monkeypatch.setattr(BatchRequest, "granted", lambda _self, _answer: None)
     assert asyncio.run(after_a_late_answer(server)) < 1000
 
 
@@ -205,7 +204,7 @@ def test_a_busy_loop_is_no_dead_store(
     """What has arrived is read before anybody gives up; ablation: without a second look."""
     limits = [Limit("100000/s", name="a"), Limit("50000/s", name="b")][: 1 + several]
     assert asyncio.run(calls_of_a_busy_loop(server, "one", *limits)) == 20
-    monkeypatch.setattr(_batch_watch.Watch, "_look_again", _batch_watch.Watch._give_up)
+    monkeypatch.setattr(leased_share.WaitTimer, "_look_again", leased_share.WaitTimer._give_up)
     assert asyncio.run(calls_of_a_busy_loop(server, "two", *limits)) < 20
 
 
@@ -217,7 +216,7 @@ def test_who_waits_too_long_is_told_in_time(store: RedisStore) -> None:
         pod.share.patience = 0.02
         holder = pod.share.holder(0, None)
         assert holder is not None
-        holder.grant = Grant(pod.share, holder, 0.0, enough=False)  # one that never ends
+        holder.grant = BatchRequest(pod.share, holder, 0.0, enough=False)  # one that never ends
         holder.lost_at = float("inf")
         assert await pod.call() == 0
         tasks = [asyncio.create_task(pod.call()) for _ in range(5)]
@@ -265,7 +264,7 @@ def test_a_blocked_loop_holds_up_no_other_thread(
         assert admitted == 10
         assert slowest < 2.0
     with RedisStore(redis_url, prefix="starved", timeout=0.3) as store:
-        monkeypatch.setattr(Section, "_doubt", lambda *_args: None)
+        monkeypatch.setattr(PurseSection, "_doubt", lambda *_args: None)
         assert calls_beside_a_blocked_loop(store)[0] == 0
 
 
@@ -277,15 +276,18 @@ def test_a_thread_does_not_wait_for_a_loops_next_question_either(
     holder = pod.share.holder(0, None)
     assert holder is not None
     store.start()
-    buying, woken = Buying(pod.share, "sync", pod.limit._charges((), {}), SYSTEM), threading.Event()
+    buying, woken = (
+        BatchWaiter(pod.share, "sync", pod.limit._charges((), {}), SYSTEM),
+        threading.Event(),
+    )
     buying.wake = lambda: woken.set() is None
     holder.line[buying] = 3
     buying.holders = [holder]
 
     async def main() -> None:
-        grant = holder.grant = Grant(pod.share, holder, SYSTEM.now(), enough=False)
+        grant = holder.grant = BatchRequest(pod.share, holder, SYSTEM.now(), enough=False)
         holder.lost_at = float("inf")
-        pod.share.arrived(holder, grant, Granted(1, frozen.now_us))
+        pod.share.arrived(holder, grant, GrantedBatch(1, frozen.now_us))
         assert holder.grant is not grant
         assert woken.wait(5)  # in the loop's own thread: nothing goes on there meanwhile
 
@@ -315,13 +317,13 @@ def test_the_verdict_is_there_before_anybody_can_look(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stands in no line reads it without the lock, in whatever thread."""
-    step_out, seen = Buying.step_out, []
+    step_out, seen = BatchWaiter.step_out, []
 
-    def watched(self: Buying) -> None:
+    def watched(self: BatchWaiter) -> None:
         seen.append(self.verdict)
         step_out(self)
 
-    monkeypatch.setattr(Buying, "step_out", watched)
+    monkeypatch.setattr(BatchWaiter, "step_out", watched)
     assert asyncio.run(Pod(store, "1000/s", batch=4).call()) == 1
     assert seen
     assert None not in seen
@@ -350,7 +352,7 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         assert door.open is NOTHING
         while not store.up:
             await let_pass(0.01)
-        _batch_watch.moved(ref(pod.share))
+        leased_share.moved(ref(pod.share))
         assert door.open is lot
         pod.limit.update(limits="2000/min")
         assert door.open is NOTHING

@@ -23,10 +23,10 @@ from seawall import (
     subscribe,
 )
 from seawall.errors import StoreUnavailable
-from seawall.redis._limits_exact import Round
-from seawall.redis._link import Link
-from seawall.redis._store import RedisStore
-from seawall.runtime.events import SettingsDiffer
+from seawall.events import SettingsDiffer
+from seawall.redis.connections import LoopConnection
+from seawall.redis.limits.exact import QuestionRound
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 from tests.redis.test_agreement_rates import ALGORITHMS, START, PatientClock, flush
 from tests.support import let_pass, new_guard
@@ -433,7 +433,7 @@ def test_without_giving_back_the_cancelled_would_use_up_the_limit(
     store: RedisStore, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If who is cancelled did not part from the others, its grant would be lost."""
-    monkeypatch.setattr(Round, "part", lambda *_: None)
+    monkeypatch.setattr(QuestionRound, "part", lambda *_: None)
     assert asyncio.run(missing_after_cancellations(store, rng, "cut")) > 0
 
 
@@ -759,7 +759,7 @@ def test_an_answer_that_makes_no_sense_is_none(
     async def exchange(*_args: Any) -> Any:
         return reply
 
-    monkeypatch.setattr(Link, "exchange", exchange)
+    monkeypatch.setattr(LoopConnection, "exchange", exchange)
     with pytest.raises(StoreUnavailable, match="makes no sense"):
         share.decide(limit._charges((), {}))
 

@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from seawall import Limit, RateLimit, RateLimited, StoreUnavailable
-from seawall.redis import _limits, _link
-from seawall.redis._limits_exact import ExactLimits, Round
-from seawall.redis._limits_wire import Names
-from seawall.redis._store import RedisStore
+from seawall.redis import connections
+from seawall.redis.limits import shared
+from seawall.redis.limits.exact import ExactLimits, QuestionRound
+from seawall.redis.limits.wire import ScriptKeys
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, mutate
 from tests.redis.test_agreement_rates import START, PatientClock, flush
 from tests.redis.test_limits import ok, reasons
@@ -69,8 +70,8 @@ def test_a_round_that_another_loop_has_replaced_closes_without_harm(store: Redis
             return self.pop(key, None)  # as if the other thread were faster
 
     rounds: Any = Racing()
-    rounds[takings] = Round(share.terms, takings, None, rounds)  # type: ignore[arg-type]
-    rounds[takings].ask(Names(share.terms))
+    rounds[takings] = QuestionRound(share.terms, takings, None, rounds)  # type: ignore[arg-type]
+    rounds[takings].ask(ScriptKeys(share.terms))
     assert not rounds
 
 
@@ -85,7 +86,7 @@ def test_an_answer_that_comes_too_late_is_given_back_once(
         for _ in range(50):
             await guard.acall(ok)
         task = asyncio.get_running_loop().create_task(guard.acall(ok))
-        deliver = _link.Asking.deliver
+        deliver = connections.Asking.deliver
 
         def late(asking: Any, answer: Any) -> None:
             asking.fail(StoreUnavailable("late"))
@@ -93,7 +94,7 @@ def test_an_answer_that_comes_too_late_is_given_back_once(
             task.cancel()
 
         with monkeypatch.context() as patch:
-            patch.setattr(_link.Asking, "deliver", late)
+            patch.setattr(connections.Asking, "deliver", late)
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.to_thread(flush, store)
         assert (await limit.apeek()).left == 50
@@ -107,13 +108,13 @@ async def lost_by_cancelling(store: RedisStore) -> int:
     await limit.areserve(cost=1)
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(limit.areserve(cost=10)) for _ in range(20)]
-    while not store._links.here()._tasks:
+    while not store._connections.here()._tasks:
         await let_pass(0)
     for task in tasks:
         task.cancel()
     taken = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in taken)
-    while store._links.here()._tasks:
+    while store._connections.here()._tasks:
         await let_pass(0.001)
     await asyncio.to_thread(flush, store)
     return 999 - (await limit.apeek()).left
@@ -123,9 +124,9 @@ def test_a_cancelled_reservation_is_given_back_after_it_was_taken(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one call under way at a time, no undoing overtakes what it undoes; ablated, it does."""
-    monkeypatch.setattr(_link, "AT_ONCE", 1)
+    monkeypatch.setattr(connections, "MOST_CONCURRENT", 1)
     assert asyncio.run(lost_by_cancelling(store)) == 0
-    monkeypatch.setattr(_limits.Terms, "unwanted", lambda *_: None)
+    monkeypatch.setattr(shared.LimitTerms, "unwanted", lambda *_: None)
     assert asyncio.run(lost_by_cancelling(store)) > 0
 
 
@@ -143,7 +144,7 @@ def test_two_policies_of_one_name_have_reservations_of_their_own(
         return limits[0].peek().left
 
     assert left() == 100
-    monkeypatch.setattr(_limits, "_serial", iter([7] * 9))
+    monkeypatch.setattr(shared, "_serial", iter([7] * 9))
     assert left() < 100
 
 
@@ -154,7 +155,7 @@ def test_what_is_admitted_alone_while_the_store_is_up_counts_there(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If every second answer is late, both budgets are not spent; unless nobody tells the store."""
-    deliver, calls = _link.Asking.deliver, iter(range(10_000))
+    deliver, calls = connections.Asking.deliver, iter(range(10_000))
 
     def sometimes(asking: Any, answer: Any) -> None:
         if next(calls) % 2:
@@ -172,7 +173,7 @@ def test_what_is_admitted_alone_while_the_store_is_up_counts_there(
             limit._sharing.exhausted.clear()
         return count
 
-    monkeypatch.setattr(_link.Asking, "deliver", sometimes)
+    monkeypatch.setattr(connections.Asking, "deliver", sometimes)
     assert admitted("told", "local") == 40 + 10  # 10: what the pod may have alone
     assert admitted("open", "open") == 40 + 10
     assert admitted("closed", "closed") == 30

@@ -13,7 +13,7 @@ import pytest
 
 from seawall import Limit, RateLimit, RateLimited, StoreModeChanged, StoreUnavailable, subscribe
 from seawall.clock import VirtualClock
-from seawall.redis._store import RedisStore
+from seawall.redis.store import RedisStore
 from tests.redis.support import Server, eventually
 from tests.redis.test_limits import ok, until
 from tests.support import new_guard

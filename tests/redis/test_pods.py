@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.split import BEAT, LIFE, SETTLED, Members
-from seawall.redis import _pods
-from seawall.redis._pods import Pods
-from seawall.redis._store import RedisStore
+from seawall.redis import pods as pods_module
+from seawall.redis.pods import Pods
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 from tests.support import falsified
 
@@ -312,7 +312,7 @@ def test_a_child_process_is_another_pod(store: RedisStore) -> None:
 def test_an_answer_that_makes_no_sense_changes_nothing(reply: Any) -> None:
     """What comes from a store is not trusted."""
     with pytest.raises(StoreUnavailable):
-        _pods._read(reply)
+        pods_module._read_pods(reply)
 
 
 # The rule, over random histories: nobody counts fewer than live, once they have settled.

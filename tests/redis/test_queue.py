@@ -32,15 +32,15 @@ from seawall import (
 )
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
+from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem, _steps
 from seawall.jobs._bells import Bells
 from seawall.jobs._codec import MOST_BYTES, decode, encode
 from seawall.jobs._driven import Ask
 from seawall.jobs._steps import POLL
 from seawall.redis import queue as module
-from seawall.redis._store import RedisStore
 from seawall.redis.queue import PARTS, PriorityQueue
-from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer
+from seawall.redis.store import RedisStore
 from seawall.testing import run_virtual
 from tests.redis.support import FrozenClock, Server, eventually, keys_without_expiry, mutate
 from tests.support import let_pass, new_guard
@@ -951,14 +951,14 @@ def test_a_queue_made_for_one_request_leaves_nothing_behind(store: RedisStore) -
     gc.collect()
     assert [queue for queue in queues if queue() is not None] == []
     assert len(store._background._handles) == before
-    assert store._pushes._listeners == {}
+    assert store._subscriptions._listeners == {}
 
 
 def test_who_only_claims_does_not_listen_to_ends(store: RedisStore) -> None:
     """Each end would be a message to every worker."""
     queue = PriorityQueue(store, "mails")
     queue.claim(wait=0.001)
-    assert set(store._pushes._listeners) == {queue._calls.stirred}
+    assert set(store._subscriptions._listeners) == {queue._calls.stirred}
 
 
 def test_pods_with_other_limits_harm_no_job(new_store: Callable[..., RedisStore]) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from seawall.clock import SYSTEM
-from seawall.redis._store import RedisStore
 from seawall.redis.queue import PriorityQueue
+from seawall.redis.store import RedisStore
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE = 1.0

@@ -14,12 +14,12 @@ import pytest
 from seawall import VirtualClock, subscribe
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
+from seawall.events import JobDied
 from seawall.jobs import Claim, Worker
 from seawall.jobs._driven import Ask
-from seawall.redis import _queue_releases as releases
-from seawall.redis._store import RedisStore
+from seawall.redis import queue as releases
 from seawall.redis.queue import PriorityQueue
-from seawall.runtime.events import JobDied
+from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server, mutate
 from tests.redis.test_queue import fork, wait_until
 from tests.support import let_pass
@@ -114,7 +114,7 @@ def test_a_release_is_tried_until_the_store_answers(
     try:
         with pytest.raises(StoreUnavailable):
             queue.claim()
-        SYSTEM.sleep(releases.EVERY + 0.2)
+        SYSTEM.sleep(releases.RELEASE_EVERY + 0.2)
         assert len(queue._releases) == 1
     finally:
         server.thaw()
@@ -271,8 +271,8 @@ def test_releases_are_bounded_in_number_and_time(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first are kept, since the later were never sent; and none for ever."""
-    monkeypatch.setattr(releases, "MOST", 3)
-    made = releases.Releases()
+    monkeypatch.setattr(releases, "MOST_RELEASES", 3)
+    made = releases.ClaimReleases()
     for number in range(5):
         ask = Ask("release", (str(number), SECOND))
         made.add(PriorityQueue(store, "mails")._calls, ask, SECOND)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
-from seawall.redis import _link
-from seawall.redis._health import Health
-from seawall.redis._keys import key_part, make_key, name_part
+from seawall.redis import connections
+from seawall.redis.health import StoreHealth
+from seawall.redis.keys import key_part, make_key, name_part
 from seawall.runtime.runners import wait_async, wait_sync
 from tests.redis.support import Server, eventually, keys_without_expiry, lua, mutate
 from tests.support import settled
@@ -54,14 +54,14 @@ class Echo:
 @pytest.fixture
 def echo(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Echo:
     """Return questions whose answers are ten times what was asked."""
-    from seawall.redis import _core
+    from seawall.redis import store as store_module
 
     text = """
     local answers = {}
     for place = 1, #ARGV do answers[place] = ARGV[place] * 10 end
     return answers
     """
-    monkeypatch.setattr(_core, "lua", lambda name: text if name == "echo" else lua(name))
+    monkeypatch.setattr(store_module, "lua", lambda name: text if name == "echo" else lua(name))
     return Echo(store.key("echo", "x"))
 
 
@@ -80,7 +80,7 @@ def test_several_loops_one_after_another_use_one_store(store: RedisStore):
     key = store.key("store", "x")
     for _ in range(3):
         assert asyncio.run(store.acall("probe", [key], [])) == 1
-    assert not store._links
+    assert not store._connections
 
 
 def test_a_script_that_the_server_forgot_is_sent_again_in_the_same_call(
@@ -213,14 +213,14 @@ def test_nonsense_from_the_store_is_an_unavailable_store(store: RedisStore, echo
         asyncio.run(ask_many(store, echo, 3))
 
 
-def test_lanes_that_nobody_uses_are_forgotten(store: RedisStore, echo: Echo, monkeypatch):
+def test_queues_that_nobody_uses_are_forgotten(store: RedisStore, echo: Echo, monkeypatch):
     """Policies come and go; the link does not keep all that ever asked."""
-    monkeypatch.setattr(_link, "LANES", 4)
+    monkeypatch.setattr(connections, "MOST_QUEUES", 4)
 
     async def main() -> int:
         for _ in range(20):
             await ask_many(store, Echo(echo.key), 1)
-        return len(store._link()._lanes)
+        return len(store._connection()._queues)
 
     assert asyncio.run(main()) <= 5
 
@@ -229,7 +229,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent(
     store: RedisStore, client: redis.Redis, monkeypatch
 ):
     """Calls that were given up before their turn came have no effect later."""
-    monkeypatch.setattr(_link, "AT_ONCE", 1)
+    monkeypatch.setattr(connections, "MOST_CONCURRENT", 1)
     keys = [store.key("store", str(number)) for number in range(200)]
 
     async def main() -> None:
@@ -314,7 +314,7 @@ def test_a_cancelled_call_never_yields_anothers_reply(store: RedisStore):
     asyncio.run(main())
 
 
-# --- Health ---
+# --- StoreHealth ---
 
 
 def test_a_killed_server_is_noticed_and_so_is_its_return(new_store: NewStore, server: Server):
@@ -381,7 +381,7 @@ def test_nothing_runs_before_it_is_needed(store: RedisStore):
     """Making a store, and registering jobs, starts no thread and opens no connection."""
     store.every(1.0, lambda: None)  # type: ignore[arg-type,return-value]
     assert store._background.thread is None
-    assert not store._links
+    assert not store._connections
 
 
 def test_closing_ends_the_thread_and_waits_for_what_is_to_be_flushed(
@@ -417,7 +417,7 @@ def test_closing_in_a_loop_closes_its_connections_too(new_store: NewStore):
         return store
 
     store = asyncio.run(main())
-    assert not store._links
+    assert not store._connections
     thread = store._background.thread
     assert thread is not None
     assert not thread.is_alive()
@@ -431,7 +431,7 @@ def test_posts_are_sent_in_order(store: RedisStore, client: redis.Redis):
     store.post("probe", [store.key("store", "done")], [])
     eventually(lambda: client.exists(store.key("store", "done")))
     assert client.get(key) == b"0"
-    assert store._posts.dropped == 0
+    assert store._send_queue.dropped == 0
 
 
 def test_posts_to_a_dead_store_are_dropped_and_counted(new_store: NewStore, server: Server):
@@ -441,8 +441,8 @@ def test_posts_to_a_dead_store_are_dropped_and_counted(new_store: NewStore, serv
     server.kill()
     for _ in range(100):
         store.post("probe", [store.key("store", "x")], [])
-    eventually(lambda: store._posts.dropped == 100)
-    assert not store._posts
+    eventually(lambda: store._send_queue.dropped == 100)
+    assert not store._send_queue
 
 
 def test_a_job_runs_when_asked_for_and_survives_its_own_failures(store: RedisStore, caplog):
@@ -528,7 +528,7 @@ def test_the_collector_may_end_jobs_and_listeners_at_any_moment(new_store: NewSt
     handle = store.every(60.0, job)
     stop = store.listen(store.channel("store", "x"), print)
     inside: list[str] = []
-    for part in (store._background, store._pushes):
+    for part in (store._background, store._subscriptions):
         with part._mutex:  # as if the collector came in the middle of a section
             handle.stop()
             stop()
@@ -536,7 +536,7 @@ def test_the_collector_may_end_jobs_and_listeners_at_any_moment(new_store: NewSt
         settled(part._mutex)
     assert inside == ["alive", "alive"]
     assert handle not in store._background._handles
-    assert store._pushes._listeners == {}
+    assert store._subscriptions._listeners == {}
 
 
 def test_a_closed_store_wakes_who_listens_and_takes_no_more(new_store: NewStore):
@@ -578,7 +578,7 @@ def test_what_is_gone_has_nothing_to_flush(store: RedisStore):
 
 def test_a_store_that_comes_and_goes_is_left_alone_for_longer_each_time():
     """Breaks go on growing until the store has stayed up for a while."""
-    health = Health()
+    health = StoreHealth()
     pauses = []
     for _ in range(3):
         health.failed("a test", certain=True)
@@ -593,7 +593,7 @@ def test_a_store_that_comes_and_goes_is_left_alone_for_longer_each_time():
 
 def test_a_full_store_that_does_not_even_answer_is_asked_by_nobody():
     """Queues go on with a full server until it fails three times in a row, or a look says why."""
-    health = Health()
+    health = StoreHealth()
     health.failed("OOM", full=True)
     assert (health.up, health.full) == (False, True)
     for cause_is_full in (False, False, True, False, False):

@@ -28,8 +28,8 @@ from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.jobs._driven import Ask
 from seawall.models.shedding.codel import QueueShed
-from seawall.redis._store import RedisStore
 from seawall.redis.queue import PriorityQueue
+from seawall.redis.store import RedisStore
 from seawall.testing import no_leaked_permits, run_virtual, virtual_time
 from tests.redis.support import Server
 from tests.support import let_pass, new_guard

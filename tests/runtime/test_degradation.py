@@ -22,9 +22,9 @@ from seawall import (
     Fallback,
     Guard,
     IoPool,
-    Ladder,
     Overloaded,
     Pool,
+    ServiceLevels,
     ThreadBulkhead,
     Timeout,
     degradations,
@@ -33,7 +33,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clients.llm import Model, Models
-from seawall.runtime.events import Degraded
+from seawall.events import Degraded
 from seawall.testing import ScriptedService, Step, answer, fail, run_virtual, slow, virtual_time
 
 
@@ -149,14 +149,14 @@ def test_a_stale_answer_tells_its_age_and_is_counted_apart():
 
 
 def test_a_stale_level_of_a_fallback_counts_as_stale():
-    """`cache.stale` is the same old answer, also as a rung of a ladder."""
+    """`cache.stale` is the same old answer, also as a rung of a levels."""
     with virtual_time() as clock:
         cache = Cache(1.0, stale_if_error=60.0)
         filled = Guard("filled", cache)
         filled.call(popular_items)
         clock.advance(5.0)
-        ladder = Ladder("shop", load=lambda: 0.0)
-        for level in (cache.stale, ladder.rung("cached", cache.stale)):
+        levels = ServiceLevels("shop", load=lambda: 0.0)
+        for level in (cache.stale, levels.at("cached", cache.stale)):
             guard = Guard("asked", Fallback(level, static(0)))
             result = guard.attempt(down)
             assert (result.value, result.source, result.age) == ("bread", "cache: stale", 5.0)
@@ -387,20 +387,20 @@ def test_substitutes_of_pools_and_models_are_collected():
     assert (result.source, type(result.cause)) == ("small", Lost)
 
 
-def test_a_ladder_that_says_no_is_collected():
+def test_service_levels_that_say_no_is_collected():
     """A handler that asks and gives less is degraded; one that is allowed is not; nor is a rung."""
-    ladder = Ladder("shop", load=lambda: 0.0)
+    levels = ServiceLevels("shop", load=lambda: 0.0)
     heard: list[Any] = []
     stop = subscribe(heard.append, Degraded)
     with degradations() as seen:
-        assert ladder.allows("full")
-        ladder.pin("partial")
-        assert not ladder.allows("full")
-        assert ladder.allows("partial")
-        guard = Guard("page", Fallback(ladder.rung("cached", down), static(0)), ladder.gate("full"))
+        assert levels.allows("full")
+        levels.pin("partial")
+        assert not levels.allows("full")
+        assert levels.allows("partial")
+        guard = Guard("page", Fallback(levels.at("cached", down), static(0)), levels.gate("full"))
         guard.call(popular_items)
     stop()
-    assert told(seen) == [("shop", "ladder: partial", 2), ("page", "static", 2)]
+    assert told(seen) == [("shop", "service level: partial", 2), ("page", "static", 2)]
     assert [one.reason for one in seen] == [Overloaded.reason] * 2
     assert told(heard) == [("page", "static", 2)]
 
@@ -431,7 +431,7 @@ def test_a_block_has_exactly_what_was_degraded_while_it_was_open(steps):
 
 def test_stale_answers_are_a_metric():
     """What is read of a guard has degraded and stale apart."""
-    from seawall.telemetry.readings import readings_of
+    from seawall.telemetry._readings import readings_of
 
     with virtual_time() as clock:
         guard = Guard("shop", Cache(1.0, stale_if_error=60.0))

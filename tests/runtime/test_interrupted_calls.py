@@ -34,7 +34,7 @@ from seawall import (
 )
 from seawall.clock import VirtualClock
 from seawall.policies.rate_limit.waiting import KeyQueue
-from seawall.pools._lending import Lending
+from seawall.resources.pool.lending import Lending
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts

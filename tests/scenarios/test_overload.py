@@ -29,10 +29,10 @@ from seawall import (
     by_criticality,
     codel,
 )
+from seawall.load.signals import in_flight, occupancy, queue_time
 from seawall.models.shedding.codel import CodelState
 from seawall.models.shedding.rules import ByCriticality
 from seawall.runtime.slots import Slots
-from seawall.signals import in_flight, occupancy, queue_time
 from seawall.testing import run_virtual
 from tests.scenarios.server import Report, Server, run_clients
 from tests.support import new_guard

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from seawall import Breaker, Guard, growing, single
-from seawall.demo._settings import PODS, PROTECTED, RATE
-from seawall.demo.pod import Prices, vendor_guard
-from seawall.demo.vendor import Vendor as DemoVendor
 from seawall.testing import run_virtual
+from seawall_demo._settings import PODS, PROTECTED, RATE
+from seawall_demo.pod import Prices, vendor_guard
+from seawall_demo.vendor import Vendor as DemoVendor
 from tests.scenarios.server import Server
 from tests.support import let_pass
 

@@ -38,9 +38,9 @@ def test_everything_is_listed_by_kind_and_name(world: World):
     shown = seawall.snapshot()
     json.dumps(shown, allow_nan=False)
     kinds = """channel dispatcher executor fifo_receiver guard health idempotency
-        idempotent_requests inbox job_worker jobs ladder later later_worker lease lifecycle llm
-        members models outbox pool queue request_limits serializer store upstreams watchdog
-        worker"""
+        idempotent_requests inbox job_worker jobs later later_worker lease lifecycle llm
+        members models outbox pool queue request_limits serializer service_levels store
+        upstreams watchdog worker"""
     assert set(kinds.split()) <= set(shown)
     assert not [one for things in shown.values() for one in things if "snapshot_error" in one]
     (vendor,) = _named("guard", "w-vendor")

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import seawall
 from seawall import Breaker, Bulkhead, Guard, Retry, VirtualClock
-from seawall.runtime.events import BreakerChanged, CallRejected, emit, listening
+from seawall.events import BreakerChanged, CallRejected
+from seawall.events.bus import emit, listening
 from seawall.telemetry import METRICS, export_opentelemetry, export_prometheus, log_events
 from tests.support import new_guard
 

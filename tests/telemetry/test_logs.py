@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Fallback, Guard, Retry, constant, single, static
+from seawall import Breaker, Fallback, Guard, Retry, constant, events, single, static
 from seawall.clock import VirtualClock
-from seawall.runtime import degradation, events, log
-from seawall.runtime import edge_events as edge
-from seawall.runtime.events import Event, emit
+from seawall.events import Event, log
+from seawall.events.bus import emit, muted
+from seawall.runtime import degradation
 from seawall.telemetry import log_events, logs
 from seawall.testing import ScriptedService, answer, fail, virtual_time
 
@@ -78,7 +78,7 @@ def _changed(before: str, after: str, **rest: Any) -> dict[str, Any]:
             _changed("local", "shared", cause="it answers", policy="breaker", store="redis"),
         ),
         (
-            edge.HealthChanged,
+            events.HealthChanged,
             _changed("healthy", "degraded", check="db", output="slow"),
             _changed("degraded", "healthy", check="db", output=""),
         ),
@@ -103,15 +103,15 @@ def test_the_end_of_a_trouble_is_as_loud_as_its_beginning(
 def test_a_check_that_is_healthy_at_its_first_look_is_no_warning(read: pytest.LogCaptureFixture):
     """A service that begins has recovered from nothing."""
     with log_events():
-        emit(edge.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
-        emit(edge.HostRestored, "shop", host="http://a", cause="checks passed")
+        emit(events.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
+        emit(events.HostRestored, "shop", host="http://a", cause="checks passed")
     assert [record.levelname for record in read.records] == ["INFO", "WARNING"]
 
 
 def test_a_level_that_was_given_is_that_of_good_news_too(read: pytest.LogCaptureFixture):
     """With `level=` all records have it."""
     with log_events(level=logging.ERROR):
-        emit(events.LevelChanged, "ladder", **_changed("cached", "full", cause="load"))
+        emit(events.LevelChanged, "service_levels", **_changed("cached", "full", cause="load"))
     assert [record.levelname for record in read.records] == ["ERROR"]
 
 
@@ -123,7 +123,7 @@ def test_a_change_of_state_is_told_among_the_other_values(read: pytest.LogCaptur
             "vendor",
             **_changed("shared", "local", cause="no route\nto host", policy="breaker", store="r 1"),
         )
-        emit(edge.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
+        emit(events.HealthChanged, "shop", **_changed("unknown", "healthy", check="db", output=""))
     lost, healthy = (message for _level, message in _lines(read))
     told = r"policy=breaker store='r 1' shared -> local ('no route\nto host')"
     assert lost == f"store_mode_changed in 'vendor': {told}"
@@ -407,7 +407,7 @@ def test_a_degraded_answer_that_is_not_logged_is_not_built(monkeypatch: pytest.M
 @pytest.mark.usefixtures("changes")
 def test_a_simulation_logs_no_degraded_answers(read: pytest.LogCaptureFixture):
     """What is only forecast has not happened."""
-    with events.muted():
+    with muted():
         Guard("vendor", Fallback(static("later"))).call(hidden_bug)
     assert _lines(read) == []
 
@@ -437,7 +437,7 @@ def test_logging_that_fails_harms_no_call(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("changes")
 def test_a_simulation_logs_no_changes(read: pytest.LogCaptureFixture):
     """What is only forecast has not happened."""
-    with events.muted():
+    with muted():
         trip()
     assert _lines(read) == []
 

@@ -14,10 +14,10 @@ import seawall
 from seawall import Breaker, Guard, Pool
 from seawall.members import MemberState, MemberView
 from seawall.telemetry import METRICS
-from seawall.telemetry.metrics import BY_NAME, Metric
-from seawall.telemetry.readings import autoscale_load, readings_of
-from seawall.telemetry.series import OTHER, Series, label
-from seawall.telemetry.thresholds import LOAD_WARN
+from seawall.telemetry._names import BY_NAME, Metric
+from seawall.telemetry._readings import autoscale_load, readings_of
+from seawall.telemetry._series import OTHER, Series, label
+from seawall.telemetry._thresholds import LOAD_WARN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 from tests.telemetry.promql import labels_of
@@ -251,7 +251,7 @@ def test_several_in_one_state_are_told_as_one():
             "guard": [{"name": "v", "policies": breakers}],
             "health": [{"name": "s", "levels": {"ready": "unhealthy"}}] * 2,
             "lifecycle": [{"name": "s", "state": "ready", "in_flight": 1}] * 2,
-            "ladder": [{"name": "l", "level": "full"}, {"name": "l", "level": "static"}],
+            "service_levels": [{"name": "l", "level": "full"}, {"name": "l", "level": "static"}],
         }
     )
     states = {key[-1] for key in told if key[0] == "seawall_breaker_state" and told[key] == 1}
@@ -259,7 +259,9 @@ def test_several_in_one_state_are_told_as_one():
     assert told["seawall_health_state", "s", "ready", "unhealthy"] == 1
     assert told["seawall_lifecycle_state", "s", "ready"] == 1
     assert told["seawall_requests_in_flight", "s"] == 2
-    assert told["seawall_ladder_level", "l", "full"] == told["seawall_ladder_level", "l", "static"]
+    assert (
+        told["seawall_service_level", "l", "full"] == told["seawall_service_level", "l", "static"]
+    )
     assert max(told.values()) == 2
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, Guard, VirtualClock
 from seawall._redaction import printable
-from seawall.runtime.events import BreakerChanged, emit
+from seawall.events import BreakerChanged
+from seawall.events.bus import emit
 from seawall.telemetry import log_events
 
 LOGGER = "seawall.test.structlog"

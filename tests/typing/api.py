@@ -30,7 +30,6 @@ from seawall import (
     Guard,
     Hedge,
     IoPool,
-    Ladder,
     Limit,
     LoopWatchdog,
     Pool,
@@ -42,6 +41,7 @@ from seawall import (
     RetryBudget,
     Serializer,
     ServiceLevel,
+    ServiceLevels,
     Shed,
     Stripes,
     ThreadBulkhead,
@@ -71,7 +71,6 @@ from seawall import (
     guards_from_toml,
     n_of_m,
     quantile,
-    signals,
     static,
     subscribe,
     tenant,
@@ -87,6 +86,7 @@ from seawall.clients import httpx2 as seawall_httpx2
 from seawall.clients import llm
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
+from seawall.load import signals
 from seawall.testing import ScriptedService, answer, run_virtual
 from seawall.web import checks
 from seawall.web.fastapi import guarded, protect
@@ -454,7 +454,7 @@ async def check_executors() -> None:
         assert_type(watchdog, LoopWatchdog)
 
 
-# --- Contention, ladder, signals ---
+# --- Contention, levels, signals ---
 
 
 async def _read() -> tuple[int, str]:
@@ -483,15 +483,15 @@ async def check_contention() -> None:
     Stripes("8", dict)  # type: ignore[arg-type]
 
 
-def check_ladder() -> None:
+def check_levels() -> None:
     """Check that rungs keep what a function returns, and that levels compare."""
-    ladder = Ladder(
+    levels = ServiceLevels(
         "shop", load=signals.smoothed(signals.process_cpu()), depends_on={vendor: "cached"}
     )
-    assert_type(ladder.level, ServiceLevel)
-    assert_type(ladder.allows("cached"), bool)
-    assert_type(ladder.rung("static", _size)("a"), int)
-    Guard("shop", Fallback(ladder.rung("cached", _size)), ladder.gate(), Timeout(1.0))
+    assert_type(levels.level, ServiceLevel)
+    assert_type(levels.allows("cached"), bool)
+    assert_type(levels.at("static", _size)("a"), int)
+    Guard("shop", Fallback(levels.at("cached", _size)), levels.gate(), Timeout(1.0))
     assert_type(signals.highest(lambda: 0.5, signals.loop_lag())(), float)
     assert_type(signals.in_flight(Bulkhead(1)), signals.Signal)
     signals.latched(0.5)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from seawall import Fallback, Guard, static
-from seawall.runtime.events import Degraded
+from seawall.events import Degraded
 from seawall.web import Edge
 from seawall.web.edge.degradation_report import write_degraded
 from seawall.web.fastapi import protect

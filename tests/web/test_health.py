@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seawall import deadline, subscribe
 from seawall.context import deadline_scope
-from seawall.runtime.edge_events import HealthChanged
+from seawall.events import HealthChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from seawall.web.health import Degraded, Health, Healthy, Unhealthy
 from seawall.web.health import watch as _health_watch

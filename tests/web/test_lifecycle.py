@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import subscribe
-from seawall.runtime.edge_events import LifecycleChanged
+from seawall.events import LifecycleChanged
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual
 from seawall.web.lifecycle import Drained, Lifecycle
 from tests.support import falsified, let_pass

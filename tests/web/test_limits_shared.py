@@ -13,7 +13,7 @@ import redis
 from seawall import RateLimited, StoreModeChanged, subscribe
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.models.rate.rates import whole_microseconds
-from seawall.redis._store import RedisStore
+from seawall.redis.store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming

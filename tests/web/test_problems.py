@@ -38,7 +38,6 @@ STATUSES = {
     errors.LeaseLost: 503,
     errors.LaterFull: 503,
     errors.FifoFull: 503,
-    errors.JobNotReady: 503,
     errors.KeyInFlight: 409,
     errors.AmbiguousHeader: 400,
     errors.KeyMissing: 400,

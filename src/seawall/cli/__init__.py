@@ -91,7 +91,7 @@ def _metrics(given: list[str]) -> int:
 
 
 def _top(given: list[str]) -> int:
-    from seawall.cli.top.command import add_arguments, main
+    from seawall.cli.top import add_arguments, main
 
     parser = ArgumentParser("seawall top", description=_about("top"))
     add_arguments(parser)
@@ -138,7 +138,7 @@ def _dead_letters(given: list[str]) -> int:
 
 
 def _demo(given: list[str]) -> int:
-    from seawall.demo import main
+    from seawall_demo import main
 
     return int(main(given))
 
@@ -155,9 +155,7 @@ COMMANDS: Final = {
     "worker": Command(
         _worker, "run workers and dispatchers until a signal stops them", "seawall.cli.worker"
     ),
-    "top": Command(
-        _top, "what goes on in a service, live in the terminal", "seawall.cli.top.command"
-    ),
+    "top": Command(_top, "what goes on in a service, live in the terminal", "seawall.cli.top"),
     "members": Command(
         _members, "which members of a group are alive, suspected or gone", "seawall.cli.members"
     ),
@@ -176,7 +174,7 @@ COMMANDS: Final = {
         "list, replay and drop the dead letters of a pipeline",
         "seawall.cli.dead_letters",
     ),
-    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall.demo"),
+    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
 }
 
 

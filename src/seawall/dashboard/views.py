@@ -25,7 +25,7 @@ class Pod(TypedDict):
     up_seconds: float
 
 
-class PodTrouble(TypedDict):
+class Trouble(TypedDict):
     """A current problem. `id` is the same for as long as it lasts."""
 
     id: str
@@ -45,7 +45,7 @@ class PodTrouble(TypedDict):
     """The id of the trace in which it started, if the process is traced."""
 
 
-class SettingChange(TypedDict):
+class Change(TypedDict):
     """A setting that an operator may change: an argument of `policy.update`."""
 
     name: str
@@ -53,7 +53,7 @@ class SettingChange(TypedDict):
     kind: Literal["number", "text"]
 
 
-class LayerView(TypedDict):
+class Layer(TypedDict):
     """One policy of a guard's stack."""
 
     policy: str
@@ -72,7 +72,7 @@ class LayerView(TypedDict):
     """
     acts: list[str]
     """The possible actions of an operator: "isolate", "close"."""
-    changes: list[SettingChange]
+    changes: list[Change]
 
 
 class Rates(TypedDict):
@@ -107,10 +107,10 @@ class GuardView(TypedDict):
     p95: float | None
     p99: float | None
     """Latencies in seconds."""
-    stack: list[LayerView]
+    stack: list[Layer]
 
 
-class SourceReading(TypedDict):
+class Reading(TypedDict):
     """One of the readings that a collecting source of a pipeline has."""
 
     name: str
@@ -160,7 +160,7 @@ class PipeNode(TypedDict):
     failures: list[tuple[str, int]]
     """Causes, the most frequent first."""
     at_work: list[PipeWork]
-    readings: list[SourceReading]
+    readings: list[Reading]
     facts: list[tuple[str, str]]
 
 
@@ -184,7 +184,7 @@ class Pipes(TypedDict):
     """Number of omitted nodes."""
 
 
-class RowView(TypedDict):
+class Row(TypedDict):
     """Any other object: a limit, a queue, an outbox, a pool, a store..."""
 
     kind: str
@@ -202,7 +202,7 @@ class RowView(TypedDict):
     """Data for drawing, if it is a pipeline."""
 
 
-class PodEvent(TypedDict):
+class Happening(TypedDict):
     """An event or several: a breaker opened, a store was lost.
 
     Events of the same subject that follow each other closely are one entry.
@@ -238,13 +238,13 @@ class View(TypedDict):
     """Utilization: 1.0 is full."""
     operable: bool
     """Whether an operator can act on this pod from where it is shown."""
-    troubles: list[PodTrouble]
+    troubles: list[Trouble]
     guards: list[GuardView]
     all_guards: NotRequired[int]
     """The number of all guards, if that is more than are shown."""
-    sections: dict[str, list[RowView]]
+    sections: dict[str, list[Row]]
     """Rows by title, in order of display: "Limits", "Queues", "Outbox and jobs"..."""
-    happenings: list[PodEvent]
+    happenings: list[Happening]
     """The latest last."""
     age: NotRequired[float]
     """Age of another pod's view in seconds, by the store's clock."""
@@ -252,7 +252,7 @@ class View(TypedDict):
     """Time since which a pod is gone, in Unix seconds."""
 
 
-class ServiceTrouble(PodTrouble):
+class Problem(Trouble):
     """A problem with all pods that have it, and with its consequences."""
 
     pods: list[str]
@@ -260,18 +260,18 @@ class ServiceTrouble(PodTrouble):
     """The address of its runbook."""
     trace_link: NotRequired[str]
     """The address of the trace in which it started."""
-    consequences: list[ServiceTrouble]
+    consequences: list[Problem]
     """The worst first. These have no consequences of their own."""
 
 
-class ServiceVerdict(TypedDict):
+class Verdict(TypedDict):
     """The overall state of all pods, in a few words."""
 
     tone: Tone
     words: str
 
 
-class ServiceEvent(TypedDict):
+class Occurrence(TypedDict):
     """The events of one subject on all pods, in one sentence."""
 
     at: float
@@ -306,17 +306,17 @@ class History(TypedDict):
     """By "kind/name"; the rates of a pipeline's nodes by "pipe/pipeline/node"."""
 
 
-class DashboardMessage(TypedDict):
+class Message(TypedDict):
     """A message to the page and the terminal, sent each `every` seconds; `history` only once."""
 
     title: str
     at: float
     operator: str | None
     """The operator who may act; None if it is read-only."""
-    verdict: ServiceVerdict
-    troubles: list[ServiceTrouble]
+    verdict: Verdict
+    troubles: list[Problem]
     """The problems of all pods, by cause: the worst first, then the oldest."""
-    happened: list[ServiceEvent]
+    happened: list[Occurrence]
     """The events of all pods, the latest first."""
     views: list[View]
     history: dict[str, History] | None

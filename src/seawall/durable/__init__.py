@@ -14,7 +14,6 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.durable._cleaning import cleaning
-    from seawall.durable._jobs_queue import QueuedJobs
     from seawall.durable._jobs_run import JobFunction, JobHandle
     from seawall.durable._jobs_worker import JobWorker
     from seawall.durable.asgi import IdempotentRequests, Keyed, RequestOutcome, keyed
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
         FifoStateLost,
         JobCancelled,
         JobExpired,
-        JobNotReady,
         KeyInFlight,
         KeyMissing,
         KeyReused,
@@ -83,7 +81,7 @@ if TYPE_CHECKING:
         RecordedFailure,
         RecordGarbled,
     )
-    from seawall.runtime.durable_events import EventDied, FifoGap, OutboxBlocked
+    from seawall.events import EventDied, FifoGap, OutboxBlocked
 
 __all__ = [
     "SIGNATURE_HEADER",
@@ -117,7 +115,6 @@ __all__ = [
     "JobExpired",
     "JobFunction",
     "JobHandle",
-    "JobNotReady",
     "JobWorker",
     "Jobs",
     "JobsApi",
@@ -140,7 +137,6 @@ __all__ = [
     "OutboxBlocked",
     "OutboxEvent",
     "Pending",
-    "QueuedJobs",
     "Received",
     "RecordGarbled",
     "RecordedFailure",
@@ -164,7 +160,6 @@ __all__ = [
 
 _HOMES = {
     "durable._cleaning": "cleaning",
-    "durable._jobs_queue": "QueuedJobs",
     "durable._jobs_run": "JobFunction JobHandle",
     "durable._jobs_worker": "JobWorker",
     "durable.asgi": "IdempotentRequests Keyed RequestOutcome keyed",
@@ -186,10 +181,10 @@ _HOMES = {
     "durable.sqlite": "Sqlite",
     "errors": (
         "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
-        "JobNotReady KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
+        "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
         "RecordGarbled RecordedFailure"
     ),
-    "runtime.durable_events": "EventDied FifoGap OutboxBlocked",
+    "events": "EventDied FifoGap OutboxBlocked",
 }
 """The public names by the module that defines them."""
 

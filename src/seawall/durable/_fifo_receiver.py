@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.durable._blocks import Block, named
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
@@ -28,10 +29,10 @@ from seawall.durable._fifo_wire import (
     checked_message,
 )
 from seawall.durable.database import Database
+from seawall.events import FifoGap
+from seawall.events.bus import emit
 from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
-from seawall.runtime.durable_events import FifoGap
-from seawall.runtime.events import emit
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
 
 WIDEST: Final = 10_000

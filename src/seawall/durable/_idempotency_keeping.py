@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager, contextmanager
 from threading import Condition, Thread
 
 from seawall._failures import described
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.context import deadline_var, reset
 from seawall.durable._uncut import Renewal
 from seawall.models.idempotency import KeyClaim
-from seawall.runtime.mutex import survives_fork
 
 
 @contextmanager

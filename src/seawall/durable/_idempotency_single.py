@@ -28,7 +28,6 @@ from seawall.durable._sql import (
     rendered,
     statements,
 )
-from seawall.durable._together import Together
 from seawall.durable.database import Database, in_thread
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
 from seawall.models.idempotency import Garbled, Replay, json_of
@@ -116,10 +115,7 @@ async def asingle(
 
     failure = None
     try:
-        if kind is None and idempotency._together is not None:
-            rows = await _gathered(idempotency._together, database, statement)
-        else:
-            rows = await _asent(database, conn, kind, statement)
+        rows = await _asent(database, conn, kind, statement)
     except Exception as error:  # noqa: BLE001 - handled by the steps
         rows, failure = [], _explained(error, statement, database.names)
     if rows:
@@ -244,10 +240,8 @@ def text_of(
     sql: str,
     events: str,
     terms: Terms,
-    *,
-    one_row: bool = False,
 ) -> Text:
-    """Return the whole statement for a driver's style; with `one_row`, NULL means no row."""
+    """Return the whole statement for a driver's style."""
     # The user's SQL is taken literally: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
     key = statements("postgres", "idempotency")["single"]
@@ -255,11 +249,10 @@ def text_of(
     key = key.replace(":seawall_max_body", str(terms.max_body))
     key = key.replace(":seawall_ttl", str(terms.ttl)).replace(":seawall_rows", ROWS)
     members = f",\n{events.strip().strip(',')}" if events else ""
-    told = f"coalesce(body, {ROWS}) FROM seawall_key"
     return rendered(
         f"WITH {BUSINESS} AS (\n{users}\n){members},\n"
         f"seawall_key AS (\n{key}\n)\n"
-        f"SELECT {f'(SELECT {told})' if one_row else told}",
+        f"SELECT coalesce(body, {ROWS}) FROM seawall_key",
         "postgres",
         style,
         names,
@@ -275,18 +268,6 @@ def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) 
         return database.guard.acall(_aexecute, database, asked)
     rows: Awaitable[Rows] = kind.ask(conn, _text(database, kind, asked), asked.arguments)
     return rows
-
-
-def _gathered(together: Together, database: Database, asked: _Statement) -> Awaitable[Rows]:
-    sql, events, terms, arguments = asked
-
-    def alone() -> Awaitable[Rows]:
-        return _asent(database, None, None, asked)
-
-    if len(sql) + len(events) > LONGEST_REMEMBERED:  # rarely repeated
-        return alone()
-    text = text_of("dollar", database.names, database._now, sql, events, terms, one_row=True)
-    return together.ask(text, arguments, alone)
 
 
 def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Rows:

@@ -15,12 +15,13 @@ from seawall import _checks as check
 from seawall._failures import split_report
 from seawall.clock import Clock
 from seawall.durable import _jobs_steps as steps
-from seawall.durable._jobs_records import JobClaim, is_id, name_of, result_of, shown, stored_error
+from seawall.durable._jobs_records import JobClaim, name_of, result_of, shown, stored_error
 from seawall.durable._jobs_steps import MICRO, Beat, Standing, Taken
 from seawall.durable.database import Database, Operation
+from seawall.events import JobDied
+from seawall.events.bus import emit
 from seawall.jobs._bells import READY, Bells
 from seawall.models.durable_jobs import LOST
-from seawall.runtime.events import JobDied, emit
 from seawall.runtime.mutex import Mutex
 
 CANCELLED: Final = "cancelled"
@@ -51,16 +52,6 @@ class ClaimedJobs:
         begun = self.clock.now()
         taken = await self.database.arun(self._claiming(kinds, count, owner))
         return self._claimed(taken, owner, begun)
-
-    async def _aclaim_one(self, id: str, *, owner: str) -> JobClaim | None:  # noqa: A002
-        """Claim one job; return None if it has ended, is running, is not due or does not exist."""
-        if not is_id(id):
-            return None
-        begun = self.clock.now()
-        lease, ttl = self._lease, self._ttl
-        taken = await self.database.arun(lambda: steps.claiming_one(id, owner, lease, ttl))
-        claims = self._claimed([] if taken is None else [taken], owner, begun)
-        return claims[0] if claims else None
 
     def succeed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
         """End a job with its result; return False if refused: another worker holds the job now."""
@@ -125,12 +116,6 @@ class ClaimedJobs:
     async def _astanding(self, id: str) -> Standing | None:  # noqa: A002
         """Return the state of a job of any scope; None if it does not exist."""
         return await self.database.arun(lambda: steps.standing(id))
-
-    def _to_list(self, kinds: Iterable[str], limit: int) -> Operation[list[tuple[str, int]]]:
-        """List ids and priorities of the claimable jobs, for a queue that may have lost them."""
-        named = _kinds(kinds)
-        most = check.count("limit", limit, maximum=10_000)
-        return lambda: steps.listing(named, most)
 
     # Implementation
 

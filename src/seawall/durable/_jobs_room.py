@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.errors import QueueFull
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 EVERY: Final = 1.0
 """Seconds between two counts."""

@@ -22,10 +22,10 @@ from seawall.durable._jobs_steps import Beat
 from seawall.durable._trouble import Trouble
 from seawall.durable.jobs import Jobs
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
-from seawall.executors import IoPool
+from seawall.events.log import FailureLog
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.functions import kind_of
-from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:

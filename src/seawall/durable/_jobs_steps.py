@@ -107,13 +107,6 @@ def claiming(kinds: list[str], most: int, owner: str, lease: int, ttl: int) -> S
     return (yield from _taking(due, owner, lease, ttl))
 
 
-def claiming_one(id_: str, owner: str, lease: int, ttl: int) -> Steps[Taken | None]:
-    """Claim one job, if it can be claimed."""
-    due = yield Ask("jobs.due_one", {"id": id_})
-    taken = yield from _taking(due, owner, lease, ttl)
-    return taken[0] if taken else None
-
-
 def _taking(due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
     """Claim the jobs found, and end those that have no attempts left."""
     over = [id_ for id_, is_over in due if is_over]
@@ -177,12 +170,6 @@ def standing(id_: str) -> Steps[Standing | None]:
         return None
     state, epoch, due_at, now = rows[0]
     return Standing(str(state), epoch, due_at, max(0, due_at - now) / MICRO)
-
-
-def listing(kinds: list[str], most: int) -> Steps[list[tuple[str, int]]]:
-    """Return the ids of claimable jobs, with their priorities."""
-    rows = yield Ask("jobs.waiting", {"kinds": dumps(kinds), "most": most})
-    return [(id_, priority) for id_, priority in rows]
 
 
 def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:

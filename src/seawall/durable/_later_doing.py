@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from seawall.executors import IoPool
+from seawall._forks import survives_fork
 from seawall.guard import Guard
-from seawall.runtime.mutex import survives_fork
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.plan import Plan
 
 INSTEAD: Final = frozenset({"cache", "fallback"})

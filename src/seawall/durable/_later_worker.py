@@ -28,12 +28,13 @@ from seawall.durable._later_doing import Given, WithoutFallbacks, called_in_thre
 from seawall.durable._trouble import Trouble
 from seawall.durable._uncut import uncut
 from seawall.errors import Rejected, matches
-from seawall.executors import IoPool
+from seawall.events import JobDied
+from seawall.events.bus import emit
+from seawall.events.log import FailureLog
 from seawall.guard import Guard
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
-from seawall.runtime.events import JobDied, emit
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.functions import kind_of
-from seawall.runtime.log import FailureLog
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 from seawall.runtime.stop_signals import run_until_signal

@@ -23,8 +23,8 @@ from seawall._expiry import EXPIRED
 from seawall.durable._outbox_events import OutboxEvent
 from seawall.durable._outbox_steps import Lane, Settled
 from seawall.errors import Rejected, TimedOut
-from seawall.executors import IoPool
 from seawall.models.outbox import Settings, after_failure, first_failure
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.functions import kind_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from seawall._failures import split_report
 from seawall.durable._outbox_events import error_text
 from seawall.durable._outbox_steps import Settled, settling, written_before
 from seawall.durable.outbox import Outbox
-from seawall.runtime.durable_events import EventDied, OutboxBlocked
-from seawall.runtime.events import emit
-from seawall.runtime.log import FailureLog
+from seawall.events import EventDied, OutboxBlocked
+from seawall.events.bus import emit
+from seawall.events.log import FailureLog
 from seawall.runtime.stepping import Steps
 
 

@@ -31,6 +31,7 @@ from uuid import UUID
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.durable import _asgi_answers as answers
 from seawall.durable._asgi_answers import Keep, RequestOutcome
 from seawall.durable._asgi_completing import Keyed, Name
@@ -41,7 +42,7 @@ from seawall.durable._json import canonical_document
 from seawall.durable.idempotency import Idempotency
 from seawall.errors import AmbiguousHeader, KeyMissing
 from seawall.models.idempotency import fingerprint_of
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Message, Send
 from seawall.web.edge.answers import send_problem
 from seawall.web.edge.inbound import LOG_EVERY

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.durable._outbox_delivery import Delivery, Ended, Holding, Progress, Sink, judged
 from seawall.durable._outbox_listening import Listening
 from seawall.durable._outbox_page import Page
 from seawall.durable._outbox_steps import Lane, claiming, renewing
 from seawall.durable._trouble import Trouble
 from seawall.durable.outbox import Outbox
+from seawall.events.log import FailureLog
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
-from seawall.runtime.log import FailureLog
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from seawall.durable._fifo_receiver import FifoReceiver, Received
 from seawall.durable._fifo_sender import FifoSender
 from seawall.durable._fifo_wire import FifoAck, FifoMessage, Gap, Skipped
 from seawall.errors import FifoFull, FifoStateLost
-from seawall.runtime.durable_events import FifoGap
+from seawall.events import FifoGap
 
 __all__ = [
     "FifoAck",

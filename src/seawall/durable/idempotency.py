@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _idempotency_records as records
 from seawall.durable._blocks import named
@@ -33,7 +34,6 @@ from seawall.durable._idempotency_keeping import Keeper, akeeping, regardless
 from seawall.durable._idempotency_once import Once, Outbox
 from seawall.durable._idempotency_records import KeyEvent, KeyRecord, Terms, Wanted
 from seawall.durable._idempotency_single import Single, asingle, single
-from seawall.durable._together import gathering
 from seawall.durable.database import Database
 from seawall.errors import (
     AnswerNotKept,
@@ -54,7 +54,7 @@ from seawall.models.idempotency import (
     fingerprint_of,
 )
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 __all__ = [
     "Answer",
@@ -87,7 +87,6 @@ _SECOND: Final = 1_000_000
 _COUNTED: Final = (
     *("fresh", "taken_over", "replays", "in_flight", "reused"),
     *("completed", "failed", "abandoned", "forgotten", "refused_late", "cleaned"),
-    *("together", "apart"),
 )
 
 
@@ -102,15 +101,14 @@ class Idempotency:
         ttl: float = 86400.0,
         max_body: int = 1024 * 1024,
         unscoped: bool = False,
-        together: int = 1,
         name: str = "idempotency",
         clock: Clock | None = None,
     ) -> None:
         """Keep answers for `ttl` seconds, with bodies of up to `max_body` bytes.
 
         A request that has not completed or renewed after `lease` seconds may be taken over.
-        `unscoped=True` allows `scope=None`: then every caller that knows a key gets its answer. Up
-        to `together` calls of `asingle` share a commit. `clock` is used for waiting.
+        `unscoped=True` allows `scope=None`: then every caller that knows a key gets its answer.
+        `clock` is used for waiting.
         """
         if not isinstance(database, Database):
             raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
@@ -121,7 +119,6 @@ class Idempotency:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
-        self._together = gathering(database, together, self._count)
         self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)

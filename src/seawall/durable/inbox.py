@@ -18,11 +18,12 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.durable._blocks import Block, named
 from seawall.durable._cleaning import Cleaning
 from seawall.durable._connections import Ask, Connection
 from seawall.durable.database import Database
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
 
 __all__ = ["Inbox"]

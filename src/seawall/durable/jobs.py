@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable import _jobs_steps as steps
 from seawall.durable._cleaning import Cleaning
@@ -43,7 +44,7 @@ from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs._bells import READY, Bell, Bells
 from seawall.jobs._work_list import asked_page
 from seawall.models.durable_jobs import HEAD_START, LOWEST
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async, wait_sync
 from seawall.runtime.stepping import Steps, adrive, drive
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.durable._jobs_http import (
     Headers,
     Prefer,
@@ -49,7 +50,7 @@ from seawall.errors import (
     UnknownJob,
 )
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.web.openapi import answer, describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming, path_below_root

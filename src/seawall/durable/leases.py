@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall._failures import described
+from seawall._forks import survives_fork
 from seawall.durable._autocommit import aautocommit, autocommit
 from seawall.durable._connections import Ask, arequire_transaction, require_transaction
 from seawall.durable._missing_tables import TablesMissing
@@ -28,7 +29,6 @@ from seawall.models.lease import Busy, Granted
 from seawall.runtime.abandon import end
 from seawall.runtime.asking import Asking
 from seawall.runtime.background import OWN_THREAD, Background, Handle
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
 

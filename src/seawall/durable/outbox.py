@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable._connections import (
     Ask,
@@ -45,7 +46,7 @@ from seawall.durable._outbox_events import (
 from seawall.durable._outbox_steps import adding
 from seawall.durable._sql import Dialect
 from seawall.durable.database import Database
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
 
 __all__ = ["BlockedAggregate", "DeadEvent", "FromRow", "NewEvent", "Outbox", "OutboxEvent"]

@@ -27,8 +27,8 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import held_time
 
 T = TypeVar("T")

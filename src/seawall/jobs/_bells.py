@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall._forks import survives_fork
+from seawall.runtime.mutex import Mutex
 
 READY: Final = ""
 """The topic of waiters for any job. Waiters for the end of a job use the job's id as topic."""

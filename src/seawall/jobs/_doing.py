@@ -14,13 +14,13 @@ from seawall._failures import described, reason_of
 from seawall.clock import Clock
 from seawall.context import deadline
 from seawall.errors import JobLost, Rejected, StoreUnavailable
-from seawall.executors import IoPool
+from seawall.events.log import FailureLog
 from seawall.jobs._arguments import MOST_TEXT
 from seawall.jobs._queue import JobQueue
 from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, above_floor, full_jitter
-from seawall.runtime.log import FailureLog
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:

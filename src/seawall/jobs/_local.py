@@ -13,14 +13,16 @@ from typing import Any
 
 from seawall import registry
 from seawall._failures import split_report
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
+from seawall.events import DeadLetterDropped, JobDied
+from seawall.events.bus import emit
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
 from seawall.models.queue.state import Queue
-from seawall.runtime.events import DeadLetterDropped, JobDied, emit
 from seawall.runtime.layers import Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 
 class LocalQueue(JobQueue):

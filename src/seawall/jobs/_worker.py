@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall.errors import JobLost, StoreUnavailable
-from seawall.executors import IoPool
+from seawall.events.log import FailureLog
 from seawall.jobs._bells import READY
 from seawall.jobs._doing import OUTAGE, Doing
 from seawall.jobs._queue import JobQueue
@@ -29,8 +29,8 @@ from seawall.jobs._records import Claim
 from seawall.jobs._runs import Run
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.models.shedding.codel import REREAD, QueueShed, check_queue_shed
+from seawall.resources.executors.executors import IoPool
 from seawall.runtime.functions import kind_of
-from seawall.runtime.log import FailureLog
 from seawall.runtime.recent import ResponseTimes
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stop_signals import run_until_signal

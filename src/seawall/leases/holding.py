@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from seawall.errors import StoreUnavailable
+from seawall.events import LeaseChanged
+from seawall.events.bus import emit
 from seawall.leases.store import Release, Renew, Withdraw
 from seawall.models.lease import Busy, Granted
-from seawall.runtime.events import LeaseChanged, emit
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import sleep_async
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
@@ -31,7 +32,7 @@ from seawall.leases.waiting import Bell, Pause, Question, Steps, arun, run
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, Granted
 from seawall.runtime.layers import Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from random import Random

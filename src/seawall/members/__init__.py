@@ -7,6 +7,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
+    from seawall.events import MemberChanged, OwnPause
     from seawall.members.actions import (
         Action,
         MembersPresent,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         wan,
     )
     from seawall.models.outliers import ActionBound
-    from seawall.runtime.member_events import MemberChanged, OwnPause
 
 __all__ = [
     "Action",
@@ -77,7 +77,7 @@ _HOMES = {
     "models.detection.gossip": "MemberState",
     "models.detection.settings": "SwimSettings lan local wan",
     "models.outliers": "ActionBound",
-    "runtime.member_events": "MemberChanged OwnPause",
+    "events": "MemberChanged OwnPause",
 }
 """Public names by the module that defines them."""
 

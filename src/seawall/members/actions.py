@@ -24,17 +24,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clients.upstreams import Upstreams
 from seawall.clock import current_clock
 from seawall.members.group import MemberView
 from seawall.models.detection.gossip import MemberState
 from seawall.models.outliers import ActionBound
 from seawall.policies.rate_limit import RateLimit
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.web.health import Degraded, Finding, Healthy
 
 if TYPE_CHECKING:
-    from seawall.runtime.member_events import MemberChanged
+    from seawall.events import MemberChanged
 
 __all__ = ["Action", "MembersPresent", "eject_suspected", "hand_over", "split_limit"]
 

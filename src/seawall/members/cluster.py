@@ -1,8 +1,7 @@
 """A cluster: processes that learn about each other by gossip and detect members that have failed.
 
-The rules are in `models.detection.swim`. This module runs them in a process: it owns the sockets,
-one timer, the resolution of seeds, a thread for programs without an event loop, and a lock so that
-every thread can read the state.
+The rules are in `models.detection.swim`. This module owns the sockets, one timer, the resolution
+of seeds, a thread for programs without an event loop, and a lock for readers in any thread.
 
 Promises:
 - A member that closes has left; one that dies or hangs is suspected, then confirmed.
@@ -30,6 +29,7 @@ from typing import Any, Final, Protocol, Self
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
 from seawall.members.keyring import MISSING, Keyring, check_exposure
@@ -57,7 +57,7 @@ from seawall.models.detection.messages import (
 from seawall.models.detection.settings import SwimSettings, lan
 from seawall.models.detection.swim import Swim
 from seawall.runtime.background import Background, run_in
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 ALONE: Final = 0.25
 """First interval, in seconds, at which a member that is alone contacts its seeds again."""

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from threading import current_thread, main_thread
 from typing import Any
 
+from seawall._forks import survives_fork
+from seawall.events import MemberChanged, OwnPause
+from seawall.events.bus import emit
 from seawall.models.detection.gossip import MemberState
 from seawall.models.histogram import Histogram, Tally
-from seawall.runtime import events
 from seawall.runtime.functions import kind_of
-from seawall.runtime.member_events import MemberChanged, OwnPause
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 Subscriber = Callable[[MemberChanged], object]
 
@@ -146,13 +147,13 @@ class Group:
                 logging.getLogger("seawall").exception(
                     "a subscriber of the group %r failed", self.name
                 )
-        events.emit(MemberChanged, change.guard, **_without_guard(change))
+        emit(MemberChanged, change.guard, **_without_guard(change))
 
     def note_own_pause(self, seconds: float) -> None:
         """Count a pause of this process."""
         self.own_pauses += 1
         self.paused_seconds += seconds
-        events.emit(OwnPause, self.name, seconds=seconds)
+        emit(OwnPause, self.name, seconds=seconds)
 
     def counts(self) -> dict[str, Any]:
         """Return the counts, for a snapshot."""

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
+from seawall._forks import survives_fork
 from seawall.clock import Clock, VirtualClock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
@@ -46,11 +47,11 @@ from seawall.models.detection.peer import (
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
 from seawall.runtime.member_share import Beat, BeatStore, Sighting
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.executors import IoPool
+    from seawall.resources.executors.executors import IoPool
 
 AT_ONCE: Final = 256
 """Maximum number of concurrent probes."""
@@ -628,7 +629,7 @@ class Heartbeats:
     def _pool(self) -> IoPool:
         """Return the thread pool for probes that are plain functions."""
         if self._threads is None:
-            from seawall.executors import IoPool
+            from seawall.resources.executors.executors import IoPool
 
             self._threads = IoPool(
                 f"{self.name} probes", workers=THREADS, max_queue=AT_ONCE, clock=self._clock

@@ -19,7 +19,7 @@ from seawall.runtime.http_status import http_status
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from seawall.executors import IoPool
+    from seawall.resources.executors.executors import IoPool
 
 PORTS: Final = {"http": 80, "https": 443}
 

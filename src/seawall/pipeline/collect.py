@@ -26,11 +26,11 @@ from seawall import registry
 from seawall._failures import described
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected, SeawallError
+from seawall.events import CollectionChanged, SourceChanged
+from seawall.events.bus import emit
 from seawall.pipeline.source import IterableSource
 from seawall.runtime.abandon import end
-from seawall.runtime.events import emit
 from seawall.runtime.functions import kind_of
-from seawall.runtime.pipeline_events import CollectionChanged, SourceChanged
 from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
 from seawall.clock import SystemClock, current_clock, epoch_of
+from seawall.events import ItemDied, PipelineEnded, SourceChanged, StageChanged
+from seawall.events.bus import emit
 from seawall.pipeline.counts import Counts, Rate
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, Branch, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import Faulty
 from seawall.runtime.abandon import end
-from seawall.runtime.events import emit
-from seawall.runtime.pipeline_events import ItemDied, PipelineEnded, SourceChanged, StageChanged
 from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:

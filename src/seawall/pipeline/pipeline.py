@@ -23,7 +23,6 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
-from seawall.executors import CpuPool, IoPool
 from seawall.pipeline.counts import Counts, branch_snapshot, stage_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
@@ -32,6 +31,7 @@ from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
+from seawall.resources.executors.executors import CpuPool, IoPool
 from seawall.runtime.functions import kind_of
 from seawall.runtime.stop_signals import run_until_signal
 from seawall.runtime.virtual import run as run_virtual

@@ -22,10 +22,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from seawall import _checks as check
 from seawall._failures import described
-from seawall.channel import Channel
 from seawall.errors import ChannelClosed, JobLost, TimedOut
 from seawall.jobs import Claim, JobQueue
 from seawall.pipeline.source import source_name
+from seawall.resources.channel.channel import Channel
 from seawall.runtime.abandon import end
 from seawall.runtime.runners import sleep_async
 

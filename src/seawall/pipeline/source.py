@@ -15,10 +15,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from itertools import count, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from seawall.channel import Channel
 from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
+from seawall.resources.channel.channel import Channel
 from seawall.runtime.functions import kind_of
 
 T = TypeVar("T")

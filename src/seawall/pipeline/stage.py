@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
-from seawall.executors import CpuPool, IoPool
+from seawall.resources.executors.executors import CpuPool, IoPool
 from seawall.runtime.functions import kind_of
 
 MOST_WORKERS: Final = 10_000

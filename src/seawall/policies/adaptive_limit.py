@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.context import current_tier
 from seawall.errors import ErrorKinds, Overloaded, Rejected, error_predicate
 from seawall.models.concurrency.algorithms import vegas
@@ -29,7 +30,6 @@ from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome, Wait
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound, Mode
 from seawall.runtime.slots import GRANTED, Refusal, Slot, SlotWaiter
 

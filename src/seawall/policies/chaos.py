@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.context import seconds_left
 from seawall.errors import TimedOut
+from seawall.events import SettingsChanged
+from seawall.events.bus import emit
 from seawall.runtime.call import Call
-from seawall.runtime.events import SettingsChanged, emit
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.runners import run_async, run_sync, wait_async
 

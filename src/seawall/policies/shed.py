@@ -116,7 +116,7 @@ def _check(rules: object, load: Load | None) -> tuple[tuple[ShedRule, ...], Load
         if rule.needs_load and load is None:
             raise TypeError(
                 f"Shed({rule!r}): it needs a load; write load=..., a function that returns how much"
-                " of the limit is in use, such as seawall.signals.occupancy(bulkhead)"
+                " of the limit is in use, such as seawall.load.signals.occupancy(bulkhead)"
             )
     if load is not None:
         check.plain_function("load", load)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.context import Criticality, current_criticality
 from seawall.errors import Overloaded, Rejected, TimedOut, matches
 from seawall.models.throttle import ThrottleModel, Ticket, reject_share
@@ -23,7 +24,7 @@ from seawall.policies.retry.conditions import On, read_on
 from seawall.runtime.call import STREAMED
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 K: Final = 2.0

@@ -25,7 +25,7 @@ from seawall.models.rate.caps import Caps
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import check_divisible
-from seawall.redis._keys import key_part
+from seawall.redis.keys import key_part
 from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.member_share import MEMORY, Beat, Sighting
 

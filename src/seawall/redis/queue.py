@@ -13,15 +13,18 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final
-from weakref import finalize, ref
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary, finalize, ref
 
 from seawall import registry
 from seawall._failures import split_report
-from seawall.clock import Clock, check_clock, current_clock
+from seawall._forks import survives_fork
+from seawall.clock import SYSTEM, Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
+from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
+from seawall.events.bus import emit
 from seawall.jobs._bells import READY
 from seawall.jobs._driven import Ask
 from seawall.jobs._queue import JobQueue
@@ -34,12 +37,120 @@ from seawall.models.queue.jobs import (
     Letter,
     Seen,
 )
-from seawall.redis._queue_releases import releases_of
-from seawall.redis._store import RedisStore
+from seawall.redis.store import RedisStore
 from seawall.runtime.asking import Asking
-from seawall.runtime.events import DeadLetterDropped, JobDied, SettingsDiffer, emit
+from seawall.runtime.background import Handle
 from seawall.runtime.layers import Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
+
+RELEASE_EVERY: Final = 0.5
+"""Seconds between two attempts, while there is something to release."""
+RELEASES_KEPT: Final = 3600.0
+"""Seconds for which it is tried, or as long as the lease if that is longer."""
+MOST_RELEASES: Final = 1000
+"""Maximum number of releases, the first ones: in a long outage, later claims were never sent."""
+RELEASE_TIMEOUT: Final = 1.0
+"""Maximum seconds of one attempt: no caller waits for it."""
+
+
+class Calls(Protocol):
+    """How the operations of one queue become a script call."""
+
+    script: str
+    most: int
+
+    def pack(self, items: Sequence[Ask]) -> tuple[Sequence[str], Sequence[Any]]:
+        """Return keys and arguments."""
+
+    def unpack(self, reply: Any, items: Sequence[Ask]) -> Sequence[Any]:
+        """Read the reply."""
+
+
+class ClaimReleases:
+    """The pending releases of one store."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._waiting: dict[Ask, tuple[Calls, float]] = {}
+        # Both are weak references: this is kept for as long as the store lives, and no longer.
+        self._store: Callable[[], RedisStore | None] = lambda: None
+        self._handle: Callable[[], Handle | None] = lambda: None
+        survives_fork(self)
+
+    def begin(self, store: RedisStore) -> None:
+        """Send releases to `store` in the background, and before it is closed."""
+        me = ref(self)
+        self._store = ref(store)
+        self._handle = ref(store.every(RELEASE_EVERY, lambda: _flush(me)))
+        store.watch(lambda _up, _cause: _soon(me))
+        store.at_close(lambda: _flush(me))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, calls: Calls, ask: Ask, lease: int) -> None:
+        """Add the release `ask` of a claim. Takes no lock: the garbage collector may call it."""
+        if len(self._waiting) < MOST_RELEASES:
+            until = SYSTEM.now() + max(RELEASES_KEPT, lease / 1e6)
+            self._waiting[ask] = calls, until
+            self.soon()
+
+    def soon(self) -> None:
+        """Send the releases now."""
+        handle = self._handle()
+        if handle is not None and self._waiting:
+            handle.soon()
+
+    async def flush(self) -> None:
+        """Send all releases; those without an answer are sent again next time."""
+        store, now = self._store(), SYSTEM.now()
+        by_queue: dict[Calls, list[Ask]] = {}
+        for ask, (calls, until) in list(self._waiting.items()):
+            if until <= now:
+                self._waiting.pop(ask, None)
+            else:
+                by_queue.setdefault(calls, []).append(ask)
+        for calls, asks in by_queue.items():
+            for start in range(0, len(asks), calls.most):
+                some = asks[start : start + calls.most]
+                if store is not None:
+                    keys, args = calls.pack(some)
+                    reply = await store.acall(calls.script, keys, args, RELEASE_TIMEOUT)
+                for ask in some:
+                    self._waiting.pop(ask, None)
+                if store is not None:
+                    calls.unpack(reply, some)  # reports dead jobs; an invalid reply is logged, once
+
+    def _after_fork(self) -> None:
+        """Leave the parent's releases to the parent."""
+        self._waiting = {}
+
+
+async def _flush(me: ref[ClaimReleases]) -> None:
+    releases = me()
+    if releases is not None:
+        await releases.flush()
+
+
+def _soon(me: ref[ClaimReleases]) -> None:
+    releases = me()
+    if releases is not None:
+        releases.soon()
+
+
+_of_stores: WeakKeyDictionary[RedisStore, ClaimReleases] = WeakKeyDictionary()
+
+
+def releases_of(store: RedisStore) -> ClaimReleases:
+    """Return the pending releases of that store."""
+    found = _of_stores.get(store)
+    if found is None:
+        made = ClaimReleases()
+        found = _of_stores.setdefault(store, made)  # only one of two threads has made it
+        if found is made:
+            made.begin(store)
+    return found
+
 
 PARTS: Final = (
     "jobs",

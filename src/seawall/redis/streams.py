@@ -19,13 +19,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.errors import StoreUnavailable
-from seawall.redis._keys import key_part
-from seawall.redis._store import RedisStore
+from seawall.redis.keys import key_part
+from seawall.redis.store import RedisStore
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from seawall.redis._link import Argument
+    from seawall.redis.connections import Argument
 
 PATIENCE: Final = 3.0
 """Seconds for an answer: no caller is in a hurry for it."""

@@ -14,9 +14,11 @@ from contextvars import ContextVar, Token
 from typing import Any, Final, Self, overload
 
 from seawall._failures import reason_of, said_by
+from seawall._forks import survives_fork
 from seawall.context import reset
-from seawall.runtime.events import Degraded, deliver, is_muted, listening
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.events import Degraded
+from seawall.events.bus import deliver, is_muted, listening
+from seawall.runtime.mutex import Mutex
 
 MOST_COLLECTED: Final = 100
 """Maximum number of degraded answers in one collector. Further ones are only counted."""
@@ -45,7 +47,7 @@ class Degradation:
         if event is not None or listening():
             event = event or self._event(guard)
             deliver(event)
-        from seawall.runtime.log import changes
+        from seawall.events.log import changes
 
         changes.write_degraded(guard, lambda: event or self._event(guard))
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from seawall.context import Attempt, attempt_var, deadline_scope, reset
 from seawall.errors import DeadlineExceeded, Rejected, TimedOut
+from seawall.events import CallRejected
+from seawall.events.bus import emit
 from seawall.runtime.call import (
     STREAMED,
     Abandoned,
@@ -26,7 +28,6 @@ from seawall.runtime.call import (
     trace_var,
     was_withdrawn,
 )
-from seawall.runtime.events import CallRejected, emit
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
 from seawall.runtime.workers import Job
 

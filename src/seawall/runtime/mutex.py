@@ -1,4 +1,4 @@
-"""A lock that is safe against the garbage collector, signals and forks.
+"""A lock that is safe against the garbage collector and signals.
 
 The collector may run while a thread is inside a locked section, and close a coroutine or generator
 that gives a slot back and so needs the very lock which that thread holds. A plain lock would block
@@ -13,14 +13,12 @@ entered and left by C code only, and is always left.
 
 from __future__ import annotations
 
-import os
 import sys
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -111,27 +109,3 @@ class Nesting:
         if self._frames:
             self._frames.pop()
         return not self._frames
-
-
-class Forkable(Protocol):
-    """An object that must be repaired in a child process."""
-
-    def _after_fork(self) -> None:
-        """Forget the threads that did not survive the fork, and the locks they held."""
-
-
-_forkable: WeakSet[Forkable] = WeakSet()
-
-
-def survives_fork(thing: Forkable) -> None:
-    """Call `thing._after_fork()` in child processes, for as long as it lives."""
-    _forkable.add(thing)
-
-
-def _after_fork() -> None:
-    for thing in list(_forkable):
-        thing._after_fork()  # noqa: SLF001 - not for users
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,8 @@ from weakref import ref
 from seawall import _checks as check
 from seawall._failures import said_by
 from seawall.errors import Rejected
-from seawall.runtime.events import CallRejected, SettingsChanged, emit, listening
+from seawall.events import CallRejected, SettingsChanged
+from seawall.events.bus import emit, listening
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
+from seawall._forks import survives_fork
 from seawall.models.histogram import LatencyWindow
 from seawall.runtime.layers import Host
-from seawall.runtime.mutex import survives_fork
 
 MOST: Final = 4096
 """Maximum number of samples that are not folded in; beyond it, some of the oldest are lost."""

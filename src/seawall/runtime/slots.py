@@ -21,11 +21,12 @@ from functools import partial
 from typing import Any, Final, Literal, Protocol
 from weakref import WeakSet, ref
 
+from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.context import current_criticality, give_up_at
 from seawall.models.smoothing import Ewma
 from seawall.models.waiting import Order, WaitQueue
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""

@@ -7,9 +7,9 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from seawall._failures import described, reason_of
+from seawall._forks import survives_fork
 from seawall.errors import TimedOut
 from seawall.models.histogram import USUAL, LatencyWindow, Tally
-from seawall.runtime.mutex import survives_fork
 
 FOLD_EVERY: Final = 0.25
 """Seconds between two folds of raw samples into the histogram."""

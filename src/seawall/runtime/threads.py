@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import Scope, deadline_scope, deadline_var, end_scope
 from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected, TimedOut
+from seawall.events import ThreadAbandoned
+from seawall.events.bus import emit
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
-from seawall.runtime.events import ThreadAbandoned, emit
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.recent import Recent, service_time

@@ -13,8 +13,8 @@ from threading import Condition, RLock, Thread
 from typing import Any, Final
 from weakref import WeakSet, finalize
 
+from seawall._forks import survives_fork
 from seawall.runtime.call import Abandoned, job_var
-from seawall.runtime.mutex import survives_fork
 
 
 class Job:

@@ -176,7 +176,6 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.QueueFull: _busy("There is no room for more work.", spread=True),
     errors.LaterFull: _busy("There is no room for more work.", spread=True),
     errors.FifoFull: _busy("There is no room for more messages.", spread=True),
-    errors.JobNotReady: _busy("The job is not ready."),
     errors.KeyInFlight: _IN_FLIGHT,
     errors.Rejected: _busy("The work was refused for now.", spread=True),
     errors.StoreUnavailable: _STORE_AWAY,

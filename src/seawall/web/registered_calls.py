@@ -11,7 +11,7 @@ from seawall.errors import BulkheadFull
 from seawall.runtime.functions import kind_of
 
 if TYPE_CHECKING:
-    from seawall.executors import IoPool
+    from seawall.resources.executors.executors import IoPool
 
 MOST_TEXT: Final = 200
 """Maximum number of characters that are kept of the text of a check or an exception."""
@@ -59,7 +59,7 @@ class Doing:
 
 
 def _thread(name: str) -> IoPool:
-    from seawall.executors import IoPool
+    from seawall.resources.executors.executors import IoPool
 
     return IoPool(name, workers=1, max_queue=LOOPS)
 

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from seawall import registry
+from seawall import events, registry
 from seawall.members import Cluster, MemberChanged, MemberState, OwnPause, local
-from seawall.runtime import events
 from seawall.testing import run_virtual
 from tests.members.cluster.network import Hub, MemoryWire
 from tests.support import let_pass

@@ -15,6 +15,7 @@ import pytest
 
 from seawall import registry
 from seawall.clock import SYSTEM, VirtualClock
+from seawall.events import subscribe
 from seawall.members import (
     Heartbeats,
     MemberChanged,
@@ -25,7 +26,6 @@ from seawall.members import (
     quantile_timeout,
 )
 from seawall.members import heartbeats as module
-from seawall.runtime.events import subscribe
 from seawall.runtime.runners import sleep_async
 from seawall.testing import run_virtual
 from tests.support import nobody_else

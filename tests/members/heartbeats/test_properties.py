@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall.clock import VirtualClock
+from seawall.events import subscribe
 from seawall.members import (
     Heartbeats,
     MemberChanged,
@@ -23,7 +24,6 @@ from seawall.members import (
 from seawall.members import heartbeats as module
 from seawall.models.detection.gossip import MemberState
 from seawall.models.detection.peer import Peer
-from seawall.runtime.events import subscribe
 from seawall.runtime.runners import sleep_async
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, quarters

@@ -20,8 +20,8 @@ import pytest
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import StoreUnavailable
 from seawall.members import Heartbeats, MemberState, fixed_timeout
-from seawall.redis._heartbeats import SharedHeartbeats
-from seawall.redis._store import RedisStore
+from seawall.redis.pods import SharedHeartbeats
+from seawall.redis.store import RedisStore
 from seawall.runtime.member_share import MEMORY, Sighting
 from seawall.runtime.runners import sleep_async
 from seawall.testing import FakeStore, run_virtual

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clients.llm.estimate import ASKED, Asked, asked_by
 from seawall.clients.llm.usage import UNKNOWN, Late, Usage, name_of
 from seawall.models.histogram import SECONDS, TOKENS, Tally
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from seawall.guard import Guard

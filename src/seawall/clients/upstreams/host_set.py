@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall.clients.upstreams.hosts import Host, HostGate, Seat, bind
 from seawall.errors import CircuitOpen
+from seawall.events import Event, HostEjected, HostRestored
+from seawall.events.bus import emit
 from seawall.models.balance import choose
 from seawall.models.outliers import ActionBound, OutlierModel, Outliers, share_of
 from seawall.policies.breaker import Breaker
-from seawall.runtime.edge_events import HostEjected, HostRestored
-from seawall.runtime.events import Event, emit
 from seawall.runtime.layers import FAILED, OK, UNUSED, Outcome
 from seawall.runtime.mutex import Mutex
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clients.upstreams.checks import Checker, HealthCheck
 from seawall.clients.upstreams.host_set import NO_EJECTION, HostSet
 from seawall.clients.upstreams.hosts import check_hosts, endpoint_of
@@ -30,7 +31,6 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.outliers import ActionBound, Outliers
 from seawall.policies.breaker import Breaker
-from seawall.runtime.mutex import survives_fork
 
 __all__ = ["HealthCheck", "Outliers", "Pick", "UpstreamTransport", "Upstreams"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.durable._json import json_text
 from seawall.jobs._bells import READY, Bells
@@ -34,7 +35,7 @@ from seawall.pipeline.dead_letters.letters import (
     whole_micros,
 )
 from seawall.pipeline.item import DeadLetter
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 _log = logging.getLogger("seawall")
 

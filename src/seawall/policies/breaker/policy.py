@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import ref
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
+from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
+from seawall.events.bus import emit
 from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
 from seawall.models.breaker.state import BreakerModel, Cause, State
 from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
 from seawall.runtime.breaker_share import BreakerShare, BreakerStore
-from seawall.runtime.events import BreakerChanged, SettingsDiffer, StoreModeChanged, emit
 from seawall.runtime.layers import Host
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
+from seawall._forks import survives_fork
 from seawall.clock import Clock, VirtualClock
 from seawall.models.breaker.probes import Probe, Verdict
 from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
 from seawall.runtime.background import Background, Handle
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async
 from seawall.runtime.workers import Job, WorkerPool
 

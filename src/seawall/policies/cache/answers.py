@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Final, Protocol
 
+from seawall._forks import survives_fork
 from seawall.context import (
     LEAST_RESERVE,
     attempt_var,
@@ -22,7 +23,7 @@ from seawall.runtime.degradation import STALE, Degradation
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 AGAIN: Final = object()
 """Result for a follower whose leader was cancelled, or had less time than it: look again."""

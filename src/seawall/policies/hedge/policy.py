@@ -16,14 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
+from seawall._forks import survives_fork
 from seawall.context import current_idempotency_key
 from seawall.errors import Rejected
+from seawall.events import CallHedged
+from seawall.events.bus import emit
 from seawall.models.hedging import HedgeCap
 from seawall.policies.retry import RetryBudget
-from seawall.runtime.events import CallHedged, emit
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.workers import WorkerPool

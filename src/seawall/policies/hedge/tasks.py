@@ -13,12 +13,12 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
+from seawall._forks import survives_fork
 from seawall.context import deadline_var, live_scope
 from seawall.policies.hedge.policy import Account, disposal_failed
 from seawall.policies.hedge.race import Race, Watch
 from seawall.policies.timeout.async_flow import Lane
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:

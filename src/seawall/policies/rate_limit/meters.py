@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+from seawall._forks import survives_fork
 from seawall.policies.rate_limit.meter import SHUT, Meter
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.policies.rate_limit.waiting import KeyQueue
-from seawall.runtime.mutex import Mutex, Nesting, survives_fork
+from seawall.runtime.mutex import Mutex, Nesting
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.waiting import RateWaiter

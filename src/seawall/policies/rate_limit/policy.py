@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Final, NoReturn
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock, epoch_of
 from seawall.errors import RateLimited
+from seawall.events import ImplausibleReport
+from seawall.events.bus import emit
 from seawall.models.rate.buckets import LeakyBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
@@ -30,7 +32,6 @@ from seawall.policies.rate_limit.meters import Blocked, Meters
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
-from seawall.runtime.events import ImplausibleReport, emit
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
 from seawall.runtime.limit_share import LimitStore

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
+from seawall.events import SettingsDiffer, StoreModeChanged
+from seawall.events.bus import emit
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.refusal_cache import RefusalCache
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
-from seawall.runtime.events import SettingsDiffer, StoreModeChanged, emit
 from seawall.runtime.limit_share import LimitShare, LimitStore, Receipt, Verdict
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seawall._forks import survives_fork
 from seawall.models.budget import Budget, SuccessDeposit
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 
 
 class RetryBudget:

@@ -20,13 +20,14 @@ from seawall import _checks as check
 from seawall._failures import attribute_of, described, reason_of
 from seawall.context import current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note
+from seawall.events import CallRetried, RetryStopped
+from seawall.events.bus import emit, listening
 from seawall.models.backoff import Backoff, above_floor, as_backoff
 from seawall.models.budget import SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies.retry.budget import RetryBudget
 from seawall.policies.retry.conditions import On, read_on, transient
 from seawall.runtime.call import STREAMED, current_trace
-from seawall.runtime.events import CallRetried, RetryStopped, emit, listening
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES, FOLD_EVERY
@@ -84,7 +85,7 @@ class AdaptiveAttempts:
         looked_at = check.listed("signals", signals, "[process_cpu()]")
         self.load: Load | None = None
         if looked_at:
-            from seawall.signals import highest
+            from seawall.load.signals import highest
 
             self.load = highest(*looked_at)
 
@@ -111,7 +112,7 @@ def adaptive_attempts(
 
     `rule` defines how much less: `RetryThresholds(...)`, or a function that returns the attempts
     for a `Pressure`, of which at least one and at most `maximum` are made. `signals` are those of
-    `seawall.signals`, or functions like them; the highest is the pressure's `load`.
+    `seawall.load.signals`, or functions like them; the highest is the pressure's `load`.
     """
     return AdaptiveAttempts(maximum, rule, signals)
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
+from seawall._forks import survives_fork
 from seawall.context import Scope, deadline_scope, deadline_var, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
 from seawall.policies.timeout.policy import AdaptiveSeconds, refused_for_time
 from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Flow, Host, Inline, Outcome
-from seawall.runtime.mutex import survives_fork
 
 if TYPE_CHECKING:
     from seawall.clock import Clock

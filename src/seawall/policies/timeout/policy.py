@@ -22,7 +22,8 @@ from seawall.context import (
     seconds_left,
 )
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
-from seawall.runtime.events import CallTimedOut, emit
+from seawall.events import CallTimedOut
+from seawall.events.bus import emit
 from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES

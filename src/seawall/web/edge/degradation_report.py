@@ -13,8 +13,8 @@ import re
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.events import Degraded
 from seawall.runtime.degradation import Degradations, degradations
-from seawall.runtime.events import Degraded
 from seawall.wire.structured import integer, string
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from math import inf
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._forks import survives_fork
 from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded
-from seawall.runtime.edge_events import OverloadChanged
-from seawall.runtime.events import emit
+from seawall.events import OverloadChanged
+from seawall.events.bus import emit
 from seawall.runtime.layers import Host, Wait
-from seawall.runtime.mutex import survives_fork
 from seawall.runtime.policy import GateBound
 from seawall.runtime.slots import AnonymousSlots, Refusal, SlotWaiter, live_slots
 

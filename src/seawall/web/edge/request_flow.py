@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from seawall._expiry import current_task
+from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.context import deadline_scope, end_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.policies.slots import SlotGate
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, Wait
-from seawall.runtime.mutex import Mutex, survives_fork
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import GateBound
 from seawall.runtime.runners import wait_async
 from seawall.web.asgi_types import App, Receive, Scope, Send

@@ -7,8 +7,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from seawall._expiry import Expiry, current_task, running_task
+from seawall._forks import survives_fork
 from seawall.clock import Clock
-from seawall.runtime.mutex import survives_fork
 from seawall.web.edge.sending import Passage
 
 if TYPE_CHECKING:

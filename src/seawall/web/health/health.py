@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.runtime.edge_events import HealthChanged
-from seawall.runtime.events import emit
+from seawall.events import HealthChanged
+from seawall.events.bus import emit
 from seawall.web.asgi_types import Message, Receive, Scope, Send
 from seawall.web.health.json_format import CONTENT_TYPE, document
 from seawall.web.health.watch import (

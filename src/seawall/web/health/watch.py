@@ -17,8 +17,8 @@ from seawall._failures import described
 from seawall._redaction import safe_line
 from seawall.clock import Clock
 from seawall.errors import BulkheadFull
-from seawall.runtime.edge_events import HealthChanged
-from seawall.runtime.events import emit
+from seawall.events import HealthChanged
+from seawall.events.bus import emit
 from seawall.web.registered_calls import Doing, legible
 
 State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]

@@ -28,8 +28,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.runtime.edge_events import LifecycleChanged
-from seawall.runtime.events import emit
+from seawall.events import LifecycleChanged
+from seawall.events.bus import emit
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.lifecycle.lifespan import Lifespan
 from seawall.web.lifecycle.server_stop import ServerStop

@@ -25,11 +25,11 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import tier_var
 from seawall.errors import RateLimited
+from seawall.events import SoftLimitExceeded
+from seawall.events.bus import emit
 from seawall.policies.rate_limit import Limit
 from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
-from seawall.runtime.edge_events import SoftLimitExceeded
-from seawall.runtime.events import emit
 from seawall.runtime.limit_share import LimitStore
 from seawall.web.limits.fields import (
     Header,

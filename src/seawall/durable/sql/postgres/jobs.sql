@@ -35,11 +35,6 @@ CROSS JOIN LATERAL (
 ORDER BY job.rank, job.id
 LIMIT CAST(:most AS bigint);
 
--- name: due_one
-SELECT id, cancelling = 1 OR attempts >= max_attempts FROM {jobs}
-WHERE id = :id AND state IN ('queued', 'running') AND due_at <= {now}
-FOR UPDATE SKIP LOCKED;
-
 -- name: take
 UPDATE {jobs} SET state = 'running', owner = CAST(:owner AS text), epoch = epoch + 1,
     attempts = attempts + 1, started_at = COALESCE(started_at, {now}),
@@ -63,13 +58,6 @@ RETURNING id, scope, kind, state, epoch, attempts, max_attempts, payload, rank, 
 SELECT id, epoch, cancelling FROM {jobs}
 WHERE id IN (SELECT jsonb_array_elements_text(CAST(:ids AS jsonb)))
     AND state = 'running' AND owner = :owner;
-
--- name: waiting
-SELECT id, priority FROM {jobs}
-WHERE state IN ('queued', 'running') AND due_at <= {now}
-    AND kind IN (SELECT jsonb_array_elements_text(CAST(:kinds AS jsonb)))
-ORDER BY rank, id
-LIMIT CAST(:most AS bigint);
 
 -- name: expire
 UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', result = NULL,

@@ -35,10 +35,6 @@ CROSS JOIN {jobs} AS job ON job.id IN (
 ORDER BY job.rank, job.id
 LIMIT CAST(:most AS integer);
 
--- name: due_one
-SELECT id, cancelling = 1 OR attempts >= max_attempts FROM {jobs}
-WHERE id = :id AND state IN ('queued', 'running') AND due_at <= {now};
-
 -- name: take
 -- What was found is asked again: some drivers of SQLite begin their transaction only here.
 UPDATE {jobs} SET state = 'running', owner = CAST(:owner AS text), epoch = epoch + 1,
@@ -63,13 +59,6 @@ RETURNING id, scope, kind, state, epoch, attempts, max_attempts, payload, rank, 
 SELECT id, epoch, cancelling FROM {jobs}
 WHERE id IN (SELECT value FROM json_each(:ids))
     AND state = 'running' AND owner = :owner;
-
--- name: waiting
-SELECT id, priority FROM {jobs}
-WHERE state IN ('queued', 'running') AND due_at <= {now}
-    AND kind IN (SELECT value FROM json_each(:kinds))
-ORDER BY rank, id
-LIMIT CAST(:most AS integer);
 
 -- name: expire
 UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', result = NULL,

@@ -1,1 +1,0 @@
-"""`seawall top`: the dashboard in a terminal."""

@@ -1,0 +1,135 @@
+"""The problems of this process, as sentences, with their start.
+
+The rules are pure except for the counters in `Moves`, which are recorded before the rules run.
+Nothing raises, whatever a snapshot holds. The thresholds are those of the alert rules
+(`seawall.telemetry._thresholds`). `_summary` merges the problems of all pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from seawall.dashboard import _words as say
+from seawall.dashboard._bounds import LONGEST_NAME, LONGEST_TEXT, MOST_TROUBLES, number, shown
+from seawall.dashboard._lately import Seen
+from seawall.dashboard._moves import Moves
+from seawall.dashboard._rows import Snapshot, things
+from seawall.dashboard._rules import RULES, Found, kept_of
+from seawall.dashboard.views import Tone, Trouble
+from seawall.telemetry import _thresholds as limits
+
+FORGET_AFTER: Final = 3
+"""Number of samples without a problem before it starts anew: a flicker does not end it."""
+
+
+class Since:
+    """Start times of the problems. Not safe for concurrent use."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._kept: dict[str, list[float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Since: {len(self._kept)} troubles>"
+
+    def date(
+        self,
+        found: Iterable[Found],
+        wall: float,
+        began: Mapping[str, float],
+        traces: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[Trouble]:
+        """Return the problems with their start times: the worst first, then the oldest.
+
+        A problem starts with its event, if there was one (`began`, and `traces` if the event had a
+        trace), or when the snapshot says; otherwise with the first sample that shows it.
+        """
+        first = {one.id: one for one in reversed(list(found))}
+        for known, (_, missing) in list(self._kept.items()):
+            if known not in first:
+                self._kept[known][1] += 1
+                if missing + 1 >= FORGET_AFTER:
+                    del self._kept[known]
+        troubles = []
+        for one in first.values():
+            begin = min(wall - one.lasted, began.get(one.began, wall))
+            kept = self._kept.setdefault(one.id, [begin, 0])
+            kept[1] = 0
+            trouble = _trouble(one, kept[0])
+            if one.began in traces:
+                trouble["trace"] = traces[one.began]
+            troubles.append(trouble)
+        troubles.sort(key=lambda one: (one["tone"] != "bad", one["since"], one["id"]))
+        return _cut(troubles, wall)
+
+
+def _trouble(one: Found, since: float) -> Trouble:
+    trouble = Trouble(
+        id=shown(one.id, LONGEST_TEXT),
+        tone=one.tone,
+        where=shown(one.where, LONGEST_NAME),
+        what=shown(one.what, LONGEST_TEXT),
+        advice=shown(one.advice, LONGEST_TEXT),
+        since=since,
+    )
+    if one.cause:
+        trouble["cause"] = shown(one.cause, LONGEST_TEXT)
+    if one.degrades:
+        trouble["degrades"] = True
+    return trouble
+
+
+def _cut(troubles: list[Trouble], wall: float) -> list[Trouble]:
+    if len(troubles) <= MOST_TROUBLES:
+        return troubles
+    shown_ones = troubles[: MOST_TROUBLES - 1]
+    left = len(troubles) - len(shown_ones)
+    since = min((one["since"] for one in troubles[MOST_TROUBLES - 1 :]), default=wall)
+    more = Found("more", troubles[MOST_TROUBLES - 1]["tone"], "here", f"{left} more troubles")
+    return [*shown_ones, _trouble(more, since)]
+
+
+def troubles_of(
+    snapshot: Snapshot, moves: Moves, load: float, differing: Iterable[tuple[str, str]] = ()
+) -> list[Found]:
+    """Return all problems except those of guards, which `troubles_in` finds."""
+    found: list[Found] = []
+    for kind in snapshot:
+        if kind != "guard":
+            for thing in things(snapshot, kind):
+                found += troubles_in(kind, thing, moves)
+    if load > limits.LOAD_WARN:
+        tone: Tone = "bad" if load > limits.LOAD else "warn"
+        what = f"This process is full to {say.share(load)}"
+        found.append(Found("load", tone, "here", what, "Start more processes, or shed more"))
+    for guard, policy in differing:
+        what = f"Pods do not agree on the settings of the {say.plainly(policy)}"
+        advice = "Give all pods the same settings"
+        found.append(Found(f"differ:{guard}:{policy}", "warn", guard, what, advice))
+    return found
+
+
+def troubles_in(kind: str, thing: Seen, moves: Moves) -> list[Found]:
+    """Return the problems of one object of that kind."""
+    name = str(thing.get("name", ""))
+    rule = RULES.get(kind)
+    found = list(_unreadable(kind, name, thing))
+    return found if rule is None else found + kept_of(rule(kind, name, thing, moves))
+
+
+def _unreadable(kind: str, name: str, seen: Seen) -> Iterator[Found]:
+    what = say.plainly(kind)
+    if "snapshot_error" in seen:
+        yield Found(
+            f"unreadable:{kind}:{name}", "warn", name, f"The {what} cannot be read", "See its logs"
+        )
+    elif "stored_error" in seen:
+        advice = "See whether its store or database answers"
+        yield Found(
+            f"unreadable:{kind}:{name}", "warn", name, f"The {what} cannot be asked", advice
+        )
+    elif number(seen.get("stored_age")) > limits.READING_AGE_SECONDS:
+        told = f"What is known of the {what} is {say.seconds(seen['stored_age'])} old"
+        yield Found(f"old:{kind}:{name}", "warn", name, told, "Let a Refresher ask more often")

@@ -1,1 +1,0 @@
-"""The other pods of a service: each publishes its view in the store, and reads the others."""

@@ -1,0 +1,121 @@
+"""Typed events: what changed or went wrong, for logs, metrics, alerts and tests.
+
+`subscribe(listener, *types)` calls a function for each event. All events are dataclasses with a
+stable `name`. Each is loaded on first use.
+"""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall` itself
+if TYPE_CHECKING:
+    from seawall.events.bus import (
+        Event,
+        subscribe,
+    )
+    from seawall.events.calls import (
+        BreakerChanged,
+        CallHedged,
+        CallRejected,
+        CallRetried,
+        CallTimedOut,
+        Degraded,
+        ImplausibleReport,
+        RetryStopped,
+        SettingsChanged,
+        SettingsDiffer,
+        StoreModeChanged,
+        ThreadAbandoned,
+    )
+    from seawall.events.durable import (
+        DeadLetterDropped,
+        EventDied,
+        FifoGap,
+        JobDied,
+        OutboxBlocked,
+    )
+    from seawall.events.edge import (
+        HealthChanged,
+        HostEjected,
+        HostRestored,
+        LifecycleChanged,
+        OverloadChanged,
+        SoftLimitExceeded,
+    )
+    from seawall.events.members import (
+        LeaseChanged,
+        MemberChanged,
+        OwnPause,
+    )
+    from seawall.events.pipeline import (
+        CollectionChanged,
+        ItemDied,
+        PipelineEnded,
+        SourceChanged,
+        StageChanged,
+    )
+    from seawall.events.resources import (
+        LevelChanged,
+        LoopBlocked,
+        ResourceLeaked,
+        WorkerReplaced,
+    )
+
+__all__ = [
+    "BreakerChanged",
+    "CallHedged",
+    "CallRejected",
+    "CallRetried",
+    "CallTimedOut",
+    "CollectionChanged",
+    "DeadLetterDropped",
+    "Degraded",
+    "Event",
+    "EventDied",
+    "FifoGap",
+    "HealthChanged",
+    "HostEjected",
+    "HostRestored",
+    "ImplausibleReport",
+    "ItemDied",
+    "JobDied",
+    "LeaseChanged",
+    "LevelChanged",
+    "LifecycleChanged",
+    "LoopBlocked",
+    "MemberChanged",
+    "OutboxBlocked",
+    "OverloadChanged",
+    "OwnPause",
+    "PipelineEnded",
+    "ResourceLeaked",
+    "RetryStopped",
+    "SettingsChanged",
+    "SettingsDiffer",
+    "SoftLimitExceeded",
+    "SourceChanged",
+    "StageChanged",
+    "StoreModeChanged",
+    "ThreadAbandoned",
+    "WorkerReplaced",
+    "subscribe",
+]
+
+_HOMES = {
+    "events.bus": "Event subscribe",
+    "events.calls": (
+        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Degraded "
+        "ImplausibleReport RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
+        "ThreadAbandoned"
+    ),
+    "events.durable": ("DeadLetterDropped EventDied FifoGap JobDied OutboxBlocked"),
+    "events.edge": (
+        "HealthChanged HostEjected HostRestored LifecycleChanged OverloadChanged SoftLimitExceeded"
+    ),
+    "events.members": ("LeaseChanged MemberChanged OwnPause"),
+    "events.pipeline": ("CollectionChanged ItemDied PipelineEnded SourceChanged StageChanged"),
+    "events.resources": ("LevelChanged LoopBlocked ResourceLeaked WorkerReplaced"),
+}
+"""The names by the module that defines them."""
+
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -1,0 +1,577 @@
+"""The breakers of one policy, each the same in all pods.
+
+Promises:
+- A closed or open breaker costs no round trip.
+- In half-open, no more probes are out than configured, in all pods together.
+- What was counted or probed before a change of state changes nothing after it, in any pod.
+
+One background job (`BreakerSync`) reports counts to the store, every 100 ms or sooner when failures
+mount, and receives the state; changes are also pushed to all pods. A call that asks for permission
+(`BreakerAdmission`) is answered together with all others waiting then.
+"""
+
+from __future__ import annotations
+
+import json
+from asyncio import CancelledError, get_running_loop
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakMethod, ref
+
+from seawall._forks import survives_fork
+from seawall.errors import StoreUnavailable
+from seawall.models.breaker.settings import BreakerSettings
+from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
+from seawall.redis.breaker.mirror import FULL_FOR, BreakerMirror, SentReports
+from seawall.redis.breaker.wire import (
+    MOST_CALLS,
+    BreakerReply,
+    BreakerStanding,
+    InvalidReply,
+    answered,
+    fingerprint,
+    parse_push,
+    parse_replies,
+    settings_text,
+    window_part,
+)
+from seawall.redis.keys import key_part
+from seawall.runtime.breaker_share import BreakerOwner
+
+if TYPE_CHECKING:
+    from seawall.clock import Clock
+    from seawall.redis.store import RedisStore
+    from seawall.runtime.asking import Asking
+    from seawall.runtime.background import Handle
+    from seawall.runtime.layers import Kind
+
+FLUSH: Final = 0.1
+"""Maximum seconds between two reports of counts."""
+
+SPACING: Final = 0.01
+"""Minimum seconds between two reports, however fast failures come."""
+
+POLL: Final = 1.0
+"""Interval in seconds for polling the state, if no push has come."""
+
+POLL_IDLE: Final = 10.0
+"""The same interval for an unused, closed breaker of one key among others."""
+
+TOGETHER: Final = 32
+"""Maximum number of breakers in one script call."""
+
+_numbers = count()
+
+
+class BreakerMessage(NamedTuple):
+    """One message to the store: keys and arguments, and what was sent for each mirror."""
+
+    keys: list[str]
+    args: list[str]
+    sent: list[tuple[BreakerMirror, SentReports]]
+
+
+class SharedBreakers:
+    """What a policy has in a store; the owner's lock also protects everything here."""
+
+    full_for = FULL_FOR
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        settings: BreakerSettings,
+        owner: BreakerOwner,
+        *,
+        on_store_failure: str,
+        quorum: int | None,
+        keyed: bool,
+    ) -> None:
+        """Start empty; contact the store on the first call."""
+        self.store = store
+        self.name = name
+        self.on_store_failure = on_store_failure
+        self.quorum = quorum
+        self._keyed = keyed
+        self.owner = owner
+        self._mirrors: dict[str, BreakerMirror] = {}
+        self._alone = False
+        self._questions = AdmissionQuestions(self)
+        self._sync = BreakerSync(self)
+        self._flushed = float("-inf")
+        self._set(settings)
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"<SharedBreakers of breaker {self.name!r} in {self.store!r}>"
+
+    # For the policy
+
+    def model(self, key: Hashable) -> BreakerModel:
+        """Return the model of `key`, which is new to this pod."""
+        tag = key_part(key) if self._keyed else ""
+        mirror = BreakerMirror(self, self._settings, key, tag, self._keys(tag))
+        self._mirrors[tag] = mirror
+        return mirror
+
+    def forget(self, model: BreakerModel) -> None:
+        """Stop following this model; what the store knows of it stays."""
+        if isinstance(model, BreakerMirror) and self._mirrors.get(model.tag) is model:
+            del self._mirrors[model.tag]
+
+    def begin(self) -> None:
+        """Start exchanging state with the store."""
+        self._sync.begin()
+
+    def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> BreakerAdmission:
+        """Return a waiter for the store's answer to a call."""
+        assert isinstance(model, BreakerMirror)  # noqa: S101 - it came from here
+        id_ = self.new_id()
+        asking = self.store.ask(kind, self._questions, (model, id_), clock)
+        return BreakerAdmission(self, model, id_, asking)
+
+    def update(self, settings: BreakerSettings) -> None:
+        """Publish other settings from now on."""
+        self._set(settings)
+        self._sync.announce_anew()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the sharing."""
+        mode = self.on_store_failure if self._alone else "shared"
+        return {"name": self.name, "store": self.store.name, "mode": mode, "quorum": self.quorum}
+
+    # For mirrors and admissions
+
+    def new_id(self) -> str:
+        """Return an id that is unique in all pods."""
+        return f"{self.store.pod}-{next(_numbers)}"
+
+    def soon(self) -> None:
+        """Request an exchange with the store now."""
+        self._sync.soon()
+
+    def hurry(self, now: float) -> None:
+        """Request an exchange now, unless there has just been one."""
+        if not 0 <= now - self._flushed < SPACING:
+            self.soon()
+
+    def answered(
+        self, mirror: BreakerMirror, standing: BreakerStanding, granted: str
+    ) -> Ticket | Refusal:
+        """Return what the store's answer means for a call."""
+        now = self.owner.now()
+        with self.owner.mutex:
+            if self.store.up:
+                mirror.adopt(standing, now)
+            answer = mirror.answer(standing, granted, now)
+        self._tell([mirror])
+        return answer
+
+    def unanswered(self, mirror: BreakerMirror, id_: str, cause: str) -> Ticket | Refusal:
+        """Decide about a call for which the store gives no answer."""
+        now = self.owner.now()
+        with self.owner.mutex:
+            mirror.lose(id_)
+            refusal = mirror.stay(now) if self.store.up else None
+        if refusal is not None:
+            return refusal
+        self.lost([mirror], cause)
+        with self.owner.mutex:
+            answer = mirror.admit(now)
+        self._tell([mirror])
+        return answer
+
+    def abandoned(self, mirror: BreakerMirror, id_: str) -> None:
+        """Give back what may have been granted to a caller that no longer waits."""
+        self.owner.mutex.do(lambda: mirror.lose(id_))
+
+    def unwanted(self, mirror: BreakerMirror, granted: str) -> None:
+        """Give back a permit whose caller no longer waits."""
+        if granted:
+            self.owner.mutex.do(lambda: mirror.give_back(granted))
+
+    def lost(self, mirrors: Sequence[BreakerMirror] | None, cause: str) -> None:
+        """Continue without the store, with these mirrors or all."""
+        now = self.owner.now()
+        with self.owner.mutex:
+            leaving = self._mirrors.values() if mirrors is None else mirrors
+            gone = [mirror for mirror in leaving if mirror.away is None]
+            first = bool(gone) and not self._alone
+            self._alone = self._alone or first
+            for mirror in gone:
+                mirror.leave_store(now)
+        if first:
+            self.owner.mode_changed("shared", self.on_store_failure, cause)
+
+    # In the background
+
+    async def exchange(self, mirrors: Sequence[BreakerMirror]) -> None:
+        """Report the counts of these mirrors to the store, and adopt their state."""
+        message = self.pack(mirrors)
+        try:
+            reply = await self.store.acall("breaker", message.keys, message.args)
+            replies = parse_replies(reply, len(mirrors))
+        except CancelledError:
+            self._unheard(message)
+            raise
+        except StoreUnavailable as error:
+            self._unheard(message)
+            if not (self.store.up and answered(error)):
+                return  # the store's health decides what that means
+            if len(mirrors) == 1:
+                self._doubt(mirrors[0], str(error))
+                return
+        else:
+            self.take_in(message, replies)
+            return
+        for mirror in mirrors:  # perhaps the store cannot answer for only one of them
+            await self.exchange([mirror])
+
+    def pack(self, mirrors: Sequence[BreakerMirror]) -> BreakerMessage:
+        """Return the report about these mirrors; pass it to `take_in` later."""
+        now = self.owner.now()
+        with self.owner.mutex:
+            told = [(mirror, *mirror.outgoing(now)) for mirror in mirrors]
+            keys, args = self.packed([(mirror, message) for mirror, message, _sent in told])
+        return BreakerMessage(keys, args, [(mirror, sent) for mirror, _message, sent in told])
+
+    def take_in(
+        self, message: BreakerMessage, replies: Sequence[BreakerReply | InvalidReply]
+    ) -> None:
+        """Process the store's answers to a message."""
+        now = self.owner.now()
+        doubted = []
+        for (mirror, sent), reply in zip(message.sent, replies, strict=True):
+            with self.owner.mutex:
+                if self.store.up and isinstance(reply, BreakerReply):
+                    mirror.incoming(reply, sent, now)
+                    continue
+                mirror.unheard(sent)
+            if isinstance(reply, InvalidReply):
+                doubted.append((mirror, reply.why))
+        for mirror, why in doubted:
+            self._doubt(mirror, why)
+        self._tell([mirror for mirror, _sent in message.sent])
+
+    async def run(self, time: float) -> None:
+        """Do what is due at that time of the loop."""
+        if not self.store.up:
+            return
+        self._flushed = now = self.owner.now()
+        due = []
+        for mirror in list(self._mirrors.values()):
+            with self.owner.mutex:
+                mirror.notice(now)
+                if self._is_due(mirror, time):
+                    due.append(mirror)
+                    mirror.polled_at, mirror.used = time, False
+        alone = [[mirror] for mirror in due if mirror.suspect]
+        for together in [*_batches([mirror for mirror in due if not mirror.suspect]), *alone]:
+            await self.exchange(together)
+        self._tell(due)
+
+    def _is_due(self, mirror: BreakerMirror, time: float) -> bool:
+        idle = self._keyed and mirror.state is State.CLOSED and not (mirror.used or mirror.away)
+        waited = time - mirror.polled_at
+        return (mirror.dirty and not mirror.suspect) or waited >= (POLL_IDLE if idle else POLL)
+
+    def pushed(self, message: bytes) -> None:
+        """Process a pushed change of any pod; an empty message means that much may have changed."""
+        known = parse_push(message) if message else None
+        if known is None:
+            for mirror in list(self._mirrors.values()):
+                mirror.polled_at = float("-inf")
+            self.soon()
+            return
+        tag, standing = known
+        whose = self._mirrors.get(tag)
+        if whose is None:
+            return
+        with self.owner.mutex:
+            heard = whose.heard(standing, self.owner.now())
+        if not heard:
+            whose.polled_at = float("-inf")
+            self.soon()
+        self._tell([whose])
+
+    def watched(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
+        """Record that the store went away, or came back."""
+        if up:
+            self.soon()
+        else:
+            self.lost(None, cause)
+
+    # Inside
+
+    def _set(self, settings: BreakerSettings) -> None:
+        if settings.window_calls is not None and settings.window_calls > MOST_CALLS:
+            raise ValueError(
+                f"window_calls={settings.window_calls}: pods can share windows of up to"
+                f" {MOST_CALLS} calls; write that or less, or a window of seconds"
+            )
+        self._settings = settings
+        self._text = settings_text(settings, self.quorum)
+        for tag, mirror in self._mirrors.items():
+            mirror.keys = self._keys(tag)
+
+    def _keys(self, tag: str) -> list[str]:
+        part = window_part(self._settings)
+        names = ("state", "probes", f"window-{part}", f"failed-{part}", f"slow-{part}")
+        parts = (tag,) if tag else ()
+        every = (*names, "votes", "gone")
+        return [self.store.key("breaker", self.name, *parts, name) for name in every]
+
+    def packed(
+        self, told: list[tuple[BreakerMirror, dict[str, Any]]]
+    ) -> tuple[list[str], list[str]]:
+        """Return keys and arguments of the script call for these mirrors."""
+        keys = [key for mirror, _message in told for key in mirror.keys]
+        fresh = {"fresh": f"l{token_hex(8)}", "pod": self.store.pod}
+        messages = [json.dumps(message | fresh) for _mirror, message in told]
+        return keys, [self._text, self.store.channel("breaker", self.name), *messages]
+
+    def _tell(self, mirrors: Sequence[BreakerMirror]) -> None:
+        """Report changes, without the lock."""
+        for mirror in mirrors:
+            if mirror.changes:
+                self.owner.report(mirror, mirror.key)
+        if self._alone:
+            with self.owner.mutex:
+                back = self._alone and all(one.away is None for one in self._mirrors.values())
+                self._alone = self._alone and not back
+            if back:
+                self.owner.mode_changed(self.on_store_failure, "shared", "the store answers")
+
+    def _unheard(self, message: BreakerMessage) -> None:
+        with self.owner.mutex:
+            for mirror, sent in message.sent:
+                mirror.unheard(sent)
+
+    def _doubt(self, mirror: BreakerMirror, cause: str) -> None:
+        """Continue without the store if it answers, but not for this breaker."""
+        with self.owner.mutex:
+            mirror.suspect = True
+        self.lost([mirror], cause)
+
+    # For the background
+
+    def fingerprint(self) -> str:
+        """Return the settings as text, for comparing them between pods."""
+        return fingerprint(self._settings, self.quorum)
+
+    def differs(self, own: str, other: str) -> None:
+        """Report that another pod has other settings."""
+        self.owner.settings_differ(own, other)
+
+    async def end(self) -> None:
+        """Report to the store what it has not heard, then continue without it."""
+        dirty = [mirror for mirror in self._mirrors.values() if mirror.dirty]
+        for together in _batches(dirty):
+            await self.exchange(together)
+        self.lost(None, "the store was closed")
+
+    def _after_fork(self) -> None:
+        """Become another pod, which has counted nothing yet."""
+        self._sync.after_fork()
+        self._alone = False
+        for mirror in self._mirrors.values():
+            mirror.forked()
+
+
+def _batches(mirrors: list[BreakerMirror]) -> list[list[BreakerMirror]]:
+    return [mirrors[first : first + TOGETHER] for first in range(0, len(mirrors), TOGETHER)]
+
+
+class BreakerSync:
+    """A share's background job and listeners: registered once, and only while the share lives.
+
+    No lock is held meanwhile: the garbage collector may run at any moment and need a lock that a
+    waiting thread holds. Of several concurrent first calls one registers, the others continue.
+    """
+
+    def __init__(self, share: SharedBreakers) -> None:
+        """Start unregistered; the store may not be reachable yet."""
+        self._share = ref(share)
+        self._store = share.store
+        self._idle = [True]
+        self._registered = False
+        self._job: Handle | None = None
+        self._announced: list[Handle] = []
+
+    def begin(self) -> None:
+        """Start the background work, once; in a child process once more."""
+        if not self._idle:
+            return
+        try:
+            self._idle.pop()  # atomic: only one of two threads gets it
+        except IndexError:
+            return
+        begun = False
+        try:
+            self._store.start()
+            if not self._registered:
+                self._register()
+                self._registered = True
+            begun = True
+        except StoreUnavailable:
+            pass  # closed: callers that ask it will notice
+        finally:
+            if not begun:
+                self._idle.append(True)
+
+    def soon(self) -> None:
+        """Request a run of the job now."""
+        if self._job is not None:
+            self._job.soon()
+
+    def announce_anew(self) -> None:
+        """Announce other settings to the other pods, if any were announced."""
+        if self._announced:
+            self._announced.pop().stop()
+            self._announce()
+
+    def after_fork(self) -> None:
+        """Allow `begin` again: the background thread is gone, but its jobs are still registered."""
+        self._idle = [True]
+
+    def _register(self) -> None:
+        weak = self._share
+        share = weak()
+        if share is None:
+            return
+
+        async def run() -> None:
+            share = weak()
+            if share is None:
+                stop()
+            else:
+                await share.run(get_running_loop().time())
+
+        self._announce()
+        announced = self._announced
+        channel = self._store.channel("breaker", share.name)
+        self._job = self._store.every(FLUSH, run)
+        stops = (
+            self._job.stop,
+            lambda: announced.pop().stop(),
+            self._store.listen(channel, _weakly(share.pushed)),
+            self._store.watch(_weakly(share.watched)),
+        )
+        self._store.at_close(share.end)
+
+        def stop() -> None:
+            for each in stops:
+                each()
+
+    def _announce(self) -> None:
+        share = self._share()
+        if share is not None:
+            own = share.fingerprint()
+            differs = _weakly(share.differs)
+            name = share.name
+            told = self._store.announce("breaker", name, own, lambda other: differs(own, other))
+            self._announced.append(told)
+
+
+def _weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Return a function that calls `method` for as long as its object lives."""
+    weak = WeakMethod(method)
+
+    def call(*args: object) -> None:
+        method = weak()
+        if method is not None:
+            method(*args)
+
+    return call
+
+
+class AdmissionQuestions:
+    """Calls that ask for permission: all that wait go as one script call.
+
+    An event loop's link keeps this alive for as long as it lives, but not the share.
+    """
+
+    script = "breaker"
+    most = 64
+
+    def __init__(self, share: SharedBreakers) -> None:
+        self._share = ref(share)
+
+    def pack(self, items: Sequence[tuple[BreakerMirror, str]]) -> tuple[list[str], list[str]]:
+        """Return keys and arguments of the script call for all `items`."""
+        share = self._share()
+        if share is None:
+            raise StoreUnavailable("the breaker is gone")
+        now = share.owner.now()
+        with share.owner.mutex:
+            asked = {mirror: mirror.question(now) for mirror, _id in items}
+            for mirror, id_ in items:
+                asked[mirror]["asked"].append(id_)
+            return share.packed(list(asked.items()))
+
+    def unpack(
+        self, reply: object, items: Sequence[tuple[BreakerMirror, str]]
+    ) -> list[tuple[BreakerStanding, str] | InvalidReply]:
+        """Return for each of `items` the breaker's state, and the granted probe's id or ""."""
+        mirrors = list(dict.fromkeys(mirror for mirror, _id in items))
+        replies = dict(zip(mirrors, parse_replies(reply, len(mirrors)), strict=True))
+        granted = {
+            mirror: iter(one.granted)
+            for mirror, one in replies.items()
+            if isinstance(one, BreakerReply)
+        }
+        answers: list[tuple[BreakerStanding, str] | InvalidReply] = []
+        for mirror, id_ in items:
+            one = replies[mirror]
+            if isinstance(one, InvalidReply):
+                answers.append(one)
+                continue
+            said = next(granted[mirror], "nothing")
+            answers.append(
+                (one.standing, said) if said in ("", id_) else InvalidReply("another probe")
+            )
+        return answers
+
+    def unwanted(
+        self, item: tuple[BreakerMirror, str], answer: tuple[BreakerStanding, str] | InvalidReply
+    ) -> None:
+        """Give back what was granted to a caller that no longer waits."""
+        share = self._share()
+        if share is not None and not isinstance(answer, InvalidReply):
+            share.unwanted(item[0], answer[1])
+
+
+class BreakerAdmission:
+    """A call that waits for the store's answer."""
+
+    __slots__ = ("_asking", "_id", "_mirror", "_share", "until")
+
+    def __init__(
+        self, share: SharedBreakers, mirror: BreakerMirror, id_: str, asking: Asking
+    ) -> None:
+        self._share = share
+        self._mirror = mirror
+        self._id = id_
+        self._asking = asking
+        self.until: float | None = asking.until
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Ask the store."""
+        self._asking.publish(wake)
+
+    def claim(self) -> Ticket | Refusal:
+        """Return what a model's `admit` would."""
+        try:
+            answer = self._asking.claim()
+        except StoreUnavailable as error:
+            return self._share.unanswered(self._mirror, self._id, str(error))
+        if isinstance(answer, InvalidReply):
+            return self._share.unanswered(self._mirror, self._id, answer.why)
+        return self._share.answered(self._mirror, *answer)
+
+    def abandon(self) -> None:
+        """Stop waiting; a probe that was or will be granted is given back."""
+        self._asking.abandon()
+        self._share.abandoned(self._mirror, self._id)

@@ -1,0 +1,527 @@
+"""`sharing="leased"`: take batches of the shared limit ahead of time, and spend them in the pod.
+
+Promises:
+- Nothing is spent that was not taken from the shared limit before.
+- For each key, at most one batch is held unspent, and for at most a lease. Unspent amounts are
+  given back.
+- A call that finds enough costs no round trip. Other calls wait for the store's answer, in order;
+  for each key, one question at a time is pending, for all waiters and a batch.
+
+The rules are in `models.rate.batches`; what is done under the lock is in `purses`.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle, get_running_loop, sleep
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize, ref
+
+from seawall.clock import SYSTEM, Clock
+from seawall.models.rate.batches import Bound, Lot, batch_for, bound_of, lease_of
+from seawall.models.rate.rule import Rule
+from seawall.models.rate.split import check_divisible
+from seawall.redis.keys import key_part
+from seawall.redis.limits.leased.purses import (
+    BatchRequest,
+    BatchWaiter,
+    Holder,
+    LotChange,
+    Paid,
+    PursePath,
+    PurseSection,
+    TaskWaker,
+    join,
+    told,
+)
+from seawall.redis.limits.shared import SharedLimits
+from seawall.redis.limits.wire import SCRIPT, script_settings
+from seawall.runtime.layers import Kind
+from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
+from seawall.runtime.mutex import Mutex, Nesting
+from seawall.runtime.runners import wait_async
+
+if TYPE_CHECKING:
+    from seawall.redis.store import RedisStore
+
+MAX_KEYS: Final = 10_000
+"""Maximum number of keys of a limit with a purse; the store decides each call of other keys."""
+
+_SWEEP: Final = 8
+_UPKEEP: Final = 0.5
+"""Seconds between two checks for expired lots: they are given back even without calls."""
+
+_SLACK: Final = 0.02
+"""Seconds a caller waits beyond the store's timeout: the link times out first, with a reason."""
+
+REPEAT_AFTER: Final = 0.005
+"""Seconds after which a question that another loop carries is repeated beside it.
+
+A running loop usually has its answer by then. One that is blocked or has ended never has.
+"""
+
+SECOND_LOOK: Final = 0.01
+"""Seconds between a timer and its action: a loop that was busy first reads what has arrived.
+
+Longer than a store's own second look, which reports the reason; and an answer may lead to another
+question.
+"""
+
+PURSES_AT_ONCE: Final = 500
+"""Maximum number of purses handled in one section: callers wait meanwhile."""
+
+
+class LeasedLimits(SharedLimits):
+    """The limits of one policy in the store, spent in batches: `LimitShare`."""
+
+    sharing = "leased"
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        rules: Sequence[Rule[Any]],
+        *,
+        batch: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Take up to `batch` ahead, of each limit; None: what keeps the excess at a fifth."""
+        self._given = batch
+        self.mutex = Mutex()
+        self.nesting = Nesting()
+        self.shut: list[Holder] = []
+        """Holders whose lock-free path is closed, because a section is running."""
+        self.holders: list[dict[Hashable, Holder]] = []
+        self.door = PursePath(up=store.up) if len(rules) == 1 else None
+        """Fast path of a gate, in its success path: for a single limit without keys."""
+        self.expiring: deque[tuple[Holder, Lot]] = deque()
+        self._hands: list[list[Hashable]] = []
+        self.clock: Clock = SYSTEM
+        self.batches: tuple[int, ...] = ()
+        self.leases: tuple[float, ...] = ()
+        """Seconds for which a grant may be spent, for each limit."""
+        self.granted = self.returned = 0
+        self.doubts: deque[tuple[Holder, BatchRequest]] = deque()
+        """Questions of one loop that a caller waits for in another loop, or in a thread."""
+        self._watches = WaitTimers()
+        self.background: AbstractEventLoop | None = None
+        """The store's own event loop, which never blocks."""
+        self.patience = store.timeout + _SLACK
+        """Seconds that a caller waits for an answer."""
+        super().__init__(store, name, rules, **options)
+        me = ref(self)
+        finalize(self, store.pods.watch(lambda: resize(me)))
+        finalize(self, store.watch(lambda *_news: moved(me)))
+        finalize(self, store.every(_UPKEEP, lambda: tend(me)).stop)
+        self.doubting = store.every(3600.0, lambda: ask_again(me))
+        finalize(self, self.doubting.stop)
+        store.at_close(self.return_all)
+
+    # Settings
+
+    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+        """Use other numbers from now on; what was granted under the old ones is given back."""
+        check_divisible(self.sharing, rules)
+        for rule in rules:
+            if self._given is not None and rule.capacity and self._given > rule.capacity:
+                raise ValueError(
+                    f"batch={self._given}: more than {rule.capacity} is never granted at once;"
+                    f" write batch={rule.capacity} or less"
+                )
+        if script_settings(rules) == self._settings:
+            return
+        calls: Sequence[tuple[Sequence[str], Any]] = ()
+        with self.mutex:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                changes = section.clear_all()
+            if changes:
+                calls = self._giving_back(changes)  # under the settings by which it was granted
+            super().configure(rules)
+            self.leases = tuple(lease_of(rule) / 1e6 for rule in rules)
+            waiting = self._forget()
+        self.resize()
+        for keys, args in calls:
+            self.store.post(SCRIPT, keys, args)
+        for buying in waiting:
+            buying.error = "the settings were changed"
+            if buying.wake is not None:
+                buying.wake()
+
+    def _forget(self) -> list[BatchWaiter]:
+        """Drop all holders; return the waiters."""
+        old = [holder for holders in self.holders for holder in holders.values()]
+        waiting = {buying: None for holder in old for buying in holder.line}
+        for holder in old:
+            holder.shut()
+            holder.line.clear()
+        self.holders = [{} for _ in self.terms.rules]
+        self._hands = [[] for _ in self.terms.rules]
+        self.expiring.clear()
+        self.shut.clear()
+        return list(waiting)
+
+    def _after_fork(self) -> None:
+        """Hold nothing in a child process: the grants belong to the parent."""
+        super()._after_fork()
+        self.mutex = Mutex()
+        self.nesting = Nesting()
+        self._watches = WaitTimers()
+        self.background = None
+        if self.door is not None:
+            self.door.up = True
+        self.doubts.clear()
+        self._forget()
+        self.resize()
+
+    def resize(self) -> None:
+        """Adjust batches to the number of pods.
+
+        A pod that the others have not heard of yet takes one at a time: their batches are still
+        those for fewer pods.
+        """
+        rules, pods = self.terms.rules, self.store.pods
+        if self._given is not None:
+            self.batches = (self._given,) * len(rules)
+        else:
+            known = pods.settled
+            self.batches = tuple(batch_for(rule, pods.count) if known else 1 for rule in rules)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What the batches mean for each limit."""
+        pods = self.store.pods.count
+        together = zip(self.terms.rules, self.batches, strict=True)
+        return tuple(bound_of(rule, batch, pods) for rule, batch in together)
+
+    @property
+    def excess(self) -> tuple[int, ...]:
+        """Maximum admissions beyond the algorithm's own bound, for each limit."""
+        return tuple(bound.excess for bound in self.bounds)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the batches, and what they mean."""
+        return {
+            **super().snapshot(),
+            "pods": self.store.pods.count,
+            "batch": self.batches,
+            "excess": self.excess,
+            "granted": self.granted,
+            "returned": self.returned,
+            "keys": sum(map(len, self.holders)),
+        }
+
+    # Spending
+
+    def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
+        """Pay from the purses, all or nothing; None if one holds too little."""
+        if len(charges) == 1:
+            charge = charges[0]
+            holder, cost = self.holders[0].get(charge.key), charge.cost
+            if holder is not None and cost:
+                # From here on nothing can interrupt: see `seawall.runtime.gil`. A holder of the
+                # lock has closed this path before, by an empty lot.
+                lot = holder.open
+                left = lot.left - cost
+                if left >= lot.floor and now < lot.until:
+                    lot.left = left
+                    return lot, cost
+                if holder.line:
+                    return None  # others wait: queue behind them
+        with PurseSection(self, now) as section, self.mutex, section.inside:
+            return section.pay(charges)
+
+    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
+        """Return a waiter for the verdict: by a grant, or if that does not apply, by the store."""
+        if not self._ready:
+            self._prepare()
+        self.clock = clock
+        for number, charge in enumerate(charges):
+            exact = charge.cost > self.batches[number] or (charge.estimated and not charge.cost)
+            if exact or (charge.cost and self.holder(number, charge.key) is None):
+                return super().ask(kind, charges, clock)
+        return BatchWaiter(self, kind, charges, clock)
+
+    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+        """Return the verdict; shorter than `ask`, for the many calls that wait for a grant."""
+        buying = self.ask("async", charges, clock)
+        if not isinstance(buying, BatchWaiter) or buying.loop is None:
+            verdict: Verdict = await wait_async(buying, clock)
+            return verdict
+        bell = TaskWaker(buying.loop)
+        self.buy(buying, bell)
+        try:
+            await bell.rung
+        except BaseException:
+            buying.abandon()
+            raise
+        return buying.claim()
+
+    def holder(self, limit: int, key: Hashable) -> Holder | None:
+        """Return the holder of the grants of `key`; None if there is no room for another."""
+        holders = self.holders[limit]
+        holder = holders.get(key)
+        if holder is None:
+            key_part(key)  # raises early if it cannot be a key in a store
+            with self.mutex:
+                if len(holders) >= MAX_KEYS and not self._made_room(limit):
+                    return None
+                made = Holder(self.terms, limit, key, self.batches[limit], self.door)
+                holder = holders.setdefault(key, made)
+        return holder
+
+    def _made_room(self, limit: int) -> bool:
+        """Check a few keys and drop one that holds nothing; return whether there was one."""
+        holders, hand = self.holders[limit], self._hands[limit]
+        for _ in range(_SWEEP):
+            if not hand:
+                hand.extend(holders)
+            key = hand.pop()
+            holder = holders.get(key)
+            if holder is not None and holder.purse.idle and not holder.line:
+                holder.shut()
+                del holders[key]
+                return True
+        return False
+
+    def buy(self, buying: BatchWaiter, wake: Callable[[], bool]) -> None:
+        """Let `buying` wait until everything it wants is there; ask for what is missing."""
+        now, buying.wake = buying.clock.now(), wake
+        with self.mutex:
+            joined = join(self.holders, buying, now)
+        if not joined:
+            with PurseSection(self, now, buying.kind) as section, self.mutex, section.inside:
+                if not section.served(buying):
+                    section.line_up(buying)
+        if buying.holders and buying.loop is not None:
+            self._watches.here(self, buying.loop).add(buying, self.patience, self)
+
+    def leave(self, buying: BatchWaiter) -> None:
+        """Stop `buying` from waiting."""
+        if buying.holders:
+            self.mutex.do(buying.step_out)
+
+    def drop_out(self, buying: BatchWaiter) -> None:
+        """Stop `buying` from waiting, and take back what was spent for it."""
+
+        def drop() -> None:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                holders = buying.holders
+                buying.step_out()
+                for holder in holders:
+                    section.look(holder)
+            verdict, buying.verdict = buying.verdict, None
+            if verdict is not None and verdict.receipt is not None:
+                self.settle(verdict.receipt, [0] * len(self.terms.rules))
+
+        self.mutex.do(drop)
+
+    def arrived(self, holder: Holder, grant: BatchRequest, answer: Any) -> None:
+        """Process a grant or a refusal, in the thread that got the answer."""
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+            section.take_in(holder, grant, answer)
+
+    # Giving back
+
+    def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
+        """Put back what was not used; charge the shared limit for what was used beyond."""
+        if isinstance(receipt, tuple):
+            lot, cost = receipt
+            receipt = Paid([(lot.owner, [(lot, cost)])])
+        elif not isinstance(receipt, Paid):
+            super().settle(receipt, used)
+            return
+
+        def settle() -> None:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                for holder, spent in receipt.parts:
+                    actual = used[holder.limit]
+                    if actual is not None:
+                        section.settle(holder, spent, actual)
+
+        self.mutex.do(settle)
+
+    def give_back(self, changes: Sequence[LotChange]) -> None:
+        """Report unused amounts to the store, in the background."""
+        for keys, args in self._giving_back(changes):
+            self.store.post(SCRIPT, keys, args)
+
+    def _giving_back(self, changes: Sequence[LotChange]) -> Sequence[tuple[Sequence[str], Any]]:
+        self.returned += sum(change.taken - change.used for change in changes if change.taken)
+        return told(self.terms, changes)
+
+    def tend(self) -> None:
+        """Give back what has expired, even without calls."""
+        now, more = self.clock.now(), True
+        while more:
+            with PurseSection(self, now) as section, self.mutex, section.inside:
+                for _ in range(PURSES_AT_ONCE):
+                    more = bool(self.expiring) and self.expiring[0][1].until <= now
+                    if not more:
+                        break
+                    holder, _lot = self.expiring.popleft()
+                    section.look(holder)
+
+    async def return_all(self) -> None:
+        """Give everything back: the store is closing."""
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+            changes = section.clear_all()
+        for keys, args in self._giving_back(changes):
+            await self.store.acall(SCRIPT, keys, args, 1.0)
+
+    def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Allow at most `remaining`; this pod's holdings are given back first."""
+        self._empty(limit, key)
+        super().lower(limit, key, remaining, reset_after)
+
+    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Async twin of `lower`, which waits for the store."""
+        self._empty(limit, key)
+        await super().alower(limit, key, remaining, reset_after)
+
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget the usage; this pod's holdings were taken before, and are given back first."""
+        for limit, key in places:
+            self._empty(limit, key)
+        super().reset(places)
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Async twin of `reset`."""
+        for limit, key in places:
+            self._empty(limit, key)
+        await super().areset(places)
+
+    def _empty(self, limit: int, key: Hashable) -> None:
+        with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+            holder = self.holders[limit].get(key)
+            if holder is not None:
+                section.clear(holder)
+
+    # Looking
+
+    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Return the limits' state without taking anything; this pod's holdings count as left."""
+        return self._with_purses(charges, super().peek(charges))
+
+    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Async twin of `peek`."""
+        return self._with_purses(charges, await super().apeek(charges))
+
+    def _with_purses(
+        self, charges: Sequence[Wanted], seen: tuple[Verdict, Sequence[Standing]]
+    ) -> tuple[Verdict, Sequence[Standing]]:
+        verdict, standings = seen
+        now = self.clock.now()
+        with self.mutex:
+            found = [self.holders[n].get(charge.key) for n, charge in enumerate(charges)]
+            held = [0 if holder is None else holder.purse.usable(now) for holder in found]
+        if all(own >= charge.cost for own, charge in zip(held, charges, strict=True)):
+            verdict = Verdict(0.0)
+        together = zip(standings, held, strict=True)
+        return verdict, [Standing(there.left + own, there.rest) for there, own in together]
+
+
+class WaitTimers:
+    """The watches of all loops, each used only in the thread of its loop."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._all: dict[AbstractEventLoop, WaitTimer] = {}
+        self._latest: WaitTimer | None = None
+
+    def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> WaitTimer:
+        """Return the watch of `loop`, which is the running loop."""
+        watch = self._latest
+        if watch is None or watch.loop is not loop:
+            with share.mutex:
+                self._all = {one: kept for one, kept in self._all.items() if not one.is_closed()}
+                watch = self._latest = self._all.setdefault(loop, WaitTimer(loop))
+        return watch
+
+
+class WaitTimer:
+    """The waiting calls of one event loop.
+
+    All have the same maximum wait, so the first to come is due first, and one timer is enough.
+    """
+
+    __slots__ = ("_timer", "_waiting", "loop")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[float, BatchWaiter]] = deque()
+        self._timer: TimerHandle | None = None
+
+    def add(self, buying: BatchWaiter, patience: float, share: LeasedLimits) -> None:
+        """Let `buying` wait for at most `patience` seconds."""
+        waiting = self._waiting
+        while waiting and not waiting[0][1].holders:
+            waiting.popleft()
+        due = self.loop.time() + patience
+        waiting.append((due, buying))
+        if self._timer is None:
+            self._timer = self.loop.call_at(due, self._look_again, share)
+
+    def _look_again(self, share: LeasedLimits) -> None:
+        """Let the loop first read what has arrived: it may have been busy."""
+        self._timer = self.loop.call_later(SECOND_LOOK, self._give_up, share)
+
+    def _give_up(self, share: LeasedLimits) -> None:
+        self._timer = None
+        waiting, now, late = self._waiting, self.loop.time(), []
+        while waiting:
+            due, buying = waiting[0]
+            if buying.holders and due > now:
+                self._timer = self.loop.call_at(due, self._look_again, share)
+                break
+            waiting.popleft()
+            late.append(buying)
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            section.give_up_waiting(late)
+
+
+async def ask_again(me: ref[LeasedLimits]) -> None:
+    """Repeat questions that have no answer after a moment, in the background."""
+    share = me()
+    if share is None or not share.doubts:
+        return
+    doubts = len(share.doubts)  # those that come meanwhile trigger another run
+    await sleep(REPEAT_AFTER)
+    for _ in range(doubts):
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            section.ask_again(*share.doubts.popleft())
+
+
+def resize(me: ref[LeasedLimits]) -> None:
+    """Adjust batches to the number of pods; give back what then exceeds a batch."""
+    share = me()
+    if share is None:
+        return
+    before = share.batches
+    share.resize()
+    if any(new < old for new, old in zip(share.batches, before, strict=True)):
+        with share.mutex:
+            holders = [holder for some in share.holders for holder in some.values()]
+        for first in range(0, len(holders), PURSES_AT_ONCE):
+            with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+                for holder in holders[first : first + PURSES_AT_ONCE]:
+                    section.look(holder)
+
+
+def moved(me: ref[LeasedLimits]) -> None:
+    """Let gates spend directly only while the store is reachable."""
+    share = me()
+    if share is not None and share.door is not None:
+        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
+            share.door.up = share.store.up
+            holder = share.holders[0].get(None)
+            if holder is not None:
+                section.look(holder)
+
+
+async def tend(me: ref[LeasedLimits]) -> None:
+    """Give back what has expired."""
+    share = me()
+    if share is not None:
+        share.background = get_running_loop()
+        share.tend()

@@ -1,0 +1,353 @@
+"""Rate limits in the store: what `RateLimit(shared=store)` needs, for every kind of sharing.
+
+The script is `lua/rates.lua`; its questions and answers are in `wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
+
+from seawall._forks import survives_fork
+from seawall.clock import SYSTEM, Clock
+from seawall.errors import StoreUnavailable
+from seawall.models.rate.rule import Rule
+from seawall.redis.keys import key_part
+from seawall.redis.limits.wire import (
+    SCRIPT,
+    LimitTerms,
+    ScriptKeys,
+    TakeRequest,
+    Takings,
+    describe,
+    numbers,
+    read,
+    read_verdict,
+    script_settings,
+    sensible,
+)
+from seawall.runtime.layers import Kind
+from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
+from seawall.runtime.runners import wait_async, wait_sync
+
+if TYPE_CHECKING:
+    from seawall.redis.store import RedisStore
+    from seawall.runtime.asking import Asking
+
+_serial = count()
+"""Number of the next reservation: unique in this process, across policies."""
+
+
+class SharedLimits:
+    """The limits of one policy in the store: the part of `LimitShare` that all kinds share."""
+
+    sharing = "exact"
+    door: Any = None
+
+    def __init__(
+        self,
+        store: RedisStore,
+        name: str,
+        rules: Sequence[Rule[Any]],
+        *,
+        on_store_failure: str,
+        changed: Callable[[str, str, str], None],
+        differs: Callable[[str, str], None],
+    ) -> None:
+        """Keep the limits under `name`; nothing is sent yet."""
+        self.store = store
+        self.name = name
+        self.failing = on_store_failure
+        self.sees = False
+        self.asks = 0
+        self._changed = changed
+        self._differs = differs
+        self._usual: tuple[Sequence[Wanted] | None, tuple[Takings, frozenset[int]]]
+        self._usual = None, ((), frozenset())
+        """The charges of a policy whose calls all cost the same: they come as a tuple."""
+        self._ready = False
+        self._settings = ""
+        self._finalizers: list[Any] = []
+        me = ref(self)
+        self._finalizers.append(finalize(self, store.watch(lambda up, why: _moved(me, up, why))))
+        self.configure(rules)
+        store.at_close(self._closing)
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} in {self.store!r}>"
+
+    # Settings
+
+    @property
+    def excess(self) -> tuple[int, ...]:
+        """Amount that may be taken beyond each limit: none, since the store decides each time."""
+        return ()
+
+    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+        """Use other numbers from now on; what was taken under the old ones is not given back."""
+        if script_settings(rules) == self._settings:
+            return
+        self._settings = script_settings(rules)
+        self.terms = LimitTerms(self.store, self.name, rules, _settle_for(ref(self)))
+        self.terms.sees = self.sees
+        while len(self._finalizers) > 1:
+            self._finalizers.pop()()
+        me, own = ref(self), describe(rules)
+        handle = self.store.announce("rate", self.name, own, lambda other: _differ(me, own, other))
+        self._finalizers.append(finalize(self, handle.stop))
+
+    def see(self) -> None:
+        """Add the state of the limits to receipts, if the store was asked."""
+        self.sees = self.terms.sees = True
+
+    @property
+    def mode(self) -> str:
+        """What decides now."""
+        return self.failing if self.away else "shared"
+
+    @property
+    def away(self) -> bool:
+        """Whether the store is known to be down."""
+        return not self.store.up
+
+    @property
+    def times(self) -> int:
+        """Number of pods among which the limits are divided while the store is away."""
+        pods: int = self.store.pods.without_store
+        return pods
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store."""
+        return self.store.name
+
+    def _prepare(self) -> None:
+        """Start the background: it counts the pods, and compares settings."""
+        self._ready = True
+        self.store.pods.start()
+
+    async def _closing(self) -> None:
+        """Report that the store is gone, unless that is known."""
+        if self.store.health.up:
+            self._changed("shared", self.failing, "the store was closed")
+
+    def _after_fork(self) -> None:
+        self._ready = False
+        self._usual = None, ((), frozenset())
+
+    # Questions
+
+    def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
+        """Return None: nothing is held in advance, the store makes every decision."""
+        return None
+
+    def wanted(self, charges: Sequence[Wanted]) -> tuple[Takings, frozenset[int]]:
+        """Return what to take, and for which limits the actual cost will follow."""
+        if charges is self._usual[0]:
+            return self._usual[1]
+        if not self._ready:
+            self._prepare()
+        numbered = list(enumerate(charges, 1))
+        takings = tuple((n, c.key, c.cost) for n, c in numbered if c.cost or c.estimated)
+        for _, key, _ in takings:
+            key_part(key)  # a key that cannot be shared raises here, where the caller sees it
+        wanted = takings, frozenset(n for n, c in numbered if c.estimated)
+        if type(charges) is tuple:
+            self._usual = charges, wanted
+        return wanted
+
+    def wish(self, charges: Sequence[Wanted], *, reserve: bool = False) -> TakeRequest:
+        """Return the question for `charges`; under a reservation if an actual cost will follow."""
+        takings, estimated = self.wanted(charges)
+        reservation = ""
+        if reserve or estimated:
+            number = f"{self.store.pod}-{next(_serial)}"
+            reservation = self.store.key("rate", self.name, "r", number)
+        return TakeRequest(self.terms, takings, estimated, reservation)
+
+    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Asking:
+        """Return a waiter for the store's verdict."""
+        self.asks += 1
+        item = self.wish(charges)
+        return self.store.ask(kind, item.terms, item, clock)
+
+    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+        """Return the store's verdict."""
+        verdict: Verdict = await wait_async(self.ask("async", charges, clock), clock)
+        return verdict
+
+    def decide(self, charges: Sequence[Wanted]) -> Verdict:
+        """Take by reservation; block this thread."""
+        asking = self._reserve("sync", charges)
+        try:
+            verdict: Verdict = wait_sync(asking, SYSTEM)
+        except StoreUnavailable:
+            self._undo(asking.item)
+            raise
+        return verdict
+
+    async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
+        """Async twin of `decide`."""
+        asking = self._reserve("async", charges)
+        try:
+            verdict: Verdict = await wait_async(asking, SYSTEM)
+        except StoreUnavailable:
+            self._undo(asking.item)
+            raise
+        return verdict
+
+    def _reserve(self, kind: Kind, charges: Sequence[Wanted]) -> Asking:
+        self.asks += 1
+        item = self.wish(charges, reserve=True)
+        return self.store.ask(kind, item.terms, item, SYSTEM)
+
+    def _undo(self, item: TakeRequest) -> None:
+        """Give back what may have been taken; the store finds it by its reservation, if it was.
+
+        This is for an answer that is lost. One that comes too late is given back when it comes.
+        """
+        self.settle(item, [0] * len(item.terms.rules))
+
+    def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Take up to `most` for the estimated charges; block this thread."""
+        return _taken(most, self.store.call(SCRIPT, *self._taking(most, charges)))
+
+    async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+        """Async twin of `take_up_to`."""
+        return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
+
+    def _taking(self, most: int, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
+        if not self._ready:
+            self._prepare()
+        self.asks += 1
+        names = ScriptKeys(self.terms)
+        asked = ",".join(
+            f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)},"
+            f"{int(c.estimated)}]"
+            for n, c in enumerate(charges, 1)
+        )
+        return names.keys, (self.terms.settings, f'[["u",[{asked}],{most}]]')
+
+    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Return the limits' state without taking anything; block this thread."""
+        keys, args = self._peeking(charges)
+        return self._seen(self.store.call(SCRIPT, keys, args))
+
+    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+        """Async twin of `peek`."""
+        keys, args = self._peeking(charges)
+        return self._seen(await self.store.acall(SCRIPT, keys, args))
+
+    def _peeking(self, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
+        if not self._ready:
+            self._prepare()
+        self.asks += 1
+        names = ScriptKeys(self.terms)
+        asked = ",".join(
+            f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)}]"
+            for n, c in enumerate(charges, 1)
+        )
+        return names.keys, (self.terms.settings, f'[["p",[{asked}]]]')
+
+    def _seen(self, reply: Any) -> tuple[Verdict, Sequence[Standing]]:
+        def seen() -> tuple[Verdict, Sequence[Standing]]:
+            _now, (answer,) = read(reply, 1)
+            verdict, rest = read_verdict(answer, len(self.terms.rules))
+            return verdict, [Standing(*numbers(part, 2)) for part in rest]
+
+        return sensible(seen)
+
+    # Reports
+
+    def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
+        """Count calls that were admitted without the store; in the background, in order."""
+        names = ScriptKeys(self.terms)
+        changes = []
+        for limit, (key, cost) in enumerate(costs, 1):
+            if cost:
+                place, amount = names.state(limit, key), self.terms.amount(limit, cost)
+                changes.append(f"[{limit},{place},0,0,{cost},{amount},{amount},0]")
+        question = f'["b",[{",".join(changes)}]]'
+        self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
+
+    def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
+        """Report the actual use; in the background, in order."""
+        names = ScriptKeys(self.terms)
+        question = receipt.settle(names, used, self.terms)
+        self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
+
+    def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Allow at most `remaining` for `reset_after` microseconds."""
+        self.store.post(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
+
+    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Async twin of `lower`, which waits for the store."""
+        await self.store.acall(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
+
+    def _lowering(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        names = ScriptKeys(self.terms)
+        place = names.state(limit + 1, key)
+        question = f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]'
+        return names.keys, (self.terms.settings, f"[{question}]")
+
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget the usage of these limits and keys; block this thread until done."""
+        self.store.call(SCRIPT, *self._resetting(places))
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Async twin of `reset`."""
+        await self.store.acall(SCRIPT, *self._resetting(places))
+
+    def _resetting(
+        self, places: Sequence[tuple[int, Hashable]]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        names = ScriptKeys(self.terms)
+        asked = ",".join(f"[{n + 1},{names.state(n + 1, key)}]" for n, key in places)
+        return names.keys, (self.terms.settings, f'[["z",[{asked}]]]')
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how it is shared, what decides now, and how often the store was asked."""
+        return {
+            "store": self.store.name,
+            "sharing": self.sharing,
+            "mode": self.mode,
+            "asks": self.asks,
+        }
+
+
+def _taken(most: int, reply: Any) -> int:
+    def taken() -> int:
+        _now, (answer,) = read(reply, 1)
+        (number,) = numbers(answer, 1)
+        if not 0 <= number <= most:
+            raise ValueError(answer)
+        return number
+
+    return sensible(taken)
+
+
+def _moved(me: ref[SharedLimits], up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher
+    share = me()
+    if share is not None:
+        modes = (share.failing, "shared") if up else ("shared", share.failing)
+        share._changed(*modes, cause)
+
+
+def _differ(me: ref[SharedLimits], own: str, other: str) -> None:
+    share = me()
+    if share is not None:
+        share._differs(own, other)
+
+
+def _settle_for(me: ref[SharedLimits]) -> Callable[[Receipt, Sequence[int | None]], None]:
+    def settle(receipt: Receipt, used: Sequence[int | None]) -> None:
+        share = me()
+        if share is not None:
+            share.settle(receipt, used)
+
+    return settle

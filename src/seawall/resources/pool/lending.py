@@ -1,0 +1,469 @@
+"""Lending: which borrower gets a resource, and what happens to it when it is returned.
+
+The rules are steps that never block (see `steps.py`), so they are the same for threads and tasks.
+A borrower holds a slot from the moment it may have a resource until the resource is returned or
+closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from seawall.clock import Clock
+from seawall.context import deadline_passed
+from seawall.errors import Rejected, matches
+from seawall.models.pooling import PoolSettings, lifetime
+from seawall.resources.pool.closing import Closing
+from seawall.resources.pool.refusals import Refusals
+from seawall.resources.pool.steps import NOTHING, Request, Work
+from seawall.resources.pool.stock import Resource
+from seawall.resources.pool.upkeep import Upkeep
+from seawall.resources.pool.waiting import ClosingWaiter, PoolWaiter, waited
+from seawall.runtime.degradation import Degradation, source_name
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from types import CodeType
+
+
+DISCARDED: Final = Exception("discarded by its borrower")
+"""Error of a block that succeeded but whose resource must be closed."""
+
+LATE: Final = Exception("took longer than read_timeout")
+"""Error of a sync block, which cannot be interrupted, that ended after its time limit."""
+
+
+_NEVER: Final[Any] = object()
+
+_TO_FILL: Final = "`await pool.afill()`, or `async with pool:`"
+
+
+class Borrower(Protocol):
+    """A borrower and what it holds; if it is collected without returning that, the pool notices.
+
+    What it takes is recorded here before a signal handler can run; what it returns is recorded just
+    before the return.
+    """
+
+    place: tuple[CodeType, int]
+    """The location in the program, as code object and instruction."""
+    resource: Resource | None
+    has_slot: bool
+
+
+class Lending(Refusals):
+    """The lending rules of one pool."""
+
+    def __init__(
+        self,
+        upkeep: Upkeep,
+        clock: Clock,
+        *,
+        connect: Callable[[], Any],
+        validate: Callable[[Any], Any] | None,
+        degraded: Callable[[], Any] | None,
+        reusable: tuple[type[Exception], ...],
+        chance: Callable[[], float],
+    ) -> None:
+        """Lend resources created by `connect`."""
+        super().__init__(upkeep, clock)
+        self._slots = upkeep.slots
+        self._free = upkeep.slots.free
+        self._slot_takes = iter(self._free.pop, _NEVER)
+        """Takes a free slot in a `for`, after which no signal handler can run; see `Stack`."""
+        self._used = upkeep.used
+        self._stock = upkeep.stock
+        self._connect = connect
+        self._validate = validate
+        self._degraded = degraded
+        self._reusable = reusable
+        self._chance = chance
+        self._now = clock.now
+        self.follow(upkeep.settings)
+        self.as_it_is = validate is None
+        """Whether an idle resource may be lent without validation."""
+
+    def follow(self, settings: PoolSettings) -> None:
+        """Apply these settings from now on."""
+        self.settings = self.upkeep.settings = settings
+        self._idle_seconds = inf if settings.idle_timeout is None else settings.idle_timeout
+        self.keeping = False
+        """Whether an intact returned resource is kept without checking for a surplus."""
+
+    def shorten(self, now: float) -> None:
+        """Limit the remaining idle time and life of existing resources, counted from now."""
+        for resource in list(self._stock.live):
+            dies_at = min(resource.dies_at, now + self._lifetime())
+            resource.dies_at = dies_at
+            resource.idle_until = min(resource.idle_until, now + self._idle_seconds, dies_at)
+
+    def _lifetime(self) -> float:
+        longest = self.settings.max_lifetime
+        return inf if longest is None else lifetime(longest, self._chance())
+
+    # --- Lending ---
+
+    def lend_idle(self, borrower: Borrower, loop: AbstractEventLoop | None) -> Resource | None:
+        """Lend an idle resource that needs no validation; return None if there is none."""
+        if not self.as_it_is:
+            return None
+        if deadline_passed():
+            return None
+        stock = self._stock
+        stack = stock.stacks.get(loop, stock.anywhere)
+        try:
+            for _ in self._slot_takes:
+                borrower.has_slot = True
+                break
+            for resource in stack.takes:
+                borrower.resource = resource
+                break
+        except IndexError:
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
+            return None
+        now = self._now()
+        if now >= resource.idle_until:
+            borrower.resource = None
+            resource.stack.append(resource)
+            self._give_up_slot(borrower)
+            return None
+        resource.borrower = borrower.place
+        resource.since = now
+        return resource
+
+    def _give_up_slot(self, borrower: Borrower) -> None:
+        """Return a borrower's slot, to the next waiter."""
+        borrower.has_slot = False
+        self._free.append(None)
+        if self._slots.attention:
+            self._slots.attend()
+
+    def checkout(
+        self, borrower: Borrower, loop: AbstractEventLoop | None
+    ) -> Generator[Request, Any, Resource]:
+        """Lend a resource: wait for a slot, then find a usable idle resource or connect."""
+        began = self._now()
+        self.check_open()
+        self.time_left(None)
+        resource = None
+        if not self._take_slot(borrower):
+            resource = yield from self._exhausted(began, loop, borrower)
+        if resource is None:
+            resource = yield from self._fit(began, loop, borrower)
+        borrower.resource = resource
+        resource.borrower = borrower.place
+        resource.since = self._now()
+        return resource
+
+    def _take_slot(self, borrower: Borrower) -> bool:
+        """Take a free slot for `borrower`; return whether there was one."""
+        try:
+            for _ in self._slot_takes:
+                borrower.has_slot = True
+                return True
+        except IndexError:
+            pass
+        return False
+
+    def _exhausted(
+        self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
+    ) -> Generator[Request, Any, Resource | None]:
+        """Wait for a slot and return None, or return a substitute resource."""
+        if self._stock.lost or self._stock.closing or began >= self.upkeep.due:
+            self.upkeep.look(began)  # lost resources, or those of a closed loop, may be the cause
+        if self._take_slot(borrower):
+            return None
+        policy = self.settings.when_exhausted
+        if policy == "fail":
+            self.refuse(self.full("all are in use"))
+        if policy == "degrade" and self._degraded is not None:
+            self.upkeep.counts["degraded"] += 1
+            full = self.full("all are in use")
+            Degradation(source_name(self._degraded), 1, full).report(self.name)
+            resource = self._stock.substitute()
+            yield from self._made(resource, "degraded", self._degraded, loop)
+            return resource
+        yield from waited(PoolWaiter(*self._waiting(self._now() - began)), self.upkeep)
+        borrower.has_slot = True
+        self.upkeep.waited.append(self._now() - began)
+        return None
+
+    def _waiting(self, so_far: float) -> tuple[Any, ...]:
+        longest = max(0.0, self.settings.checkout_timeout - so_far)
+        return self._slots, self.clock, self._now(), longest, self.turned_away
+
+    def _fit(
+        self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
+    ) -> Generator[Request, Any, Resource]:
+        """Return a usable resource for a borrower with a slot; on failure give the slot back."""
+        visit = _Visit(borrower)
+        try:
+            while True:
+                self.check_open()
+                found = yield from self._find(loop, visit)
+                if found is None:
+                    closing = self._stock.adopt()
+                else:
+                    resource, trouble = found
+                    if trouble is None:
+                        return resource
+                    closing = self._remove(resource, trouble, loop, visit)
+                    borrower.resource = None
+                if closing is not None:
+                    borrower.has_slot = False
+                    waiting = self._waiting(self._now() - began - visit.asked)
+                    yield from waited(ClosingWaiter(closing, *waiting), self.upkeep)
+                    borrower.has_slot = True
+        except BaseException:
+            self._drop(borrower)
+            raise
+
+    def _drop(self, borrower: Borrower) -> None:
+        """Take back what a failing borrower has obtained so far."""
+        resource = borrower.resource
+        if resource is None:
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
+        elif not resource.alive:
+            borrower.resource, borrower.has_slot = None, False  # it is being closed, with its slot
+        elif resource.connected:
+            self._stock.retire(resource, "cancelled", slot=borrower.has_slot)
+            borrower.resource, borrower.has_slot = None, False
+        else:
+            self._stock.forget(resource)
+            borrower.resource = None
+            if borrower.has_slot:
+                self._give_up_slot(borrower)
+
+    def _find(
+        self, loop: AbstractEventLoop | None, visit: _Visit
+    ) -> Generator[Request, Any, tuple[Resource, str | None] | None]:
+        """Return an idle or new resource and what is wrong with it; None if there is neither."""
+        trouble = None
+        borrower = visit.borrower
+        if visit.doubt is None:
+            self._stock.lend(loop, borrower)
+        resource = borrower.resource
+        if resource is None:
+            resource = self._stock.reserve(self.settings.max_size, borrower)
+            if resource is None:
+                evicted = self._stock.evict(loop)
+                if evicted is None and visit.doubt is not None:
+                    doubtful = self._stock.pop(loop)
+                    return None if doubtful is None else (doubtful, visit.doubt)
+                return evicted
+            yield from self._made(resource, "connect", self._connect, loop, borrower=borrower)
+        else:
+            trouble = yield from self._trouble(resource, visit)
+        return resource, "closed" if self.closed else trouble
+
+    def _remove(
+        self, resource: Resource, cause: str, loop: AbstractEventLoop | None, visit: _Visit
+    ) -> Closing | None:
+        """Close a resource; return the closing if the borrower has to wait for its end."""
+        if cause == "leaked":
+            self.upkeep.report(resource)
+        stock = self._stock
+        another = stock.size < self.settings.max_size or (
+            visit.doubt is None and stock.has_idle(loop)
+        )
+        if another and self._slots.take():
+            stock.retire(resource, cause)
+            return None
+        return stock.retire(resource, cause, owned=True)
+
+    def _made(
+        self,
+        resource: Resource,
+        what: str,
+        make: Callable[[], Any],
+        loop: AbstractEventLoop | None,
+        instead: str | None = None,
+        borrower: Borrower | None = None,
+    ) -> Generator[Request, Any, None]:
+        """Connect `resource`; on failure remove it from the stock and the borrower."""
+        work = Work(self.name, what, None, make)
+        work.instead = instead or work.instead
+        try:
+            work.seconds = self.time_left(self.settings.connect_timeout)
+        except Rejected:
+            self._stock.forget(resource)
+            if borrower is not None:
+                borrower.resource = None
+            raise
+        try:
+            resource.value = yield work
+            resource.connected = True
+        except BaseException as error:
+            self.note_timeout(work)
+            if isinstance(error, Exception):
+                self.upkeep.counts["connect_failed"] += 1
+            if work.left is NOTHING or loop is None:
+                self._stock.forget(resource)
+            else:
+                resource.value = work.left
+                self._stock.belongs_to(resource, loop)
+                self._stock.retire(resource, "cancelled", slot=False)
+            if borrower is not None:
+                borrower.resource = None
+            raise
+        if work.awaited and loop is not None:
+            self._stock.belongs_to(resource, loop)
+        self.upkeep.counts["created"] += 1
+        if resource.pooled:
+            resource.dies_at = self._now() + self._lifetime()
+
+    def _trouble(self, resource: Resource, visit: _Visit) -> Generator[Request, Any, str | None]:
+        """Return why an idle resource cannot be lent, or None. Clean up if interrupted."""
+        now = self._now()
+        if now >= resource.dies_at:
+            return "lifetime"
+        spare = len(self._stock.live) - self.settings.min_size
+        if now >= resource.idle_until and spare > 0:
+            if spare > 1:
+                visit.doubt = "idle"  # those below have been idle even longer
+            return "idle"
+        if self._validate is None:
+            return None
+        # All validations of one checkout share the time limit: otherwise a server that stopped
+        # answering would cost the full limit for each resource.
+        limit = self.settings.connect_timeout
+        try:
+            seconds = self.time_left(None if limit is None else limit - visit.asked)
+        except Rejected:
+            self.lay_down(resource, now, visit.borrower)
+            raise
+        work = Work(self.name, "validate", seconds, self._validate, resource.value)
+        try:
+            valid = yield work
+        except Exception:  # noqa: BLE001 - after any error the resource cannot be trusted
+            self.note_timeout(work)
+            valid = False
+        except BaseException:
+            self._drop(visit.borrower)
+            raise
+        visit.asked += self._now() - now
+        if work.expired or (limit is not None and visit.asked >= limit):
+            visit.doubt = "invalid"
+        return None if valid else "invalid"
+
+    def fill(self, loop: AbstractEventLoop | None) -> Generator[Request, Any, None]:
+        """Connect until there are `min_size` resources."""
+        while self._stock.size < self.settings.min_size and self._slots.take():
+            try:
+                self.check_open()
+                resource = self._stock.reserve(self.settings.min_size)
+                if resource is None:
+                    self._slots.give_back()
+                    return
+                yield from self._made(resource, "connect", self._connect, loop, _TO_FILL)
+            except BaseException:
+                self._slots.give_back()
+                raise
+            self.take_back(resource, None)
+
+    # --- Returning ---
+
+    def take_back(
+        self, resource: Resource, error: BaseException | None, borrower: Borrower | None = None
+    ) -> None:
+        """Keep a resource for the next borrower, or close it; its slot becomes free."""
+        now = self._now()
+        if resource.since is not None:
+            self._used.append(now - resource.since)
+        if error is None and self.keeping and now < resource.dies_at:
+            self.lay_down(resource, now, borrower)
+        else:
+            self._sort_out(resource, error, now, borrower)
+        if now >= self.upkeep.due:
+            self.upkeep.look(now)
+
+    def lay_down(self, resource: Resource, now: float, borrower: Borrower | None = None) -> None:
+        """Put a resource on its idle stack and give its slot back."""
+        until = now + self._idle_seconds
+        dies_at = resource.dies_at
+        resource.idle_until = until if until < dies_at else dies_at  # noqa: FURB136 - avoids a function call
+        resource.since = None
+        if borrower is not None:
+            borrower.resource = None
+        resource.stack.append(resource)
+        if borrower is not None:
+            borrower.has_slot = False
+        self._free.append(None)
+        if self._slots.attention:
+            self._slots.attend()
+        if self.closed:  # the pool may have been closed just before the resource became idle
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the idle resources of a closed pool."""
+        while (idle := self._stock.spare()) is not None:
+            self._stock.retire(idle, "closed", slot=self._slots.take())
+
+    def _sort_out(
+        self,
+        resource: Resource,
+        error: BaseException | None,
+        now: float,
+        borrower: Borrower | None,
+    ) -> None:
+        if error is DISCARDED:
+            cause = "discarded"
+        elif error is LATE:
+            cause = "late"
+        elif error is not None and not self._harmless(error):
+            cause = "failed" if isinstance(error, Exception) else "cancelled"
+        elif not resource.pooled:
+            cause = "substitute"
+        elif self.closed:
+            cause = "closed"
+        elif now >= resource.dies_at:
+            cause = "lifetime"
+        elif len(self._stock.live) > self.settings.max_size:
+            cause = "surplus"
+        else:
+            self.keeping = True
+            self.lay_down(resource, now, borrower)
+            return
+        self._stock.retire(resource, cause, slot=resource.pooled)
+        if borrower is not None:
+            borrower.resource, borrower.has_slot = None, False
+
+    def _harmless(self, error: BaseException) -> bool:
+        """Return whether a resource is still usable after `error`. After a timeout it never is."""
+        return not _holds_timeout(error) and matches(error, self._reusable)
+
+    def lose(self, borrower: Borrower) -> None:
+        """Handle the loss of a borrower; the garbage collector calls this, so it does little."""
+        resource = borrower.resource
+        if resource is not None and not resource.alive:
+            return  # it is being closed, which returns the slot
+        if resource is not None and resource.connected:
+            self._stock.lost.append(resource)
+        elif resource is not None:
+            self._stock.forget(resource)
+        if borrower.has_slot:
+            self._slots.give_back()
+
+
+class _Visit:
+    """State of one borrower with a slot while it looks for a usable resource."""
+
+    __slots__ = ("asked", "borrower", "doubt")
+
+    def __init__(self, borrower: Borrower) -> None:
+        self.borrower = borrower
+        self.asked = 0.0
+        """Seconds spent on validation so far."""
+        self.doubt: str | None = None
+        """Why it skips further idle resources, as the cause for which they would be closed."""
+
+
+def _holds_timeout(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_holds_timeout(leaf) for leaf in error.exceptions)
+    late = isinstance(error, TimeoutError) and not isinstance(error, Rejected)
+    return late or not isinstance(error, Exception)

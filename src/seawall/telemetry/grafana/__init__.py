@@ -1,1 +1,0 @@
-"""A dashboard for Grafana, made from the table of metrics."""
