@@ -52,8 +52,8 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _PartitionWaiter
 from seawall.policies.cache.answers import Answers
 from seawall.policies.hedge.tasks import Copies
+from seawall.policies.rate_limit.gate import RateWaiter
 from seawall.policies.rate_limit.policy import RateGate
-from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.policies.throttle import _ThrottleGate
 from seawall.policies.timeout.async_flow import AsyncTimeout, Lane
 from seawall.runtime import interpreter

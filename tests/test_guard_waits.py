@@ -28,7 +28,7 @@ from seawall import (
 from seawall.clock import VirtualClock
 from seawall.errors import StoreUnavailable
 from seawall.policies import slots
-from seawall.policies.rate_limit import waiting
+from seawall.policies.rate_limit import gate as rate_gate
 from seawall.testing import retries, run_virtual, virtual_time
 from tests.support import falsified, new_guard, quarters
 
@@ -254,7 +254,7 @@ def test_no_call_waits_longer_than_its_guard_says(case: Stack) -> None:
     _check_sum(case)
 
 
-@pytest.mark.parametrize("module", [slots, waiting])
+@pytest.mark.parametrize("module", [slots, rate_gate])
 def test_without_a_look_at_what_is_left_waits_add_up(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from seawall.clock import SYSTEM, Clock, current_clock
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
 from seawall.members import Leader, Term
 from seawall.models.lease import Busy, Granted, LeaseModel
-from seawall.runtime.asking import Asking
 from seawall.runtime.layers import Kind
+from seawall.runtime.store import StoreQuestion
 from seawall.testing import run_virtual
 from tests.support import let_pass
 
@@ -79,10 +79,10 @@ class Memory:
     def longest_poll(self, _ttl: float) -> float:
         return 30.0
 
-    def ask(self, _kind: Kind, command: Command, _clock: Clock) -> Asking:
-        return Asking(self, command, None, self._add)
+    def ask(self, _kind: Kind, command: Command, _clock: Clock) -> StoreQuestion:
+        return StoreQuestion(self, command, None, self._add)
 
-    def _add(self, asking: Asking) -> None:
+    def _add(self, asking: StoreQuestion) -> None:
         asking.deliver(self._do(asking.item))
 
     def _do(self, command: Command) -> Granted | Busy:

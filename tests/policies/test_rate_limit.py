@@ -31,7 +31,7 @@ from seawall import (
     subscribe,
     tenant,
 )
-from seawall.policies.rate_limit.meter import RESETS
+from seawall.policies.rate_limit.meters import RESETS
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 

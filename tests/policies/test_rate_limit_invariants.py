@@ -26,10 +26,8 @@ from seawall.clock import VirtualClock
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import policy as rate_limit
-from seawall.policies.rate_limit.gate import RateGate
-from seawall.policies.rate_limit.meter import Meter
-from seawall.policies.rate_limit.meters import Meters
-from seawall.policies.rate_limit.waiting import RateWaiter
+from seawall.policies.rate_limit.gate import RateGate, RateWaiter
+from seawall.policies.rate_limit.meters import Meter, Meters
 from seawall.testing import run_virtual, virtual_time
 from tests.support import (
     SEEDS,

@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 
 from seawall import RateLimit, RateLimited
 from seawall.clock import VirtualClock
-from seawall.policies.rate_limit import meter as meter_module
-from seawall.policies.rate_limit.meter import SHARED, Meter
-from seawall.policies.rate_limit.meters import Meters
-from seawall.policies.rate_limit.waiting import KeyQueue
+from seawall.policies.rate_limit import meters as meter_module
+from seawall.policies.rate_limit.meters import SHARED, KeyQueue, Meter, Meters
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, new_guard, quarters
 

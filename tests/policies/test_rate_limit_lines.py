@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from seawall import Bulkhead, Limit, RateLimit, RateLimited, deadline
+from seawall.policies.rate_limit.gate import RateWaiter
 from seawall.policies.rate_limit.meters import Meters
-from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass, new_guard
 

@@ -22,7 +22,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import VirtualClock
-from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Meter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED
 from seawall.testing import virtual_time
 from tests.support import new_guard

@@ -86,7 +86,7 @@ def test_an_answer_that_comes_too_late_is_given_back_once(
         for _ in range(50):
             await guard.acall(ok)
         task = asyncio.get_running_loop().create_task(guard.acall(ok))
-        deliver = connections.Asking.deliver
+        deliver = connections.StoreQuestion.deliver
 
         def late(asking: Any, answer: Any) -> None:
             asking.fail(StoreUnavailable("late"))
@@ -94,7 +94,7 @@ def test_an_answer_that_comes_too_late_is_given_back_once(
             task.cancel()
 
         with monkeypatch.context() as patch:
-            patch.setattr(connections.Asking, "deliver", late)
+            patch.setattr(connections.StoreQuestion, "deliver", late)
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.to_thread(flush, store)
         assert (await limit.apeek()).left == 50
@@ -155,7 +155,7 @@ def test_what_is_admitted_alone_while_the_store_is_up_counts_there(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If every second answer is late, both budgets are not spent; unless nobody tells the store."""
-    deliver, calls = connections.Asking.deliver, iter(range(10_000))
+    deliver, calls = connections.StoreQuestion.deliver, iter(range(10_000))
 
     def sometimes(asking: Any, answer: Any) -> None:
         if next(calls) % 2:
@@ -173,7 +173,7 @@ def test_what_is_admitted_alone_while_the_store_is_up_counts_there(
             limit._sharing.exhausted.clear()
         return count
 
-    monkeypatch.setattr(connections.Asking, "deliver", sometimes)
+    monkeypatch.setattr(connections.StoreQuestion, "deliver", sometimes)
     assert admitted("told", "local") == 40 + 10  # 10: what the pod may have alone
     assert admitted("open", "open") == 40 + 10
     assert admitted("closed", "closed") == 30

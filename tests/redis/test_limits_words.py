@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, CircuitOpen, Limit, RateLimit, RateLimited
 from seawall.clock import VirtualClock
-from seawall.policies.rate_limit import meter as meter_module
+from seawall.policies.rate_limit import meters as meter_module
 from tests.support import new_guard
 
 

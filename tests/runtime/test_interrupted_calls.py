@@ -33,7 +33,7 @@ from seawall import (
     ramp,
 )
 from seawall.clock import VirtualClock
-from seawall.policies.rate_limit.waiting import KeyQueue
+from seawall.policies.rate_limit.meters import KeyQueue
 from seawall.resources.pool.lending import Lending
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
 from seawall.testing import run_virtual

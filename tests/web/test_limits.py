@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
 from seawall.events import SoftLimitExceeded
 from seawall.models.rate.rates import whole_microseconds
-from seawall.policies.rate_limit import meter as meter_module
+from seawall.policies.rate_limit import meters as meter_module
 from seawall.redis.keys import key_part
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import principals

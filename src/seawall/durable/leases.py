@@ -27,10 +27,10 @@ from seawall.errors import LeaseLost, StoreUnavailable
 from seawall.leases.store import Command, Job, Kept, Release, Renew, Take, Withdraw, close_all
 from seawall.models.lease import Busy, Granted
 from seawall.runtime.abandon import end
-from seawall.runtime.asking import Asking
 from seawall.runtime.background import OWN_THREAD, Background, Handle
 from seawall.runtime.runners import sleep_async
 from seawall.runtime.stepping import Steps
+from seawall.runtime.store import StoreQuestion
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -86,22 +86,22 @@ class DatabaseLease:
 
     # Questions
 
-    def ask(self, kind: Kind, command: Command, clock: Clock) -> Asking:
+    def ask(self, kind: Kind, command: Command, clock: Clock) -> StoreQuestion:
         """Return a waiter for the answer to `command`."""
         if kind == "async":
-            return Asking(self, command, None, self._add)
+            return StoreQuestion(self, command, None, self._add)
         if self._database.is_async:
             raise TypeError(
                 f"{self._database!r} is awaited, and so are its leases: write `async with lease`,"
                 " or the name that begins with a, such as `await lease.aacquire()`"
             )
         self._desk.refuse_own_thread()
-        return Asking(self, command, clock.now() + ANSWER + SLACK, self._add)
+        return StoreQuestion(self, command, clock.now() + ANSWER + SLACK, self._add)
 
-    def _add(self, asking: Asking) -> None:
+    def _add(self, asking: StoreQuestion) -> None:
         self._desk.spawn(lambda: self._tell(asking))
 
-    async def _tell(self, asking: Asking) -> None:
+    async def _tell(self, asking: StoreQuestion) -> None:
         """Ask the database and deliver the answer, however late it comes.
 
         A statement is not cancelled when its caller gives up: the driver would have to close the

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.models.lease import Busy, Granted
-    from seawall.runtime.asking import Asking
     from seawall.runtime.layers import Kind
+    from seawall.runtime.store import StoreQuestion
 
 
 class Take(NamedTuple):
@@ -85,7 +85,7 @@ class LeaseShare(Protocol):
     def longest_poll(self, ttl: float) -> float:
         """Return the maximum number of seconds between two questions of a waiter."""
 
-    def ask(self, kind: Kind, command: Command, clock: Clock) -> Asking:
+    def ask(self, kind: Kind, command: Command, clock: Clock) -> StoreQuestion:
         """Return a waiter for the answer to `command`, a `Granted` or a `Busy`.
 
         A lease that is granted after the caller has stopped waiting is released again.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.leases.store import LeaseShare
     from seawall.models.lease import Busy, Granted
-    from seawall.runtime.asking import Asking
+    from seawall.runtime.store import StoreQuestion
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
@@ -53,7 +53,7 @@ def sooner(one: float | None, other: float | None) -> float | None:
 class Question:
     """A waiter for the store's answer. A failure is an answer too: its text."""
 
-    def __init__(self, asking: Asking, until: float | None = None) -> None:
+    def __init__(self, asking: StoreQuestion, until: float | None = None) -> None:
         """Wait for `asking`, but not beyond `until`."""
         self._asking = asking
         self.until = sooner(asking.until, until)

@@ -46,9 +46,9 @@ from seawall.models.detection.peer import (
 )
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
-from seawall.runtime.member_share import Beat, BeatStore, Sighting
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import sleep_async
+from seawall.runtime.store import BeatStore, MemberBeat, Sighting
 
 if TYPE_CHECKING:
     from seawall.resources.executors.executors import IoPool
@@ -443,7 +443,7 @@ class Heartbeats:
                 del self._peers[peer.name]  # the store has forgotten it
                 self._post(peer.leave("forgotten", now))
 
-    def _shared_peer(self, beat: Beat, now: float) -> _Watched | None:
+    def _shared_peer(self, beat: MemberBeat, now: float) -> _Watched | None:
         """Return the peer that wrote `beat`; None for this process or a peer long gone."""
         if beat.member == self.own:
             return None

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from seawall._failures import described
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
-from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import bounded
+from seawall.runtime.store import BatchedSubject, StoreQuestion
 
 if TYPE_CHECKING:
     from seawall.redis.clients import ClientFactory
@@ -199,7 +199,7 @@ class LoopConnection:
             raise StoreUnavailable(CLOSED)
         return task.result()
 
-    def add(self, asking: Asking, script: Script) -> None:
+    def add(self, asking: StoreQuestion, script: Script) -> None:
         """Let `asking` be answered together with all questions about the same object."""
         queue = self._queues.get(asking.about)
         if queue is None or queue.script is not script:
@@ -295,15 +295,15 @@ class _QuestionQueue:
     """
 
     def __init__(
-        self, connection: LoopConnection, about: Coalesced, script: Script, timeout: float
+        self, connection: LoopConnection, about: BatchedSubject, script: Script, timeout: float
     ) -> None:
         self.script = script
         self._connection = connection
         self._about = about
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Asking] = deque()
-        self._asked: list[Asking] = []
+        self._waiting: deque[StoreQuestion] = deque()
+        self._asked: list[StoreQuestion] = []
         self._sender: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -312,7 +312,7 @@ class _QuestionQueue:
         """Whether a caller waits here."""
         return self._sender is not None
 
-    def add(self, asking: Asking) -> None:
+    def add(self, asking: StoreQuestion) -> None:
         asking.due = self._loop.time() + self._timeout
         self._waiting.append(asking)
         if self._timer is None:
@@ -355,7 +355,7 @@ class _QuestionQueue:
                 while self._waiting:  # only if this task was cancelled: the loop is closing
                     self._waiting.popleft().fail(StoreUnavailable(CLOSED))
 
-    async def _ask(self, batch: list[Asking]) -> None:
+    async def _ask(self, batch: list[StoreQuestion]) -> None:
         about, items = self._about, [asking.item for asking in batch]
         answers: Sequence[Any] = ()
         failure = CLOSED

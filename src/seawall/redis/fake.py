@@ -26,14 +26,19 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import check_divisible
 from seawall.redis.keys import key_part
-from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
-from seawall.runtime.member_share import MEMORY, Beat, Sighting
+from seawall.runtime.store import (
+    MEMORY,
+    LimitStanding,
+    LimitVerdict,
+    MemberBeat,
+    Receipt,
+    Sighting,
+    WantedCharge,
+)
 
 if TYPE_CHECKING:
-    from seawall.runtime.breaker_share import BreakerOwner, BreakerShare
     from seawall.runtime.layers import Kind
-    from seawall.runtime.limit_share import Door, LimitShare
-    from seawall.runtime.member_share import BeatShare
+    from seawall.runtime.store import BeatShare, BreakerOwner, BreakerShare, LimitShare, SpendPath
 
 UNCOUNTED: Final = 0
 """Ticket of a call that passed while nothing was counted; no generation has this number."""
@@ -201,17 +206,17 @@ class _Place:
     def _taker(self, estimated: bool) -> Any:  # noqa: FBT001 - as it was taken
         return self.state if estimated else self.rule
 
-    def standing(self, now: float) -> Standing:
+    def standing(self, now: float) -> LimitStanding:
         """Return what is left, and the time until all usage is forgotten."""
         rule = self._counting
         left, rest = rule.left(self.state, now), rule.rest(self.state, now)
-        return Standing(self.caps.left(now, left), max(rest, self.caps.rest(now)))
+        return LimitStanding(self.caps.left(now, left), max(rest, self.caps.rest(now)))
 
-    def refill(self, now: float) -> Standing:
+    def refill(self, now: float) -> LimitStanding:
         """Return what is left, and the time until there is more, or else until all is forgotten."""
         left, rest = self.standing(now)
         wait = self.wait(now, left + 1)
-        return Standing(left, rest if wait is None else wait)
+        return LimitStanding(left, rest if wait is None else wait)
 
 
 class _Taken(NamedTuple):
@@ -230,7 +235,7 @@ class _FakeReceipt:
     """What one call took, by the number of each limit; settled once."""
 
     def __init__(
-        self, keys: list[Hashable], taken: dict[int, _Taken], standings: dict[int, Standing]
+        self, keys: list[Hashable], taken: dict[int, _Taken], standings: dict[int, LimitStanding]
     ) -> None:
         self.keys = keys
         self.taken = taken
@@ -240,7 +245,7 @@ class _FakeReceipt:
 class _Limits:
     """The limits of one policy in a fake store: `LimitShare`. Each decision is exact."""
 
-    door: Door | None = None
+    door: SpendPath | None = None
     excess: tuple[int, ...] = ()
     times = 1
 
@@ -298,27 +303,27 @@ class _Limits:
 
     # Decisions
 
-    def spend(self, charges: Sequence[Wanted], now: float) -> None:
+    def spend(self, charges: Sequence[WantedCharge], now: float) -> None:
         """Hold nothing in advance."""
 
-    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> _Question:
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> _Question:
         return _Question(self, charges)
 
-    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         return self.decide(charges)
 
-    def decide(self, charges: Sequence[Wanted]) -> Verdict:
+    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         with self._store._lock:
             now, places = self._asked(charges)
             refusal = _refusal(charges, places, now)
             if refusal is not None:
                 return refusal
-            return Verdict(0.0, receipt=self._take(charges, now))
+            return LimitVerdict(0.0, receipt=self._take(charges, now))
 
-    async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
+    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         return self.decide(charges)
 
-    def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         with self._store._lock:
             now, places = self._asked(charges)
             both = list(zip(charges, places, strict=True))
@@ -330,16 +335,18 @@ class _Limits:
             self.count([(c.key, taken if c.estimated else c.cost) for c in charges])
             return taken
 
-    async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         return self.take_up_to(most, charges)
 
-    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         with self._store._lock:
             now, places = self._asked(charges)
-            verdict = _refusal(charges, places, now) or Verdict(0.0)
+            verdict = _refusal(charges, places, now) or LimitVerdict(0.0)
             return verdict, [place.standing(now) for place in places]
 
-    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    async def apeek(
+        self, charges: Sequence[WantedCharge]
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         return self.peek(charges)
 
     # Reports
@@ -394,7 +401,7 @@ class _Limits:
         if not self._store.up:
             raise StoreUnavailable(f"the store {self._store.name!r} is down")
 
-    def _asked(self, charges: Sequence[Wanted]) -> tuple[float, list[_Place]]:
+    def _asked(self, charges: Sequence[WantedCharge]) -> tuple[float, list[_Place]]:
         self._refuse_if_down()
         self._asks += 1
         now = self._now()
@@ -419,7 +426,7 @@ class _Limits:
         place = self._store._places[self._where(limit, key)] = self._place(limit, key, now)
         return place
 
-    def _take(self, charges: Sequence[Wanted], now: float) -> _FakeReceipt:
+    def _take(self, charges: Sequence[WantedCharge], now: float) -> _FakeReceipt:
         taken = {}
         for limit, charge in enumerate(charges):
             if charge.cost:
@@ -429,19 +436,21 @@ class _Limits:
         return _FakeReceipt([charge.key for charge in charges], taken, standings)
 
 
-def _refusal(charges: Sequence[Wanted], places: Sequence[_Place], now: float) -> Verdict | None:
+def _refusal(
+    charges: Sequence[WantedCharge], places: Sequence[_Place], now: float
+) -> LimitVerdict | None:
     """Return why the charges cannot all be taken now; None if they can."""
     waits = {}
     for limit, (charge, place) in enumerate(zip(charges, places, strict=True)):
         wait = place.wait(now, charge.cost) if charge.cost else 0.0
         if wait is None:
-            return Verdict(None, limit, limit)
+            return LimitVerdict(None, limit, limit)
         if wait:
             waits[limit] = wait
     if not waits:
         return None
     longest = max(waits, key=lambda limit: waits[limit])
-    return Verdict(waits[longest], min(waits), longest)
+    return LimitVerdict(waits[longest], min(waits), longest)
 
 
 class _Question:
@@ -449,17 +458,17 @@ class _Question:
 
     until: float | None = None
 
-    def __init__(self, share: _Limits, charges: Sequence[Wanted]) -> None:
+    def __init__(self, share: _Limits, charges: Sequence[WantedCharge]) -> None:
         self._share = share
         self._charges = charges
-        self._verdict: Verdict | None = None
+        self._verdict: LimitVerdict | None = None
 
     def publish(self, wake: Callable[[], bool]) -> None:
         if self._share._store.up:
             self._verdict = self._share.decide(self._charges)
         wake()
 
-    def claim(self) -> Verdict:
+    def claim(self) -> LimitVerdict:
         if self._verdict is None:
             raise StoreUnavailable(f"the store {self._share.store_name!r} is down")
         return self._verdict
@@ -584,7 +593,7 @@ class _Heartbeats:
             for name in [name for name, at in kept.items() if at <= now - MEMORY]:
                 del kept[name]
         latest = list(self._beats.items())[: -most - 1 : -1]
-        return Sighting([Beat(name, at, now - at) for name, at in latest], list(self._left))
+        return Sighting([MemberBeat(name, at, now - at) for name, at in latest], list(self._left))
 
     async def leave(self, member: str, patience: float) -> None:
         now = self._now()

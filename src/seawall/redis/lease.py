@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.redis.connections import LoopConnection
     from seawall.redis.store import RedisStore
-    from seawall.runtime.asking import Asking
     from seawall.runtime.layers import Kind
+    from seawall.runtime.store import StoreQuestion
 
 Arguments = tuple[str | int, ...]
 
@@ -63,7 +63,7 @@ class RedisLease:
 
     # Questions
 
-    def ask(self, kind: Kind, command: Command, clock: Clock) -> Asking:
+    def ask(self, kind: Kind, command: Command, clock: Clock) -> StoreQuestion:
         """Return a waiter for the answer to `command`."""
         return self._store.ask(kind, self, command, clock)
 

@@ -23,8 +23,8 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.split import BEAT, LIFE, VALID, Members
-from seawall.runtime.member_share import MEMORY, Beat, Sighting
 from seawall.runtime.mutex import Mutex
+from seawall.runtime.store import MEMORY, MemberBeat, Sighting
 
 if TYPE_CHECKING:
     from seawall.redis.store import RedisStore
@@ -202,7 +202,7 @@ def _read_beats(reply: Any) -> Sighting:
         now, flat, left = int(reply[0]), reply[1], reply[2]
         names, stamps = flat[::2], [float(stamp) for stamp in flat[1::2]]
         beats = [
-            Beat(name.decode("utf-8", "replace"), stamp, max(0.0, (now - stamp) / 1e6))
+            MemberBeat(name.decode("utf-8", "replace"), stamp, max(0.0, (now - stamp) / 1e6))
             for name, stamp in zip(names, stamps, strict=True)
         ]
         sighting = Sighting(beats, [name.decode("utf-8", "replace") for name in left])

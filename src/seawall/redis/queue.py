@@ -38,10 +38,10 @@ from seawall.models.queue.jobs import (
     Seen,
 )
 from seawall.redis.store import RedisStore
-from seawall.runtime.asking import Asking
 from seawall.runtime.background import Handle
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
+from seawall.runtime.store import StoreQuestion
 
 RELEASE_EVERY: Final = 0.5
 """Seconds between two attempts, while there is something to release."""
@@ -238,7 +238,7 @@ class PriorityQueue(JobQueue):
     def __repr__(self) -> str:
         return f"PriorityQueue({self.store!r}, {self.name!r})"
 
-    def _answering(self, kind: Kind, ask: Ask) -> Asking:
+    def _answering(self, kind: Kind, ask: Ask) -> StoreQuestion:
         self.store.start()
         if not self._announced:
             self._announce()

@@ -42,15 +42,13 @@ from seawall.redis.connections import (
 from seawall.redis.health import StoreHealth
 from seawall.redis.keys import make_key, name_part
 from seawall.redis.messages import Listener, SendQueue, Subscriptions
-from seawall.runtime.asking import Asking, Coalesced
 from seawall.runtime.background import OWN_THREAD, Background, Handle, run_in
+from seawall.runtime.store import BatchedSubject, StoreQuestion
 
 if TYPE_CHECKING:
     from seawall.leases.store import LeaseShare
     from seawall.redis.pods import Pods
-    from seawall.runtime.breaker_share import BreakerShare
-    from seawall.runtime.limit_share import LimitShare
-    from seawall.runtime.member_share import BeatShare
+    from seawall.runtime.store import BeatShare, BreakerShare, LimitShare
 
 SLACK: Final = 0.02
 """Seconds that a caller waits beyond the timeout: the connection times out first, with a reason."""
@@ -160,22 +158,22 @@ class StoreCore:
             self._send_queue.dropped += 1
 
     def ask(
-        self, kind: Literal["sync", "async"], about: Coalesced, item: Any, clock: Clock
-    ) -> Asking:
+        self, kind: Literal["sync", "async"], about: BatchedSubject, item: Any, clock: Clock
+    ) -> StoreQuestion:
         """Return a waiter for the answer to `item`; concurrent questions go together.
 
         In a loop the connection ends the wait in time; a thread also watches its clock, since
         another thread serves it.
         """
         if kind == "async":
-            return Asking(about, item, None, self._add)
-        return Asking(about, item, clock.now() + self.timeout + SLACK, self._add_from_thread)
+            return StoreQuestion(about, item, None, self._add)
+        return StoreQuestion(about, item, clock.now() + self.timeout + SLACK, self._add_from_thread)
 
-    def _add(self, asking: Asking) -> None:
+    def _add(self, asking: StoreQuestion) -> None:
         script = asking.about.script
         self._connection(script).add(asking, self.script(script))
 
-    def _add_from_thread(self, asking: Asking) -> None:
+    def _add_from_thread(self, asking: StoreQuestion) -> None:
         if self._background.thread is threading.current_thread():
             raise RuntimeError(OWN_THREAD)
         self._refuse_if_down(asking.about.script)

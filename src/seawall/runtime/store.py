@@ -1,11 +1,415 @@
-"""The protocol between policies and a store; `seawall.redis` implements it."""
+"""What policies, leases and members ask of a store that all pods share.
+
+`seawall.redis` implements it.
+
+A question to the store is a `StoreQuestion`; those that wait at the same moment are sent together.
+Everything else here is a protocol: a policy asks a store once for its share (`LimitShare`,
+`BreakerShare`, `BeatShare`), and then talks to that. For limits there is always one charge for each
+limit, in the order of the limits; a cost of 0 is never requested, unless it is an estimate.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from seawall.runtime.breaker_share import BreakerStore
-from seawall.runtime.limit_share import LimitStore
+from seawall.errors import StoreUnavailable
+from seawall.runtime.layers import Kind, Waiter
+
+if TYPE_CHECKING:
+    from seawall.clock import Clock
+    from seawall.models.breaker.settings import BreakerSettings
+    from seawall.models.breaker.state import BreakerModel
+    from seawall.models.rate.rule import Rule
+    from seawall.runtime.mutex import Mutex
+
+
+class QuestionSubject(Protocol):
+    """The subject of a question."""
+
+    def unwanted(self, item: Any, answer: Any) -> None:
+        """Handle an answer that came too late: give back what was granted."""
+
+
+class BatchedSubject(QuestionSubject, Protocol):
+    """How to batch questions into one script call; questions about the same object go together."""
+
+    script: str
+    """The name of the script."""
+    most: int
+    """Maximum number of questions in one call."""
+
+    def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str | int | float]]:
+        """Return keys and arguments of the script call for all `items`."""
+
+    def unpack(self, reply: Any, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the answers, one for each of `items`; raise on an invalid reply."""
+
+
+class StoreQuestion:
+    """One question, as a `Waiter`: `claim` returns the answer or raises `StoreUnavailable`.
+
+    The caller may give up in one thread while another delivers; the first one decides.
+    """
+
+    __slots__ = ("_add", "_answer", "_error", "_open", "_wake", "about", "due", "item", "until")
+
+    def __init__(
+        self,
+        about: QuestionSubject,
+        item: Any,
+        until: float | None,
+        add: Callable[[StoreQuestion], None],
+    ) -> None:
+        """Ask for `item`, waiting until `until`; the answering side has its own timeout."""
+        self.about: Any = about  # a `BatchedSubject` if a link answers
+        self.item = item
+        self.until = until
+        self.due = 0.0
+        """When the answering side gives up, on the clock of its event loop."""
+        self._add = add
+        self._open = [True]
+        self._wake: Callable[[], bool] | None = None
+        self._answer: Any = None
+        self._error: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer has come, or the caller no longer waits for it."""
+        return not self._open
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Ask the store."""
+        self._wake = wake
+        self.publish_in(self._add)
+
+    def publish_in(self, add: Callable[[StoreQuestion], None]) -> None:
+        """Ask the store from the current event loop."""
+        try:
+            add(self)
+        except StoreUnavailable as error:
+            self.fail(error)
+
+    def deliver(self, answer: Any) -> None:
+        """Deliver the answer; if the caller has given up, it is unwanted."""
+        self._answer = answer
+        if not (self._end() and self._wake is not None and self._wake()):
+            self._unwanted()
+
+    def fail(self, error: Exception) -> None:
+        """Report that there is no answer."""
+        self._error = error
+        if self._end() and self._wake is not None:
+            self._wake()
+
+    def claim(self) -> Any:
+        """Return the answer, or raise `StoreUnavailable`."""
+        if self._end():
+            raise StoreUnavailable("the store did not answer in time")
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # break the reference cycle between the error and this frame
+        return self._answer
+
+    def abandon(self) -> None:
+        """Stop waiting, and give back what was granted."""
+        if not self._end() and self._error is None:
+            self._unwanted()
+
+    def _unwanted(self) -> None:
+        try:
+            self.about.unwanted(self.item, self._answer)
+        except Exception:  # the other waiters must still get their answers
+            logging.getLogger("seawall").exception("what was granted is not given back")
+
+    def _end(self) -> bool:
+        """Close the question; return False if it was closed already."""
+        try:
+            return self._open.pop()  # atomic: only one of two threads gets it
+        except IndexError:
+            return False
+
+
+class WantedCharge(Protocol):
+    """What one call takes from one limit."""
+
+    key: Hashable
+    cost: int
+    estimated: bool
+    """Whether the actual cost is reported later."""
+
+
+class Receipt(Protocol):
+    """A record of what was taken, for giving it back; only the share can read it.
+
+    After `LimitShare.see()` it may have `standings`, a `LimitStanding` by the number of each limit.
+    """
+
+
+class LimitVerdict(NamedTuple):
+    """The store's decision about a call."""
+
+    wait: float | None
+    """0: taken. Otherwise microseconds until the same call would be admitted; None: never."""
+    first: int = 0
+    """Index of the first exceeded limit, if nothing was taken."""
+    longest: int = 0
+    """Index of the limit with the longest wait."""
+    receipt: Receipt | None = None
+    """The receipt, if it was taken."""
+
+
+class LimitStanding(NamedTuple):
+    """The current state of one limit."""
+
+    left: int
+    """How much may be taken now."""
+    rest: float
+    """Microseconds until all usage is forgotten; in a receipt, until there is more to take."""
+
+
+class SpendPath(Protocol):
+    """What a gate may spend from in its success path, in uninterruptible steps."""
+
+    open: Any
+    """The lot to spend from; an empty one if the share must be asked."""
+    cost: float
+    """Cost of a call, set by the policy; infinite if each call must be inspected."""
+
+
+class LimitShare(Protocol):
+    """The limits of one policy, in a store. Every failure of the store is `StoreUnavailable`."""
+
+    sharing: str
+    """Mode of sharing: "exact", "leased" or "split"."""
+
+    door: SpendPath | None
+    """Fast path for spending, for a single limit without keys; None if there is none."""
+
+    @property
+    def excess(self) -> tuple[int, ...]:
+        """Maximum amount beyond each limit that may be taken; empty if none."""
+
+    @property
+    def mode(self) -> str:
+        """What decides: "shared" is the store; otherwise the mode used while the store is away."""
+
+    @property
+    def away(self) -> bool:
+        """Whether this pod currently has to decide alone."""
+
+    @property
+    def times(self) -> int:
+        """Number of pods among which the limits are divided when each decides alone."""
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store."""
+
+    def spend(self, charges: Sequence[WantedCharge], now: float) -> Receipt | None:
+        """Pay from what this pod was granted before; None if it has to ask. Never blocks."""
+
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> Waiter:
+        """Return a waiter whose `claim` returns the store's `LimitVerdict`."""
+
+    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
+        """Return the store's verdict, in the running event loop.
+
+        Charges that come as a tuple are those of every call, and never change.
+        """
+
+    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
+        """Take by reservation; block this thread until the store answers."""
+
+    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
+        """Async twin of `decide`."""
+
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
+        """Take up to `most` for the estimated charges; block this thread.
+
+        Return the amount; 0 also if another charge does not fit.
+        """
+
+    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
+        """Async twin of `take_up_to`."""
+
+    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+        """Return the state of each limit without taking anything; block this thread."""
+
+    async def apeek(
+        self, charges: Sequence[WantedCharge]
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+        """Async twin of `peek`."""
+
+    def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
+        """Count calls that were admitted without the store: a key and a cost for each limit.
+
+        Does not block.
+        """
+
+    def settle(self, receipt: Receipt, used: Sequence[int | None]) -> None:
+        """Report the actual use for each limit; None leaves it unchanged. Does not block."""
+
+    def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Allow at most `remaining` for `reset_after` microseconds. Does not block."""
+
+    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+        """Async twin of `lower`, which waits until the store has confirmed."""
+
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Forget the usage of these limits and keys; block this thread until done."""
+
+    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+        """Async twin of `reset`."""
+
+    def see(self) -> None:
+        """Add the state of the limits to receipts, if the store was asked."""
+
+    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+        """Use other numbers from now on."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the sharing."""
+
+
+class LimitStore(Protocol):
+    """A store that can keep rate limits."""
+
+    def limits(
+        self,
+        name: str,
+        rules: Sequence[Rule[Any]],
+        *,
+        sharing: str,
+        batch: int | None,
+        on_store_failure: str,
+        changed: Callable[[str, str, str], None],
+        differs: Callable[[str, str], None],
+        rerule: Callable[[Iterable[Rule[Any]]], None],
+    ) -> LimitShare:
+        """Return what is shared under `name`.
+
+        `changed(before, after, cause)` is called at every change of mode, and `differs(own, other)`
+        if other pods have other settings. `rerule(rules)` makes the meters in memory adopt other
+        rules of the same kinds: for a share that has a part of the limits. Any thread may call
+        them.
+        """
+
+
+class BreakerOwner(Protocol):
+    """What a share knows of its policy; methods may be called from any thread."""
+
+    @property
+    def mutex(self) -> Mutex:
+        """The lock of its models."""
+
+    def now(self) -> float:
+        """Return the time of the policy's clock."""
+
+    def report(self, model: BreakerModel, key: Hashable) -> None:
+        """Report the state changes that `model` has recorded. Called without the lock."""
+
+    def mode_changed(self, before: str, after: str, cause: str) -> None:
+        """Report that the policy continues without its store, or with it again.
+
+        Without the lock.
+        """
+
+    def settings_differ(self, own: str, other: str) -> None:
+        """Report that another pod has other settings."""
+
+
+class BreakerShare(Protocol):
+    """The models of one policy, each the same in all pods.
+
+    They are used like any model, under the owner's lock. If `admit` answers that the state is
+    "unknown", `ask` finds it out.
+    """
+
+    def model(self, key: Hashable) -> BreakerModel:
+        """Return the model of `key`, which is new to this pod."""
+
+    def forget(self, model: BreakerModel) -> None:
+        """Stop following this model; what the store knows of it stays."""
+
+    def begin(self) -> None:
+        """Start exchanging state with the store. Called often, without the lock."""
+
+    def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> Waiter:
+        """Return a waiter for the store's decision; its `claim` returns what `admit` would.
+
+        It never raises: if the store cannot answer, the configured failure mode applies.
+        """
+
+    def update(self, settings: BreakerSettings) -> None:
+        """Publish other settings from now on."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the sharing."""
+
+
+class BreakerStore(Protocol):
+    """A store that can keep breakers."""
+
+    name: str
+
+    def breaker(
+        self,
+        name: str,
+        settings: BreakerSettings,
+        owner: BreakerOwner,
+        *,
+        on_store_failure: str,
+        quorum: int | None,
+        keyed: bool,
+    ) -> BreakerShare:
+        """Return what is shared under `name`."""
+
+
+MEMORY: Final = 3600.0
+"""Seconds for which a store remembers a member that is silent or has left."""
+
+
+class MemberBeat(NamedTuple):
+    """The last heartbeat of a member, as stored."""
+
+    member: str
+    stamp: float
+    """When it was written, by the store's clock; a different stamp means a new heartbeat."""
+    age: float
+    """Seconds since then, by the same clock."""
+
+
+class Sighting(NamedTuple):
+    """What the store knew of a group at one instant."""
+
+    beats: list[MemberBeat]
+    left: list[str]
+    """Members that have left."""
+
+
+class BeatShare(Protocol):
+    """The heartbeats of one group in a store."""
+
+    async def beat(self, member: str, most: int, patience: float) -> Sighting:
+        """Write a heartbeat of `member`, and return those of at most `most` members.
+
+        Raise `StoreUnavailable` if there is no answer within `patience` seconds.
+        """
+
+    async def leave(self, member: str, patience: float) -> None:
+        """Record that `member` leaves."""
+
+
+class BeatStore(Protocol):
+    """A store that keeps heartbeats."""
+
+    def heartbeats(self, group: str) -> BeatShare:
+        """Return the heartbeats of the group with that name."""
 
 
 class Store(BreakerStore, LimitStore, Protocol):

@@ -32,8 +32,8 @@ from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, UNUSED, Host, Outcome
-from seawall.runtime.limit_share import LimitStore
 from seawall.runtime.policy import Mode
+from seawall.runtime.store import LimitStore
 from seawall.wire.vendors import KINDS, NOTHING, Standing, read_vendor_limits
 
 Refill = Literal["steady", "at_once"]

@@ -49,7 +49,7 @@ from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     from seawall.redis.streams import Entry
-    from seawall.runtime.member_share import BeatShare
+    from seawall.runtime.store import BeatShare
 
 POLL: Final = 0.05
 """Seconds between two looks at a stream that has nothing new."""

@@ -31,10 +31,10 @@ from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
 from seawall.models.breaker.state import BreakerModel, Cause, State
 from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
-from seawall.runtime.breaker_share import BreakerShare, BreakerStore
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.store import BreakerShare, BreakerStore
 
 if TYPE_CHECKING:
     from seawall.policies.breaker.probe import Prober

@@ -19,11 +19,11 @@ from typing import Any
 
 from seawall.models.rate.rates import ROUND
 from seawall.policies.rate_limit.limit import Key
-from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Meter
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import Inline
-from seawall.runtime.limit_share import Door
+from seawall.runtime.store import SpendPath
 
 Taken = tuple[tuple[str, ...], tuple[float, ...]]
 """The keys of the buckets that have keys, and the states of all buckets."""
@@ -107,7 +107,7 @@ def awaited_store(
     )
 
 
-def granted_batch(door: Door, otherwise: Inline | None) -> Inline:
+def granted_batch(door: SpendPath, otherwise: Inline | None) -> Inline:
     """Return the lines that spend from a batch granted to this pod, or else do `otherwise`."""
     slowly = otherwise or Inline({}, ("{ticket} = {enter}(now_)",), ())
     return Inline(

@@ -27,15 +27,14 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
 from seawall.policies.rate_limit.gate import KeyedRateGate, RateGate
 from seawall.policies.rate_limit.limit import Algorithm, Cost, Key, Limit, Settle
-from seawall.policies.rate_limit.meter import Meter
-from seawall.policies.rate_limit.meters import Blocked, Meters
+from seawall.policies.rate_limit.meters import Blocked, Meter, Meters
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
-from seawall.runtime.limit_share import LimitStore
 from seawall.runtime.policy import GatePolicy, Mode
+from seawall.runtime.store import LimitStore
 
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
 

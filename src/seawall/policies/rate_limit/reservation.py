@@ -10,7 +10,7 @@ from seawall import _checks as check
 if TYPE_CHECKING:
     from seawall.models.rate.accounts import Account
     from seawall.models.rate.rule import Rule
-    from seawall.policies.rate_limit.meter import Meter
+    from seawall.policies.rate_limit.meters import Meter
     from seawall.policies.rate_limit.policy import RateLimit
 
 

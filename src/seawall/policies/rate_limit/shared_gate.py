@@ -14,12 +14,11 @@ from seawall.errors import StoreUnavailable
 from seawall.models.rate.buckets import Bucket, TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit.fast_path import awaited_store, granted_batch
-from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.gate import RateGate, RateWaiter
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Reservation
-from seawall.policies.rate_limit.waiting import RateWaiter
 from seawall.runtime.layers import UNUSED, Host, Kind, Layer, Outcome, Wait, Waiter
-from seawall.runtime.limit_share import Verdict
+from seawall.runtime.store import LimitVerdict
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.policy import RateLimit
@@ -297,7 +296,7 @@ class SharedWaiter(RateWaiter):
             return self._gate.alone(self._charges, now)
         return self.judge(verdict, now)
 
-    def judge(self, verdict: Verdict, now: float) -> Any:
+    def judge(self, verdict: LimitVerdict, now: float) -> Any:
         """Return the ticket, raise the refusal, or continue to wait, as the store decides."""
         gate = self._gate
         blocked = gate.sharing.blocked(self._charges, verdict)

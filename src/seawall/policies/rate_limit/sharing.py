@@ -1,7 +1,7 @@
 """The limits of one policy in a store.
 
 The store decides. A request that it has just refused is refused here without asking again
-(`refusal_cache`). While the store is unreachable, the policy follows `on_store_failure` and emits
+(`RefusalCache`). While the store is unreachable, the policy follows `on_store_failure` and emits
 an event.
 """
 
@@ -15,12 +15,13 @@ from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
 from seawall.events import SettingsDiffer, StoreModeChanged
 from seawall.events.bus import emit
+from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import Rule
+from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
-from seawall.policies.rate_limit.refusal_cache import RefusalCache
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
-from seawall.runtime.limit_share import LimitShare, LimitStore, Receipt, Verdict
+from seawall.runtime.store import LimitShare, LimitStore, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.policy import RateLimit
@@ -156,7 +157,7 @@ class Sharing:
 
     # Replies of the store
 
-    def blocked(self, charges: Sequence[Charge], verdict: Verdict) -> Blocked | None:
+    def blocked(self, charges: Sequence[Charge], verdict: LimitVerdict) -> Blocked | None:
         """Return why the store refused `charges`; None if it has taken them."""
         if verdict.wait == 0:
             for charge in charges:
@@ -164,7 +165,7 @@ class Sharing:
             return None
         return Blocked(charges[verdict.first], charges[verdict.longest], verdict.wait)
 
-    def note(self, verdict: Verdict, charges: Sequence[Charge], asked_at: float) -> None:
+    def note(self, verdict: LimitVerdict, charges: Sequence[Charge], asked_at: float) -> None:
         """Cache a refusal. Its time counts from the request, which is no later than the reply."""
         if verdict.wait is not None:
             charge = charges[verdict.longest]
@@ -255,7 +256,7 @@ class Sharing:
             return self._reserve_alone(charges)
         return self._reserved(charges, verdict)
 
-    def _reserved(self, charges: Sequence[Charge], verdict: Verdict) -> Reservation:
+    def _reserved(self, charges: Sequence[Charge], verdict: LimitVerdict) -> Reservation:
         policy = self._policy
         return policy._reserved(charges, self.blocked(charges, verdict), policy._now())
 
@@ -343,7 +344,10 @@ class Sharing:
         return [(self._policy._meters.all.index(charge.meter), charge.key) for charge in charges]
 
     def _seen(
-        self, charges: Sequence[Charge], verdict: Verdict, standings: Sequence[tuple[int, float]]
+        self,
+        charges: Sequence[Charge],
+        verdict: LimitVerdict,
+        standings: Sequence[tuple[int, float]],
     ) -> Quota:
         policy = self._policy
         return policy._quota(charges, standings, self.blocked(charges, verdict), policy._now())
@@ -396,3 +400,92 @@ def _refuse_in_loop(name: str, twin: str) -> None:
         raise RuntimeError(
             f"{name}() of a shared limit would block the event loop: write `await limit.{twin}()`"
         )
+
+
+BELIEVED: Final = 1_000_000.0
+"""Microseconds for which a refusal is valid: another pod may give something back."""
+
+ON_ITS_WAY: Final = 100_000.0
+"""Microseconds that a returned cost may take to reach the store."""
+
+KNOWN: Final = 10_000
+"""Maximum number of cached refusals. Beyond it, ask the store."""
+
+
+class RefusalCache:
+    """Refusals that the store would repeat if it were asked again.
+
+    Giving something back in this pod clears the entry of its key. Since other pods may give
+    something back too, entries are valid only briefly. The store is asked where it is not certain
+    when a larger cost would be admitted: a caller that comes back at the time it was given must not
+    be refused again.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.known: dict[tuple[int, Hashable], tuple[int, float, float]] = {}
+        """By limit and key: the refused cost, until when, and how long the entry is valid."""
+        self._freed: dict[tuple[int, Hashable], float] = {}
+        """When something was given back. Earlier refusals are no longer valid."""
+        self.used = 0
+        """Number of calls that were refused, or had to wait, without asking the store."""
+
+    def note(self, limit: int, key: Hashable, cost: int, asked: float, until: float) -> None:
+        """Record a cost that was refused until `until`. Times are in microseconds."""
+        if self._freed:
+            freed = self._freed.get((limit, key))
+            if freed is not None and asked < freed + ON_ITS_WAY:
+                return
+            self._freed.pop((limit, key), None)
+        if len(self.known) >= KNOWN and (limit, key) not in self.known:
+            try:
+                del self.known[next(iter(self.known))]  # the oldest
+            except (StopIteration, KeyError, RuntimeError):
+                pass  # another thread was faster
+        self.known[limit, key] = cost, until, min(until, asked + BELIEVED)
+
+    def free(self, limit: int, key: Hashable, now: float) -> None:
+        """Remove the entry, because something is given back."""
+        self.known.pop((limit, key), None)
+        if len(self._freed) >= KNOWN:
+            self._freed.clear()
+        self._freed[limit, key] = now
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self.known.clear()
+
+    def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:
+        """Return why the charges would certainly be refused; None if the store must be asked."""
+        if not self.known:
+            return None
+        first = longest = None
+        most = 0.0
+        for limit, charge in enumerate(charges):
+            known = self.known.get((limit, charge.key)) if charge.cost else None
+            if known is None:
+                continue
+            cost, until, believed = known
+            if believed <= now:
+                self.known.pop((limit, charge.key), None)
+                continue
+            later = _later(charge, cost)
+            if later is None:
+                continue
+            first = first or charge
+            if longest is None or until + later - now > most:
+                longest, most = charge, until + later - now
+        return None if first is None or longest is None else Blocked(first, longest, most)
+
+
+def _later(charge: Charge, cost: int) -> float | None:
+    """Return how much later the cost of `charge` is admitted than `cost`; None means ask."""
+    if charge.cost == cost:
+        return 0.0
+    meter = charge.meter
+    rule, most = meter.rule, meter.rule.capacity
+    if charge.cost < cost or meter.caps or (most is not None and charge.cost > most):
+        return None
+    if isinstance(rule, TokenBucket):
+        return rule.amount(charge.cost) - rule.amount(cost)
+    return 0.0 if isinstance(rule, (LeakyBucket, FixedWindow)) else None

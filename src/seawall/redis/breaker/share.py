@@ -38,14 +38,14 @@ from seawall.redis.breaker.wire import (
     window_part,
 )
 from seawall.redis.keys import key_part
-from seawall.runtime.breaker_share import BreakerOwner
+from seawall.runtime.store import BreakerOwner
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.redis.store import RedisStore
-    from seawall.runtime.asking import Asking
     from seawall.runtime.background import Handle
     from seawall.runtime.layers import Kind
+    from seawall.runtime.store import StoreQuestion
 
 FLUSH: Final = 0.1
 """Maximum seconds between two reports of counts."""
@@ -549,7 +549,7 @@ class BreakerAdmission:
     __slots__ = ("_asking", "_id", "_mirror", "_share", "until")
 
     def __init__(
-        self, share: SharedBreakers, mirror: BreakerMirror, id_: str, asking: Asking
+        self, share: SharedBreakers, mirror: BreakerMirror, id_: str, asking: StoreQuestion
     ) -> None:
         self._share = share
         self._mirror = mirror

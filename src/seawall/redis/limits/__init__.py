@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seawall.models.rate.rule import Rule
     from seawall.redis.store import RedisStore
-    from seawall.runtime.limit_share import LimitShare
+    from seawall.runtime.store import LimitShare
 
 
 def shared_limits(

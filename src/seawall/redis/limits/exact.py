@@ -14,10 +14,10 @@ from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.limits.wire import MOST_QUESTIONS, LimitTerms, ScriptKeys, TakeRequest, Takings
-from seawall.runtime.limit_share import Receipt, Verdict, Wanted
+from seawall.runtime.store import LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:
-    from seawall.runtime.asking import Asking
+    from seawall.runtime.store import StoreQuestion
 
 
 class ExactLimits(SharedLimits):
@@ -32,7 +32,7 @@ class ExactLimits(SharedLimits):
         super()._after_fork()
         self._rounds.clear()
 
-    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         """Return the store's verdict."""
         takings, estimated = self.wanted(charges)
         if estimated:
@@ -77,14 +77,14 @@ class QuestionRound(TakeRequest):
         self.loop = loop
         self.bells: list[Future[None] | None] = []
         """One for each call, in order; None for a call that no longer waits."""
-        self.verdicts: Sequence[Verdict] = ()
+        self.verdicts: Sequence[LimitVerdict] = ()
         """One for each call, once they have come."""
         self.error = ""
         """Why there are none."""
         self._open = rounds
-        self._asking: Asking | None = None
+        self._asking: StoreQuestion | None = None
 
-    def ask_by(self, asking: Asking) -> None:
+    def ask_by(self, asking: StoreQuestion) -> None:
         """Ask the store."""
         self._asking = asking
         try:
@@ -104,7 +104,7 @@ class QuestionRound(TakeRequest):
             # This may pop a round that another loop just began: that is closed, but still sent.
             self._open.pop(self.takings, None)
 
-    def read(self, answer: str, now: int) -> Verdict:
+    def read(self, answer: str, now: int) -> LimitVerdict:
         """Parse the verdicts, one for each call."""
         answers = answer.split("|")
         if len(answers) != len(self.bells):
@@ -146,7 +146,7 @@ class QuestionRound(TakeRequest):
         if receipt is not None:
             self.terms.give_back(receipt)
 
-    def granted(self, answer: Verdict) -> Receipt | None:
+    def granted(self, answer: LimitVerdict) -> Receipt | None:
         """Give back a late answer, after all calls have seen that the store failed."""
         del answer
         for number in range(len(self.bells)):

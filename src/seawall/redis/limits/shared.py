@@ -29,12 +29,12 @@ from seawall.redis.limits.wire import (
     sensible,
 )
 from seawall.runtime.layers import Kind
-from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:
     from seawall.redis.store import RedisStore
-    from seawall.runtime.asking import Asking
+    from seawall.runtime.store import StoreQuestion
 
 _serial = count()
 """Number of the next reservation: unique in this process, across policies."""
@@ -64,7 +64,7 @@ class SharedLimits:
         self.asks = 0
         self._changed = changed
         self._differs = differs
-        self._usual: tuple[Sequence[Wanted] | None, tuple[Takings, frozenset[int]]]
+        self._usual: tuple[Sequence[WantedCharge] | None, tuple[Takings, frozenset[int]]]
         self._usual = None, ((), frozenset())
         """The charges of a policy whose calls all cost the same: they come as a tuple."""
         self._ready = False
@@ -140,11 +140,11 @@ class SharedLimits:
 
     # Questions
 
-    def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
+    def spend(self, charges: Sequence[WantedCharge], now: float) -> Receipt | None:
         """Return None: nothing is held in advance, the store makes every decision."""
         return None
 
-    def wanted(self, charges: Sequence[Wanted]) -> tuple[Takings, frozenset[int]]:
+    def wanted(self, charges: Sequence[WantedCharge]) -> tuple[Takings, frozenset[int]]:
         """Return what to take, and for which limits the actual cost will follow."""
         if charges is self._usual[0]:
             return self._usual[1]
@@ -159,7 +159,7 @@ class SharedLimits:
             self._usual = charges, wanted
         return wanted
 
-    def wish(self, charges: Sequence[Wanted], *, reserve: bool = False) -> TakeRequest:
+    def wish(self, charges: Sequence[WantedCharge], *, reserve: bool = False) -> TakeRequest:
         """Return the question for `charges`; under a reservation if an actual cost will follow."""
         takings, estimated = self.wanted(charges)
         reservation = ""
@@ -168,38 +168,38 @@ class SharedLimits:
             reservation = self.store.key("rate", self.name, "r", number)
         return TakeRequest(self.terms, takings, estimated, reservation)
 
-    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Asking:
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> StoreQuestion:
         """Return a waiter for the store's verdict."""
         self.asks += 1
         item = self.wish(charges)
         return self.store.ask(kind, item.terms, item, clock)
 
-    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         """Return the store's verdict."""
-        verdict: Verdict = await wait_async(self.ask("async", charges, clock), clock)
+        verdict: LimitVerdict = await wait_async(self.ask("async", charges, clock), clock)
         return verdict
 
-    def decide(self, charges: Sequence[Wanted]) -> Verdict:
+    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         """Take by reservation; block this thread."""
         asking = self._reserve("sync", charges)
         try:
-            verdict: Verdict = wait_sync(asking, SYSTEM)
+            verdict: LimitVerdict = wait_sync(asking, SYSTEM)
         except StoreUnavailable:
             self._undo(asking.item)
             raise
         return verdict
 
-    async def adecide(self, charges: Sequence[Wanted]) -> Verdict:
+    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         """Async twin of `decide`."""
         asking = self._reserve("async", charges)
         try:
-            verdict: Verdict = await wait_async(asking, SYSTEM)
+            verdict: LimitVerdict = await wait_async(asking, SYSTEM)
         except StoreUnavailable:
             self._undo(asking.item)
             raise
         return verdict
 
-    def _reserve(self, kind: Kind, charges: Sequence[Wanted]) -> Asking:
+    def _reserve(self, kind: Kind, charges: Sequence[WantedCharge]) -> StoreQuestion:
         self.asks += 1
         item = self.wish(charges, reserve=True)
         return self.store.ask(kind, item.terms, item, SYSTEM)
@@ -211,15 +211,17 @@ class SharedLimits:
         """
         self.settle(item, [0] * len(item.terms.rules))
 
-    def take_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         """Take up to `most` for the estimated charges; block this thread."""
         return _taken(most, self.store.call(SCRIPT, *self._taking(most, charges)))
 
-    async def atake_up_to(self, most: int, charges: Sequence[Wanted]) -> int:
+    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         """Async twin of `take_up_to`."""
         return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
 
-    def _taking(self, most: int, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
+    def _taking(
+        self, most: int, charges: Sequence[WantedCharge]
+    ) -> tuple[Sequence[str], Sequence[str]]:
         if not self._ready:
             self._prepare()
         self.asks += 1
@@ -231,17 +233,19 @@ class SharedLimits:
         )
         return names.keys, (self.terms.settings, f'[["u",[{asked}],{most}]]')
 
-    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Return the limits' state without taking anything; block this thread."""
         keys, args = self._peeking(charges)
         return self._seen(self.store.call(SCRIPT, keys, args))
 
-    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    async def apeek(
+        self, charges: Sequence[WantedCharge]
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Async twin of `peek`."""
         keys, args = self._peeking(charges)
         return self._seen(await self.store.acall(SCRIPT, keys, args))
 
-    def _peeking(self, charges: Sequence[Wanted]) -> tuple[Sequence[str], Sequence[str]]:
+    def _peeking(self, charges: Sequence[WantedCharge]) -> tuple[Sequence[str], Sequence[str]]:
         if not self._ready:
             self._prepare()
         self.asks += 1
@@ -252,11 +256,11 @@ class SharedLimits:
         )
         return names.keys, (self.terms.settings, f'[["p",[{asked}]]]')
 
-    def _seen(self, reply: Any) -> tuple[Verdict, Sequence[Standing]]:
-        def seen() -> tuple[Verdict, Sequence[Standing]]:
+    def _seen(self, reply: Any) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+        def seen() -> tuple[LimitVerdict, Sequence[LimitStanding]]:
             _now, (answer,) = read(reply, 1)
             verdict, rest = read_verdict(answer, len(self.terms.rules))
-            return verdict, [Standing(*numbers(part, 2)) for part in rest]
+            return verdict, [LimitStanding(*numbers(part, 2)) for part in rest]
 
         return sensible(seen)
 

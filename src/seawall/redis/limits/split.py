@@ -21,8 +21,8 @@ from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.redis.limits.shared import SharedLimits
 from seawall.runtime.layers import Kind
-from seawall.runtime.limit_share import Verdict, Wanted
 from seawall.runtime.mutex import Mutex
+from seawall.runtime.store import LimitVerdict, WantedCharge
 
 if TYPE_CHECKING:
     from seawall.redis.store import RedisStore
@@ -144,7 +144,7 @@ class SplitLimits(SharedLimits):
 
     # Before there is a part
 
-    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> Any:
         """Return a waiter that ends when this pod has its part, or is known to have none yet."""
         if not self._ready:
             self._prepare()
@@ -161,13 +161,13 @@ class SplitLimits(SharedLimits):
             self._waiting[settling] = None
             return True
 
-    def verdict(self, settling: PartWaiter) -> Verdict:
+    def verdict(self, settling: PartWaiter) -> LimitVerdict:
         """Refuse calls that come before there is a part; raise once this pod decides alone."""
         with self._mutex:
             self._waiting.pop(settling, None)
         if self._pods or not self.store.pods.current:
             raise StoreUnavailable("this pod decides alone")
-        return Verdict(float(SETTLED))
+        return LimitVerdict(float(SETTLED))
 
     def known(self) -> None:
         """Wake calls that wait to know whether there are other pods."""
@@ -213,7 +213,7 @@ class PartWaiter:
         if self._wake is not None:
             self._wake()
 
-    def claim(self) -> Verdict:
+    def claim(self) -> LimitVerdict:
         """Return the refusal; or raise `StoreUnavailable`: this pod decides alone."""
         return self._share.verdict(self)
 

@@ -14,7 +14,7 @@ from seawall.models.rate.rates import EXACT
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from seawall.redis.keys import key_part
-from seawall.runtime.limit_share import Receipt, Standing, Verdict
+from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
     from seawall.redis.store import RedisStore
@@ -47,7 +47,7 @@ class TakeRequest:
         self.reservation = reservation
         self.marks: Sequence[int] = ()
         """The script's mark of each taking, for giving it back."""
-        self.standings: dict[int, Standing] = {}
+        self.standings: dict[int, LimitStanding] = {}
         """The limits' state afterwards, by their number from 0, if requested."""
 
     def ask(self, names: ScriptKeys, times: int = 1) -> str:
@@ -86,25 +86,27 @@ class TakeRequest:
             return f'["s",{names.number(self.reservation)},[{",".join(changes)}]]'
         return f'["b",[{",".join(changes)}]]'
 
-    def read(self, answer: str, now: int) -> Verdict:
+    def read(self, answer: str, now: int) -> LimitVerdict:
         """Return the store's verdict; keep what is needed to give it back."""
         if self.terms.sees and "/" in answer:
             answer, _, seen = answer.partition("/")
             parts = zip(self.takings, seen.split(";"), strict=True)
-            self.standings = {taking[0] - 1: Standing(*numbers(part, 2)) for taking, part in parts}
+            self.standings = {
+                taking[0] - 1: LimitStanding(*numbers(part, 2)) for taking, part in parts
+            }
         if answer == "0":  # the most common answer
             if not self.reservation:
                 self.marks = (now,) * len(self.takings)
-            return Verdict(0.0, receipt=self)
+            return LimitVerdict(0.0, receipt=self)
         verdict, marks = read_verdict(answer, len(self.terms.rules))
         if verdict.wait != 0:
             return verdict
         if self.reservation or len(marks) != len(self.takings):
             raise ValueError(answer)
         self.marks = [numbers(mark, 1)[0] for mark in marks]
-        return Verdict(0.0, receipt=self)
+        return LimitVerdict(0.0, receipt=self)
 
-    def granted(self, answer: Verdict) -> Receipt | None:
+    def granted(self, answer: LimitVerdict) -> Receipt | None:
         """Return what to give back if no caller wants the answer."""
         return answer.receipt
 
@@ -264,15 +266,15 @@ def read(reply: Any, expected: int) -> tuple[int, list[str]]:
     return numbers(now, 1)[0], answers
 
 
-def read_verdict(answer: str, limits: int) -> tuple[Verdict, list[str]]:
+def read_verdict(answer: str, limits: int) -> tuple[LimitVerdict, list[str]]:
     """Return a verdict, and the remaining parts of the answer."""
     verdict, *rest = answer.split(";")
     if verdict == "0":
-        return Verdict(0.0), rest
+        return LimitVerdict(0.0), rest
     first, longest, wait = numbers(verdict, 3)
     if not (1 <= first <= limits and 1 <= longest <= limits) or wait == 0:
         raise ValueError(answer)
-    return Verdict(None if wait < 0 else float(wait), first - 1, longest - 1), rest
+    return LimitVerdict(None if wait < 0 else float(wait), first - 1, longest - 1), rest
 
 
 def numbers(text: str, expected: int) -> list[int]:

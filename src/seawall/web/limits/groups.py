@@ -18,7 +18,7 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
 from seawall.policies.rate_limit.fast_path import Quick, quick_taking
 from seawall.policies.rate_limit.gate import RateGate
-from seawall.policies.rate_limit.meter import Meter
+from seawall.policies.rate_limit.meters import Meter
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.runtime.stats import Stats

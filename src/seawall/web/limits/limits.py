@@ -30,7 +30,7 @@ from seawall.events.bus import emit
 from seawall.policies.rate_limit import Limit
 from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
-from seawall.runtime.limit_share import LimitStore
+from seawall.runtime.store import LimitStore
 from seawall.web.limits.fields import (
     Header,
     field_name,

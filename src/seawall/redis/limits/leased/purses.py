@@ -15,14 +15,14 @@ from seawall.errors import StoreUnavailable
 from seawall.models.rate.batches import NOTHING, Lot, Purse, Spent
 from seawall.redis.limits.wire import MOST_QUESTIONS, LimitTerms, ScriptKeys, TakeRequest, numbers
 from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.limit_share import Verdict
+from seawall.runtime.store import LimitVerdict
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.redis.limits.leased.share import LeasedLimits
     from seawall.redis.limits.wire import LimitTerms
     from seawall.runtime.layers import Kind
-    from seawall.runtime.limit_share import Wanted
+    from seawall.runtime.store import WantedCharge
 
 
 class PursePath:
@@ -196,7 +196,7 @@ class BatchWaiter:
         self,
         share: LeasedLimits,
         kind: Kind,
-        charges: Sequence[Wanted],
+        charges: Sequence[WantedCharge],
         clock: Clock,
     ) -> None:
         """Want `charges`; wait up to `until`, or if None, as long as the `WaitTimer` allows."""
@@ -209,7 +209,7 @@ class BatchWaiter:
         self.until = None if self.loop is not None else clock.now() + share.patience
         self.wake: Callable[[], bool] | None = None
         self.holders: list[Holder] = []
-        self.verdict: Verdict | None = None
+        self.verdict: LimitVerdict | None = None
         self.error = ""
 
     def publish(self, wake: Callable[[], bool]) -> None:
@@ -222,7 +222,7 @@ class BatchWaiter:
             holder.line.pop(self, None)
         self.holders = []
 
-    def claim(self) -> Verdict:
+    def claim(self) -> LimitVerdict:
         """Return the verdict, or raise `StoreUnavailable`."""
         self._share.leave(self)
         if self.verdict is None:
@@ -405,7 +405,7 @@ class PurseSection:
 
     # Spending
 
-    def pay(self, charges: Sequence[Wanted], *, waited: bool = False) -> Paid | None:
+    def pay(self, charges: Sequence[WantedCharge], *, waited: bool = False) -> Paid | None:
         """Spend for all charges; None if a purse holds too little, or others wait for it.
 
         A call that has `waited` is served in order: it ignores other waiters.
@@ -433,10 +433,10 @@ class PurseSection:
         """Give `buying` everything it wants, if available; return whether it was."""
         paid = self.pay(buying.charges, waited=bool(buying.holders))
         if paid is not None:
-            self._end(buying, Verdict(0.0, receipt=paid))
+            self._end(buying, LimitVerdict(0.0, receipt=paid))
         return paid is not None
 
-    def _end(self, buying: BatchWaiter, verdict: Verdict | None, error: str = "") -> None:
+    def _end(self, buying: BatchWaiter, verdict: LimitVerdict | None, error: str = "") -> None:
         # Keep this order: a call that is in no queue reads the verdict without the lock.
         buying.verdict, buying.error = verdict, error
         buying.step_out()
@@ -539,10 +539,10 @@ class PurseSection:
                     self.line_up(buying)  # now another limit has too little
             elif lot.left > cost:
                 lot.left -= cost  # inlined `spend` for a lot that is not used up; keep in sync
-                self._end(buying, Verdict(0.0, 0, 0, (lot, cost)))
+                self._end(buying, LimitVerdict(0.0, 0, 0, (lot, cost)))
             else:
                 paid = Paid([(holder, purse.spend(self._now, cost) or [])])
-                self._end(buying, Verdict(0.0, 0, 0, paid))
+                self._end(buying, LimitVerdict(0.0, 0, 0, paid))
 
     def _refuse(self, holder: Holder, grant: BatchRequest, wait: float) -> None:
         """Refuse the waiters: the amount will not be available for a while.
@@ -557,7 +557,7 @@ class PurseSection:
             return
         for buying, cost in list(holder.line.items()):
             if fair or cost >= first:
-                verdict = Verdict(None if wait < 0 else wait, holder.limit, holder.limit)
+                verdict = LimitVerdict(None if wait < 0 else wait, holder.limit, holder.limit)
                 self._end(buying, verdict)
         if holder.line:
             self._request(holder, enough=True)

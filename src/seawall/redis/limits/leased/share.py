@@ -38,9 +38,9 @@ from seawall.redis.limits.leased.purses import (
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.limits.wire import SCRIPT, script_settings
 from seawall.runtime.layers import Kind
-from seawall.runtime.limit_share import Receipt, Standing, Verdict, Wanted
 from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.runners import wait_async
+from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:
     from seawall.redis.store import RedisStore
@@ -213,7 +213,7 @@ class LeasedLimits(SharedLimits):
 
     # Spending
 
-    def spend(self, charges: Sequence[Wanted], now: float) -> Receipt | None:
+    def spend(self, charges: Sequence[WantedCharge], now: float) -> Receipt | None:
         """Pay from the purses, all or nothing; None if one holds too little."""
         if len(charges) == 1:
             charge = charges[0]
@@ -231,7 +231,7 @@ class LeasedLimits(SharedLimits):
         with PurseSection(self, now) as section, self.mutex, section.inside:
             return section.pay(charges)
 
-    def ask(self, kind: Kind, charges: Sequence[Wanted], clock: Clock) -> Any:
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> Any:
         """Return a waiter for the verdict: by a grant, or if that does not apply, by the store."""
         if not self._ready:
             self._prepare()
@@ -242,11 +242,11 @@ class LeasedLimits(SharedLimits):
                 return super().ask(kind, charges, clock)
         return BatchWaiter(self, kind, charges, clock)
 
-    async def answer(self, charges: Sequence[Wanted], clock: Clock) -> Verdict:
+    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         """Return the verdict; shorter than `ask`, for the many calls that wait for a grant."""
         buying = self.ask("async", charges, clock)
         if not isinstance(buying, BatchWaiter) or buying.loop is None:
-            verdict: Verdict = await wait_async(buying, clock)
+            verdict: LimitVerdict = await wait_async(buying, clock)
             return verdict
         bell = TaskWaker(buying.loop)
         self.buy(buying, bell)
@@ -399,26 +399,28 @@ class LeasedLimits(SharedLimits):
 
     # Looking
 
-    def peek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Return the limits' state without taking anything; this pod's holdings count as left."""
         return self._with_purses(charges, super().peek(charges))
 
-    async def apeek(self, charges: Sequence[Wanted]) -> tuple[Verdict, Sequence[Standing]]:
+    async def apeek(
+        self, charges: Sequence[WantedCharge]
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Async twin of `peek`."""
         return self._with_purses(charges, await super().apeek(charges))
 
     def _with_purses(
-        self, charges: Sequence[Wanted], seen: tuple[Verdict, Sequence[Standing]]
-    ) -> tuple[Verdict, Sequence[Standing]]:
+        self, charges: Sequence[WantedCharge], seen: tuple[LimitVerdict, Sequence[LimitStanding]]
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         verdict, standings = seen
         now = self.clock.now()
         with self.mutex:
             found = [self.holders[n].get(charge.key) for n, charge in enumerate(charges)]
             held = [0 if holder is None else holder.purse.usable(now) for holder in found]
         if all(own >= charge.cost for own, charge in zip(held, charges, strict=True)):
-            verdict = Verdict(0.0)
+            verdict = LimitVerdict(0.0)
         together = zip(standings, held, strict=True)
-        return verdict, [Standing(there.left + own, there.rest) for there, own in together]
+        return verdict, [LimitStanding(there.left + own, there.rest) for there, own in together]
 
 
 class WaitTimers:
