@@ -29,6 +29,7 @@ import seawall.durable
 import seawall.load.signals
 import seawall.members
 import seawall.pipeline
+import seawall.sim
 import seawall.telemetry
 import seawall.testing
 import seawall.web
@@ -50,6 +51,7 @@ MODULES = (
     seawall.members,
     seawall.pipeline,
     seawall.load.signals,
+    seawall.sim,
     seawall.telemetry,
     seawall.testing,
     seawall.web,

@@ -1,4 +1,4 @@
-"""Clocks: the machine's own in production, a virtual one in tests and simulations.
+"""Time and chance: the machine's own in production, virtual and seeded ones in simulations.
 
 A clock counts monotonic seconds from an arbitrary start. `sleep` blocks the calling thread, so only
 the synchronous runner uses it; coroutines sleep on their event loop.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from seawall import _checks as check
+
+if TYPE_CHECKING:
+    from random import Random
 
 GRACE: Final = 0.02
 """Real seconds that a virtual wait gives to other threads before time moves on."""
@@ -148,3 +152,26 @@ def set_current_clock(clock: Clock) -> Token[Clock]:
 def reset_current_clock(token: Token[Clock]) -> None:
     """Undo `set_current_clock`."""
     _current.reset(token)
+
+
+_chance: Final[ContextVar[Callable[[str], Random] | None]] = ContextVar(
+    "seawall_chance", default=None
+)
+
+
+def new_random(name: str) -> Random:
+    """Return a random number generator for what is called `name`; seeded only in a simulation."""
+    from random import Random
+
+    seeded = _chance.get()
+    return Random() if seeded is None else seeded(name)  # noqa: S311 - jitter is no secret
+
+
+def set_current_chance(seeded: Callable[[str], Random]) -> Token[Callable[[str], Random] | None]:
+    """Let `seeded` make all generators of `new_random` in this context from now on."""
+    return _chance.set(seeded)
+
+
+def reset_current_chance(token: Token[Callable[[str], Random] | None]) -> None:
+    """Undo `set_current_chance`."""
+    _chance.reset(token)

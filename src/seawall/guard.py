@@ -12,7 +12,7 @@ from seawall import _checks as check
 from seawall import registry, rules
 from seawall._failures import reason_of
 from seawall._forks import survives_fork
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.context import reset
 from seawall.models.backoff import Backoff
 from seawall.models.breaker.probes import growing, slow_start
@@ -147,9 +147,7 @@ class Guard:
     def rng(self) -> Random:
         """The random number generator: the one given, or the guard's own."""
         if self._rng is None:
-            from random import Random
-
-            self._rng = Random()  # noqa: S311 - jitter is no secret
+            self._rng = new_random(self.name)
         return self._rng
 
     @classmethod

@@ -276,6 +276,7 @@ AROUND = {
     "pipeline-how-to",
     "pipeline-semantics",
     "pipeline-tutorial",
+    "simulate",
     "stability",
     "testing",
 }

@@ -1,0 +1,185 @@
+"""Rehearse one guard's settings against what was measured of its dependency.
+
+    from seawall.sim import rehearse
+
+    found = rehearse(
+        lambda: Guard.standard("vendor", on=ConnectionError, timeout=0.5),
+        latency=Latency.measured(samples),      # or a Tally of a live histogram, or a list
+        rate=120.0,                             # calls a second
+        seeds=10,
+    )
+    found["down"].load.mean                     # calls a second on the dependency while it is down
+    found["slow"].goodput.low                   # lower end of the 95 % interval
+
+The conditions are `normal`, `slow` (10 times), `down` and `double` (twice the calls). Each run has
+three equal parts: calm, the condition, calm again. The same seed gives two guards the same clients
+and, as far as their calls are the same, the same latencies; so compare them by seed:
+
+    before = rehearse(today, ...)
+    after = rehearse(proposed, ...)
+    compare(before["down"], after["down"]).goodput      # the mean difference, with its interval
+
+Settings may also be TOML text with one guard, as `guards_from_toml` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from seawall import _checks as check
+from seawall.config import guards_from_toml
+from seawall.guard import Guard
+from seawall.models.histogram import Tally
+from seawall.sim.latency import Latency, LatencyLike
+from seawall.sim.result import Result
+from seawall.sim.seeds import Estimate, run_seeds
+from seawall.sim.world import World
+
+MakeGuard = Callable[[], Guard] | str
+
+CONDITIONS: Final = ("normal", "slow", "down", "double")
+
+SLOWER: Final = 10.0
+"""How many times slower a slow dependency is."""
+
+
+class Outcome(NamedTuple):
+    """What one seed gave under one condition."""
+
+    goodput: float
+    """Real answers a second, over the whole run."""
+    during: float
+    """Share of the calls that came during the condition and got a real answer."""
+    tail: float
+    """99 % quantile of the real answers of the whole run, in seconds."""
+    load: float
+    """Calls a second on the dependency during the condition."""
+    recovery: float
+    """Seconds after the condition until 95 % of the usual share is served; infinite if never."""
+
+
+class Rehearsal(NamedTuple):
+    """What all seeds gave under one condition: means with 95 % intervals, and each seed's own."""
+
+    goodput: Estimate
+    during: Estimate
+    tail: Estimate
+    load: Estimate
+    recovery: Estimate
+    outcomes: tuple[Outcome, ...]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Rehearsal:
+        """Summarise `outcomes`."""
+        goodput, during, tail, load, recovery = map(Estimate.of, zip(*outcomes, strict=True))
+        return cls(goodput, during, tail, load, recovery, tuple(outcomes))
+
+
+class Rehearsed:
+    """Fills a world with one dependency under one condition, and one guard before it."""
+
+    def __init__(
+        self,
+        guard: MakeGuard,
+        latency: Latency,
+        rate: float,
+        *,
+        condition: str,
+        failing: float,
+        capacity: float | None,
+        seconds: float,
+    ) -> None:
+        """See `rehearse`."""
+        self.guard = guard
+        self.latency = latency
+        self.rate = check.at_least("rate", rate, 0.0)
+        self.condition = check.choice("condition", condition, CONDITIONS)
+        self.failing = check.ratio("failing", failing, zero=True)
+        self.capacity = capacity
+        self.seconds = check.seconds("seconds", seconds)
+
+    def __call__(self, world: World) -> None:
+        """Fill `world`."""
+        world.seconds = self.seconds
+        service = world.service(
+            "dependency", latency=self.latency, capacity=self.capacity, failing=self.failing
+        )
+        guard = _made(self.guard)
+        clients = world.clients("callers", guard(service.acall), rate=self.rate)
+        part = self.seconds / 3
+        if self.condition == "slow":
+            world.at(part, service.slow(SLOWER), lasts=part)
+        elif self.condition == "down":
+            world.at(part, service.down(), lasts=part)
+        elif self.condition == "double":
+            world.at(part, clients.surge(2.0), lasts=part)
+
+
+def rehearse(
+    guard: MakeGuard,
+    *,
+    latency: LatencyLike | Sequence[float] | Tally,
+    rate: float,
+    failing: float = 0.0,
+    capacity: float | None = None,
+    conditions: Sequence[str] = CONDITIONS,
+    seconds: float = 60.0,
+    seeds: int | Sequence[int] = 10,
+    processes: int = 1,
+) -> dict[str, Rehearsal]:
+    """Run the guard that `guard` makes (a function, or TOML) under each of `conditions`.
+
+    The dependency takes `latency`, fails a share `failing` of its calls also when it is well, and
+    serves at most `capacity` calls a second (None: any number, without a queue). Calls come at
+    `rate` a second. See the module for what is returned.
+    """
+    taken = (
+        Latency.measured(latency) if isinstance(latency, (Sequence, Tally)) else Latency.of(latency)
+    )
+    found = {}
+    for condition in conditions:
+        build = Rehearsed(
+            guard,
+            taken,
+            rate,
+            condition=condition,
+            failing=failing,
+            capacity=capacity,
+            seconds=seconds,
+        )
+        runs = run_seeds(build, seeds=seeds, name=condition, processes=processes)
+        found[condition] = Rehearsal.of([_outcome(result) for result in runs.results])
+    return found
+
+
+def compare(before: Rehearsal, after: Rehearsal) -> Rehearsal:
+    """Return the differences, `after` minus `before`, of the same seeds and condition.
+
+    An infinite recovery in both is no difference.
+    """
+    pairs = zip(before.outcomes, after.outcomes, strict=True)
+    return Rehearsal.of(
+        [
+            Outcome(*(0.0 if a == b else b - a for a, b in zip(old, new, strict=True)))
+            for old, new in pairs
+        ]
+    )
+
+
+def _outcome(result: Result) -> Outcome:
+    begin, end = result.seconds / 3, 2 * result.seconds / 3
+    return Outcome(
+        goodput=result.goodput(),
+        during=result.share(begin, end),
+        tail=result.quantile(0.99),
+        load=result.load("dependency", begin, end),
+        recovery=result.recovery(),
+    )
+
+
+def _made(guard: MakeGuard) -> Guard:
+    if not isinstance(guard, str):
+        return guard()
+    (made,) = guards_from_toml(guard).values()
+    return made
