@@ -14,14 +14,15 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.durable import _idempotency_single
-from seawall.durable._idempotency_asking import wanted_of
-from seawall.durable.database import Database
-from seawall.durable.dispatcher import Dispatcher
-from seawall.durable.idempotency import Idempotency
-from seawall.durable.migrations import amigrate, migrate
-from seawall.durable.outbox import NewEvent, Outbox
-from seawall.durable.sqlite import Sqlite
+from seawall.durable.database.database import Database
+from seawall.durable.database.migrations import amigrate, migrate
+from seawall.durable.database.sqlite import Sqlite
+from seawall.durable.idempotency import single_statement as _idempotency_single
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.durable.idempotency.records import wanted_of
+from seawall.durable.outbox.dispatcher import Dispatcher
+from seawall.durable.outbox.events import NewEvent
+from seawall.durable.outbox.outbox import Outbox
 from tests.durable.postgres import Postgres
 
 if TYPE_CHECKING:

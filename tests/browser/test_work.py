@@ -17,7 +17,7 @@ import pytest
 
 from seawall import LocalQueue, registry
 from seawall.durable import Database, Outbox, Sqlite, migrate
-from seawall.durable.jobs import Jobs
+from seawall.durable.jobs.jobs import Jobs
 from tests.browser.service import Service, as_operator, focused, running, sideways, until_live
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from seawall import registry
 from seawall.dashboard import Dashboard, _live, _stored
 from seawall.durable import Database, Outbox, Sqlite, amigrate
-from seawall.durable.jobs import Jobs
+from seawall.durable.jobs.jobs import Jobs
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import Shown, Viewer, get
 from tests.support import let_pass

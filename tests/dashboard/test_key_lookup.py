@@ -16,7 +16,7 @@ from seawall.dashboard import Dashboard
 from seawall.dashboard._answers import Refusal
 from seawall.dashboard._key_lookup import answer_about_keys
 from seawall.durable import Database, Idempotency, NewEvent, Outbox, Sqlite, migrate
-from seawall.durable.asgi import read_scope, scope_text
+from seawall.durable.http.middleware import read_scope, scope_text
 from tests.dashboard.app_support import Browser, post
 from tests.support import nobody_else
 from tests.web.support import Answer

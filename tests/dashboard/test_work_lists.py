@@ -19,8 +19,8 @@ from seawall import LocalQueue, PriorityQueue
 from seawall._failures import described
 from seawall.dashboard import Dashboard, _work_lists
 from seawall.dashboard._work_lists import payload_text
-from seawall.durable.jobs import Jobs
-from seawall.durable.outbox import Outbox
+from seawall.durable.jobs.jobs import Jobs
+from seawall.durable.outbox.outbox import Outbox
 from seawall.pipeline import DatabaseDeadLetters, DeadLetter, MemoryDeadLetters
 from tests.dashboard.app_support import HOME, Browser, get, post
 from tests.durable.conftest import opening_by, postgres

@@ -46,9 +46,9 @@ from seawall.durable import (
     sign,
     verify,
 )
-from seawall.durable._asgi_completing import Name
-from seawall.durable._jobs_records import JobClaim
-from seawall.durable._jobs_run import JobHandle
+from seawall.durable.http.completion import Name
+from seawall.durable.jobs.records import JobClaim
+from seawall.durable.jobs.worker import JobHandle
 from seawall.web import Trust
 
 HUGE = 10**400

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from seawall.durable import Database
-from seawall.durable._connections import AskText
-from seawall.durable.asgi import IdempotentRequests, keyed
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.database.connections import AskText
+from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.web.asgi_types import Send
 from tests.durable.conftest import Opening
 from tests.web.support import Answer, ask

@@ -23,7 +23,7 @@ from seawall.durable import (
     Sqlite,
     keyed,
 )
-from seawall.durable._jobs_http import Reply
+from seawall.durable.http.responses import Reply
 from tests.durable.asgi_support import post, said, user
 
 PAID = Answer(201, [(b"content-type", b"text/plain"), (b"location", b"/payments/1")], b"paid")

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from seawall.durable import Database
-from seawall.durable._connections import AskText
-from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
+from seawall.durable.database.connections import AskText
+from seawall.durable.fifo.messages import FifoMessage
+from seawall.durable.fifo.receiver import FifoReceiver
+from seawall.durable.fifo.sender import FifoSender
 
 
 class Crashed(Exception):

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database
-from seawall.durable._connections import AskText
-from seawall.durable._sql import statement, statements
-from seawall.durable.dispatcher import Dispatcher
-from seawall.durable.outbox import Outbox, OutboxEvent
+from seawall.durable.database.connections import AskText
+from seawall.durable.database.statements import statement, statements
+from seawall.durable.outbox.dispatcher import Dispatcher
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 
 
 @asynccontextmanager

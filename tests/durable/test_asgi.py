@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 
 from seawall import CircuitOpen
-from seawall.durable.asgi import IdempotentRequests
-from seawall.durable.idempotency import Fresh, Idempotency
+from seawall.durable.http.middleware import IdempotentRequests
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.models.idempotency import Fresh
 from seawall.web import Edge
 from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import KEY, USER, Shop, edge_of, first, post, set_time, user

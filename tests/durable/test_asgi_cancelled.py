@@ -12,10 +12,12 @@ import pytest
 from seawall import CircuitOpen
 from seawall.clock import current_clock
 from seawall.context import deadline_var
-from seawall.durable import _asgi_request, _uncut
-from seawall.durable._uncut import Renewal, uncut
-from seawall.durable.asgi import IdempotentRequests
-from seawall.durable.idempotency import Fresh, Idempotency
+from seawall.durable.http import request as _asgi_request
+from seawall.durable.http.middleware import IdempotentRequests
+from seawall.durable.idempotency import lease_renewal as _uncut
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.durable.idempotency.lease_renewal import Renewal, uncut
+from seawall.models.idempotency import Fresh
 from seawall.testing import run_virtual
 from tests.durable.asgi_support import Shop, edge_of, post, set_time, user
 from tests.durable.conftest import Opening, opening_by

@@ -28,14 +28,14 @@ from seawall.durable import (
     Outbox,
     Replay,
     Reply,
-    _asgi_request,
-    _idempotency_records,
-    _uncut,
     keyed,
 )
-from seawall.durable._asgi_completing import Keyed, told
-from seawall.durable._connections import AskText
-from seawall.durable.asgi import KEYED
+from seawall.durable.database.connections import AskText
+from seawall.durable.http import request as _asgi_request
+from seawall.durable.http.completion import Keyed, told
+from seawall.durable.http.middleware import KEYED
+from seawall.durable.idempotency import lease_renewal as _uncut
+from seawall.durable.idempotency import records as _idempotency_records
 from tests.durable.asgi_support import KEY, USER, first, post, said, set_time
 from tests.durable.completed_support import PAID, Till
 from tests.durable.conftest import Opening, opening_by

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from seawall.durable import _asgi_request
-from seawall.durable.asgi import IdempotentRequests, keyed
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.http import request as _asgi_request
+from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.idempotency.idempotency import Idempotency
 from tests.durable.asgi_support import Shop, edge_of, first, post, said, set_time, user
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres

@@ -12,8 +12,8 @@ import pytest
 from starlette.responses import Response
 
 from seawall import errors
-from seawall.durable._asgi_completing import told
-from seawall.durable.asgi import IdempotentRequests
+from seawall.durable.http.completion import told
+from seawall.durable.http.middleware import IdempotentRequests
 from seawall.models.idempotency import Answer
 from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import Shop, edge_of, post

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import CircuitOpen, LeaseLost
-from seawall.durable._asgi_exchange import Exchange
+from seawall.durable.http.exchange import Exchange
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual
 from seawall.web.asgi_types import Message

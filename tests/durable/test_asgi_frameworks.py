@@ -18,8 +18,8 @@ from fastapi.responses import Response, StreamingResponse
 
 from seawall import Bulkhead, Guard
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.asgi import IdempotentRequests, keyed
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.web.fastapi import protect
 from tests.web.support import ask, serve
 

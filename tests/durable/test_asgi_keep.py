@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from seawall.durable import KeyInFlight, Replay, RequestOutcome, keyed
-from seawall.durable._asgi_completing import Keyed
+from seawall.durable.http.completion import Keyed
 from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import USER, Shop, edge_of, first, post, said, set_time
 from tests.durable.completed_support import PAID, Till

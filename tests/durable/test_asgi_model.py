@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.durable import Database, Sqlite, _asgi_answers, _asgi_request, migrate
-from seawall.durable.asgi import IdempotentRequests
-from seawall.durable.idempotency import Idempotency
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.http import request as _asgi_request
+from seawall.durable.http import responses as _asgi_answers
+from seawall.durable.http.middleware import IdempotentRequests
+from seawall.durable.idempotency.idempotency import Idempotency
 from tests.durable.asgi_support import Shop, first, post, set_time, user
 from tests.support import falsified
 from tests.web.support import http_scope

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Inbox, NewEvent, Outbox, Sqlite, amigrate, migrate
-from seawall.durable._connections import (
+from seawall.durable.database.connections import (
     AskText,
     ain_transaction,
     connection_of,
     in_transaction,
     kind_of,
 )
-from seawall.durable._sql import Names
-from seawall.durable.database import is_conflict
+from seawall.durable.database.database import is_conflict
+from seawall.durable.database.statements import Names
 from tests.durable.postgres import Postgres
 
 WRITE = AskText(

@@ -13,8 +13,8 @@ from sqlalchemy import create_engine
 
 from seawall import get_guard, guards
 from seawall.durable import Database, Sqlite, amigrate
-from seawall.durable._connections import AskText
-from seawall.durable.database import in_thread
+from seawall.durable.database.connections import AskText
+from seawall.durable.database.database import in_thread
 from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening
 

@@ -11,16 +11,11 @@ import pytest
 
 from seawall import subscribe
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.fifo import (
-    FifoAck,
-    FifoFull,
-    FifoGap,
-    FifoMessage,
-    FifoReceiver,
-    FifoSender,
-    FifoStateLost,
-    Skipped,
-)
+from seawall.durable.fifo.messages import FifoAck, FifoMessage, Skipped
+from seawall.durable.fifo.receiver import FifoReceiver
+from seawall.durable.fifo.sender import FifoSender
+from seawall.errors import FifoFull, FifoStateLost
+from seawall.events import FifoGap
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo_support import World, ask, begun, send
 from tests.durable.postgres import Postgres

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from seawall.clock import SYSTEM
-from seawall.durable import Database, Sqlite, _fifo_receiver, amigrate, migrate
-from seawall.durable._connections import Connection
-from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
+from seawall.durable import Database, Sqlite, amigrate, migrate
+from seawall.durable.database.connections import Connection
+from seawall.durable.fifo import receiver as _fifo_receiver
+from seawall.durable.fifo.messages import FifoMessage
+from seawall.durable.fifo.receiver import FifoReceiver
+from seawall.durable.fifo.sender import FifoSender
 from seawall.models import fifo as model
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.crash.children import DEADLY, PATIENCE, Nursery

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable import _fifo_receiver as receiver_module
-from seawall.durable._connections import AskText
-from seawall.durable.fifo import FifoAck, FifoMessage, FifoReceiver, FifoSender
+from seawall.durable.database.connections import AskText
+from seawall.durable.fifo import receiver as receiver_module
+from seawall.durable.fifo.messages import FifoAck, FifoMessage
+from seawall.durable.fifo.receiver import FifoReceiver
+from seawall.durable.fifo.sender import FifoSender
 from seawall.models.fifo import Receiver
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo_support import World, send

@@ -18,21 +18,12 @@ import pytest
 from pydantic import BaseModel
 
 from seawall.durable import Database
-from seawall.durable import _idempotency_records as records
-from seawall.durable._connections import AskText
-from seawall.durable.idempotency import (
-    Answer,
-    Fresh,
-    Idempotency,
-    KeyClaim,
-    Mismatch,
-    Pending,
-    RecordGarbled,
-    Replay,
-)
-from seawall.durable.sqlite import Sqlite
-from seawall.errors import Contended
-from seawall.models.idempotency import Form
+from seawall.durable.database.connections import AskText
+from seawall.durable.database.sqlite import Sqlite
+from seawall.durable.idempotency import records
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.errors import Contended, RecordGarbled
+from seawall.models.idempotency import Answer, Form, Fresh, KeyClaim, Mismatch, Pending, Replay
 from seawall.runtime.gil import LOCK_FREE
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
@@ -123,7 +114,7 @@ def test_threads_that_count_lose_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     sys.setswitchinterval(1e-6)
     try:
         for lock_free in (LOCK_FREE, False):
-            monkeypatch.setattr("seawall.durable.idempotency.LOCK_FREE", lock_free)
+            monkeypatch.setattr("seawall.durable.idempotency.idempotency.LOCK_FREE", lock_free)
 
             def count() -> None:
                 for _ in range(2000):

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, amigrate, migrate
-from seawall.durable import database as databases
-from seawall.durable.idempotency import Fresh, Idempotency, Replay
+from seawall.durable.database import database as databases
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.models.idempotency import Fresh, Replay
 from tests.durable.postgres import Postgres
 from tests.durable.test_idempotency import told
 from tests.support import let_pass

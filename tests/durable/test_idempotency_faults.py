@@ -12,23 +12,18 @@ from typing import Any
 import pytest
 
 from seawall import deadline, models
-from seawall.durable import Database, Sqlite, _sql, migrate
-from seawall.durable import _idempotency_function as functions
-from seawall.durable import _idempotency_records as records
-from seawall.durable import idempotency as module
-from seawall.durable._connections import AskText
-from seawall.durable._idempotency_asking import Waiting
-from seawall.durable._idempotency_keeping import Keeper
-from seawall.durable.idempotency import (
-    Answer,
-    Fresh,
-    Idempotency,
-    Mismatch,
-    Pending,
-    RecordGarbled,
-    Replay,
-)
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.database import statements as _sql
+from seawall.durable.database.connections import AskText
+from seawall.durable.idempotency import decorator as functions
+from seawall.durable.idempotency import idempotency as module
+from seawall.durable.idempotency import records
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.durable.idempotency.lease_renewal import Keeper
+from seawall.durable.idempotency.records import Waiting
+from seawall.errors import AnswerNotKept, RecordGarbled
 from seawall.models import idempotency as rules
+from seawall.models.idempotency import Answer, Fresh, Mismatch, Pending, Replay
 from seawall.testing import VirtualClock
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
@@ -544,7 +539,7 @@ def test_what_could_not_be_given_again_is_not_stored(local: Idempotency, answer:
 
     with pytest.raises((TypeError, ValueError)):
         function()
-    with pytest.raises(module.AnswerNotKept):
+    with pytest.raises(AnswerNotKept):
         function()
 
 

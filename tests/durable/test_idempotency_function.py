@@ -14,16 +14,16 @@ import pytest
 
 from seawall import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.idempotency import (
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.errors import (
     AnswerNotKept,
-    Fresh,
-    Idempotency,
     KeyInFlight,
     KeyMissing,
     KeyReused,
+    LeaseLost,
     RecordedFailure,
 )
-from seawall.errors import LeaseLost
+from seawall.models.idempotency import Fresh
 from seawall.testing import run_virtual
 from tests.durable.conftest import Opening
 from tests.durable.test_idempotency import Time
@@ -418,7 +418,7 @@ def test_who_was_taken_over_does_not_tell_its_own(local: Idempotency, error: Exc
         return len(key)
 
     def take() -> None:
-        from seawall.durable._connections import AskText
+        from seawall.durable.database.connections import AskText
 
         def steps() -> Any:
             yield AskText("UPDATE {idempotency} SET lease_until = 0", {})

@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.durable import Database, Sqlite, _sql, migrate
-from seawall.durable._connections import AskText
-from seawall.durable.idempotency import (
-    Fresh,
-    Idempotency,
-    KeyClaim,
-    Mismatch,
-    Pending,
-    Replay,
-)
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.database import statements as _sql
+from seawall.durable.database.connections import AskText
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from tests.durable.postgres import Postgres
 from tests.support import falsified
 

@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable._connections import AskText
-from seawall.durable.idempotency import (
-    Answer,
-    Fresh,
-    Idempotency,
-    KeyInFlight,
-    KeyReused,
-    Once,
-)
-from seawall.durable.outbox import NewEvent, Outbox
+from seawall.durable.database.connections import AskText
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.durable.idempotency.once import Once
+from seawall.durable.outbox.events import NewEvent
+from seawall.durable.outbox.outbox import Outbox
+from seawall.errors import KeyInFlight, KeyReused
+from seawall.models.idempotency import Answer, Fresh
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, migrate
-from seawall.durable._connections import AskText
-from seawall.durable._idempotency_single import text_of
-from seawall.durable.idempotency import (
-    AnswerNotKept,
-    Fresh,
-    Idempotency,
-    KeyInFlight,
-    KeyReused,
-    RecordGarbled,
-    Single,
-)
-from seawall.durable.outbox import FromRow, NewEvent, Outbox
+from seawall.durable.database.connections import AskText
+from seawall.durable.idempotency.idempotency import Idempotency
+from seawall.durable.idempotency.single_statement import Single, text_of
+from seawall.durable.outbox.events import FromRow, NewEvent
+from seawall.durable.outbox.outbox import Outbox
+from seawall.errors import AnswerNotKept, KeyInFlight, KeyReused, RecordGarbled
+from seawall.models.idempotency import Fresh
 from tests.durable.conftest import opening_by
 from tests.durable.postgres import Postgres
 
@@ -237,7 +232,7 @@ def test_a_repeat_that_could_not_be_done_again_has_the_first_answer(shop: Any, t
 
 def test_unless_it_looks_a_repeat_is_told_a_failure(shop: Any, monkeypatch: pytest.MonkeyPatch):
     """Ablation: let the statement's own error be the last word, and who is paid is told "no"."""
-    from seawall.durable import _idempotency_single as module
+    from seawall.durable.idempotency import single_statement as module
 
     monkeypatch.setattr(module, "_is_answer", lambda error: module._has_state(error, "23505"))
 
@@ -433,7 +428,7 @@ def test_rows_that_are_too_large_are_done_and_not_kept(shop: Any):
 
 def test_without_the_key_each_places_an_order(shop: Any, monkeypatch: pytest.MonkeyPatch):
     """Ablation: the key's row is what makes it one."""
-    from seawall.durable import _idempotency_single as module
+    from seawall.durable.idempotency import single_statement as module
 
     def keyless(*asked: Any) -> Any:
         whole = text_of(*asked)

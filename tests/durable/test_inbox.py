@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable._connections import AskText
+from seawall.durable.database.connections import AskText
 from seawall.durable.inbox import Inbox, _Once
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo_support import begun

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from seawall.durable import Database, Sqlite, _sql, migrate
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.database import statements as _sql
 from seawall.durable.inbox import Inbox, _Once
 from tests.durable.conftest import opening_by
 from tests.durable.postgres import Postgres

@@ -17,10 +17,10 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable._connections import Ask
-from seawall.durable._outbox_steps import Settled, claiming, renewing, settling
-from seawall.durable.later import Later
-from seawall.durable.outbox import Outbox
+from seawall.durable.database.connections import Ask
+from seawall.durable.deferred.calls import Later
+from seawall.durable.outbox.operations import Settled, claiming, renewing, settling
+from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.stepping import Steps
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, dispatcher, numbered

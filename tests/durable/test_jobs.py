@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from seawall import UnknownJob
 from seawall.clock import VirtualClock
-from seawall.durable import _jobs_steps as steps
 from seawall.durable import amigrate
-from seawall.durable._connections import AskText
-from seawall.durable._jobs_room import Room
-from seawall.durable._sql import statements
-from seawall.durable.database import Database
-from seawall.durable.jobs import JobExpired, Jobs
-from seawall.errors import KeyReused, QueueFull, RecordGarbled
+from seawall.durable.database.connections import AskText
+from seawall.durable.database.database import Database
+from seawall.durable.database.statements import statements
+from seawall.durable.jobs import operations as steps
+from seawall.durable.jobs.jobs import Jobs
+from seawall.durable.jobs.operations import Room
+from seawall.errors import JobExpired, KeyReused, QueueFull, RecordGarbled
 from seawall.models.durable_jobs import DurableJob
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres

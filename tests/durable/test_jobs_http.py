@@ -16,11 +16,10 @@ from fastapi.openapi.models import OpenAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.durable._jobs_http import Prefer, Reply, read_prefer
-from seawall.durable._jobs_run import JobHandle
-from seawall.durable._jobs_worker import JobWorker
-from seawall.durable.jobs import Jobs
-from seawall.durable.jobs_asgi import JobsApi
+from seawall.durable.http.responses import Reply
+from seawall.durable.jobs.http_api import JobsApi, Prefer, read_prefer
+from seawall.durable.jobs.jobs import Jobs
+from seawall.durable.jobs.worker import JobHandle, JobWorker
 from seawall.web import Incoming
 from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening, opening_by

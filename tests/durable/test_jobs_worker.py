@@ -16,11 +16,13 @@ import pytest
 
 from seawall import Breaker, Guard, Rejected, Retry, UnknownJob, subscribe
 from seawall.clock import VirtualClock
-from seawall.durable import _jobs_steps, _jobs_worker, _sql
-from seawall.durable._jobs_run import JobHandle
-from seawall.durable._jobs_worker import JobWorker
-from seawall.durable.database import Database
-from seawall.durable.jobs import Job, Jobs
+from seawall.durable.database import statements as _sql
+from seawall.durable.database.database import Database
+from seawall.durable.jobs import operations as _jobs_steps
+from seawall.durable.jobs import worker as _jobs_worker
+from seawall.durable.jobs.jobs import Jobs
+from seawall.durable.jobs.records import Job
+from seawall.durable.jobs.worker import JobHandle, JobWorker
 from seawall.events import JobDied
 from seawall.resources.executors.executors import IoPool
 from tests.durable.conftest import Opening, opening_by
@@ -156,8 +158,8 @@ def test_a_killed_workers_job_is_taken_over_once(opening: Opening):
 VICTIM = """
 import asyncio, sys
 from seawall.durable import Database, Sqlite
-from seawall.durable._jobs_worker import JobWorker
-from seawall.durable.jobs import Jobs
+from seawall.durable.jobs.worker import JobWorker
+from seawall.durable.jobs.jobs import Jobs
 
 place, schema, now = sys.argv[1:]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from seawall.durable._json import (
+from seawall.durable.database.json_values import (
     MOST_COMPARED,
     canonical_document,
     canonical_json,

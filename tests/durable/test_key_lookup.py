@@ -22,7 +22,7 @@ from seawall.durable import (
     Sqlite,
     migrate,
 )
-from seawall.durable._idempotency_records import trail_of
+from seawall.durable.idempotency.records import trail_of
 from tests.durable.asgi_support import post, set_time
 from tests.durable.completed_support import Till
 from tests.durable.conftest import Opening

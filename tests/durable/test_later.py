@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from seawall import Breaker, Fallback, Guard, idempotency_key, subscribe, tenant
-from seawall.durable import Database, Sqlite, _later_worker, migrate
-from seawall.durable._later_calls import redoing
-from seawall.durable.later import Later, LaterFull, LaterWorker, Stored
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred.calls import Later, Stored, redoing
+from seawall.durable.deferred.worker import LaterWorker
+from seawall.errors import LaterFull
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
 from tests.durable.later_support import Vendor, at

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from seawall import idempotency_key, subscribe, tenant
-from seawall.durable import Database, Sqlite, _later_worker, migrate
-from seawall.durable.later import Later, LaterWorker
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred.calls import Later
+from seawall.durable.deferred.worker import LaterWorker
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
 from tests.durable.later_support import Vendor, at

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Cache, CircuitOpen, Fallback, Guard, idempotency_key
-from seawall.durable import Database, Sqlite, _later_worker, migrate
-from seawall.durable._connections import AskText
-from seawall.durable.later import Later, LaterWorker
+from seawall.durable import Database, Sqlite, migrate
+from seawall.durable.database.connections import AskText
+from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred.calls import Later
+from seawall.durable.deferred.worker import LaterWorker
 from tests.durable.conftest import Opening
 from tests.durable.later_support import Vendor, at
 from tests.support import falsified

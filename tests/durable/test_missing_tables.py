@@ -14,10 +14,10 @@ import pytest
 
 from seawall.clock import VirtualClock
 from seawall.durable import Idempotency, IdempotentRequests, Outbox, amigrate
-from seawall.durable._connections import AskText
-from seawall.durable._missing_tables import TablesMissing, tables_missing
-from seawall.durable._sql import Names
-from seawall.durable._trouble import Trouble
+from seawall.durable.database.connections import AskText
+from seawall.durable.database.missing_tables import TablesMissing, tables_missing
+from seawall.durable.database.outage_log import Trouble
+from seawall.durable.database.statements import Names
 from tests.durable.asgi_support import Shop, first, post, user
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, a_moment, committed, dispatcher

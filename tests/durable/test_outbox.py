@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable._connections import AskText
-from seawall.durable.outbox import FromRow, NewEvent, Outbox
+from seawall.durable.database.connections import AskText
+from seawall.durable.outbox.events import FromRow, NewEvent
+from seawall.durable.outbox.outbox import Outbox
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, add, begun, committed, dispatcher, numbered, timed
 from tests.durable.postgres import Postgres

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from seawall.durable.database import is_conflict
-from seawall.durable.outbox import Outbox, OutboxEvent
+from seawall.durable.database.database import is_conflict
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, a_moment, add, begun, dispatcher, numbered, without
 from tests.durable.postgres import Postgres
@@ -239,7 +240,7 @@ def test_with_a_cursor_a_late_commit_is_skipped(
     monkeypatch: pytest.MonkeyPatch, postgres: Postgres, tmp_path: Path
 ):
     """Ablation: whoever only looks behind what was seen never delivers it."""
-    from seawall.durable import dispatcher as module
+    from seawall.durable.outbox import dispatcher as module
 
     original = module.claiming
     seen_upto = 0

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from seawall.durable import _outbox_delivery
-from seawall.durable.outbox import Outbox, OutboxEvent
+from seawall.durable.outbox import delivery as _outbox_delivery
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import CircuitOpen
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import (
@@ -335,7 +336,7 @@ def test_a_long_blocked_aggregate_hides_nobody(opening: Opening):
 
 def test_a_batch_is_bounded_in_bytes_too(opening: Opening, monkeypatch: pytest.MonkeyPatch):
     """Large payloads come a few at a time, and all of them come."""
-    monkeypatch.setattr("seawall.durable.dispatcher.LARGEST_BATCH", 250)
+    monkeypatch.setattr("seawall.durable.outbox.dispatcher.LARGEST_BATCH", 250)
 
     async def main() -> None:
         async with opening() as database:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from seawall.clock import VirtualClock
-from seawall.durable import _outbox_care, _outbox_delivery
-from seawall.durable._connections import Ask, AskText
-from seawall.durable._sql import statement
-from seawall.durable.outbox import Outbox, OutboxEvent
+from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.statements import statement
+from seawall.durable.outbox import delivery as _outbox_delivery
+from seawall.durable.outbox import outbox as _outbox_care
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import Overloaded
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import (
@@ -258,7 +260,7 @@ def test_who_was_away_past_its_lease_begins_nothing_more(file: Opening):
 
 def test_unless_it_looks_at_the_time(file: Opening, monkeypatch: pytest.MonkeyPatch):
     """Ablation: whoever believes in its lease for ever goes on where another one is at work."""
-    from seawall.durable import dispatcher as module
+    from seawall.durable.outbox import dispatcher as module
 
     def for_ever(lanes: Any, _until: float) -> Any:
         return _outbox_delivery.Holding(lanes, float("inf"))

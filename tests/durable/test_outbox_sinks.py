@@ -10,18 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
-from seawall.durable import sinks
-from seawall.durable.outbox import OutboxEvent
-from seawall.durable.sinks import (
-    BadSignature,
-    JetStream,
-    NotDelivered,
-    RedisStream,
-    Webhook,
-    sign,
-    verify,
-)
-from seawall.errors import CircuitOpen, Overloaded, StoreUnavailable
+from seawall.durable.outbox import sinks
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.sinks import JetStream, RedisStream, Webhook, sign, verify
+from seawall.errors import BadSignature, CircuitOpen, NotDelivered, Overloaded, StoreUnavailable
 from tests.redis.conftest import redis_url
 
 __all__ = ["redis_url"]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from seawall import Breaker, Guard
-from seawall.durable import _outbox_delivery
-from seawall.durable._outbox_delivery import SinkCall
-from seawall.durable.outbox import FromRow, NewEvent, Outbox, OutboxEvent
+from seawall.durable.outbox import delivery as _outbox_delivery
+from seawall.durable.outbox.delivery import SinkCall
+from seawall.durable.outbox.events import FromRow, NewEvent, OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 from seawall.testing import run_virtual
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import (

@@ -31,8 +31,8 @@ from seawall.durable import (
     OutboxEvent,
     Replay,
     amigrate,
-    migrations,
 )
+from seawall.durable.database import migrations
 from tests.durable.conftest import opening_by
 from tests.durable.fifo_support import World, ask, begun, entered
 from tests.durable.later_support import Vendor

@@ -14,19 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from seawall.durable import (
-    Database,
-    Sqlite,
-    _asgi_answers,
-    _asgi_exchange,
-    _asgi_request,
-    _idempotency_records,
-    amigrate,
-    asgi,
-    migrate,
+from seawall.durable import Database, Sqlite, amigrate, migrate
+from seawall.durable.http import (
+    exchange as _asgi_exchange,
 )
-from seawall.durable.asgi import IdempotentRequests, scope_text
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.http import (
+    middleware as asgi,
+)
+from seawall.durable.http import (
+    request as _asgi_request,
+)
+from seawall.durable.http import (
+    responses as _asgi_answers,
+)
+from seawall.durable.http.middleware import IdempotentRequests, scope_text
+from seawall.durable.idempotency import records as _idempotency_records
+from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.models import idempotency as model
 from seawall.web import Edge
 from seawall.web.request import INCOMING
@@ -407,7 +410,7 @@ def test_keys_are_stored_hashed(opening: Opening):
 
 def test_without_the_hash_they_would_be_there(quick: Opening, monkeypatch: pytest.MonkeyPatch):
     """Ablation: a key that is not hashed is found in the table."""
-    home = "seawall.durable._idempotency_asking.key_digest"
+    home = "seawall.durable.idempotency.records.key_digest"
     monkeypatch.setattr(home, lambda *parts: "".join(parts).encode())
     assert "8e03978e" in asyncio.run(_leave_a_key(quick))
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import durable
-from seawall.durable._sql import Names, Text, quoted, rendered, statements
-from seawall.durable.migrations import migrations
+from seawall.durable.database.migrations import migrations
+from seawall.durable.database.statements import Names, Text, quoted, rendered, statements
 
 NAMES = Names("own", "x_")
 ASKED = "SELECT a FROM {things} WHERE b = :b AND c = ':' || :c AND d = :b -- 100%"

@@ -17,7 +17,7 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.durable import Sqlite
-from seawall.durable import sqlite as module
+from seawall.durable.database import sqlite as module
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from seawall.durable import (
     Outbox,
     OutboxEvent,
     Sqlite,
-    _outbox_page,
     migrate,
 )
-from seawall.durable._trouble import MOST, PATIENCE, Trouble
+from seawall.durable.database.outage_log import MOST, PATIENCE, Trouble
+from seawall.durable.outbox import dispatcher as _outbox_page
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, Time, committed, dispatcher, numbered, timed
 from tests.durable.postgres import Postgres

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from seawall.durable.jobs import JobExpired, Jobs
-from seawall.durable.outbox import Outbox
-from seawall.errors import UnknownJob
-from seawall.jobs import WorkItem, _work_list
-from seawall.jobs._work_list import PREVIEW
+from seawall.durable.jobs.jobs import Jobs
+from seawall.durable.outbox.outbox import Outbox
+from seawall.errors import JobExpired, UnknownJob
+from seawall.jobs import WorkItem
+from seawall.jobs import work_list as _work_list
+from seawall.jobs.work_list import PREVIEW
 from tests.durable.conftest import Opening
 from tests.durable.outbox_support import Seen, Time, committed, dispatcher, timed
 
@@ -180,7 +181,7 @@ def test_an_operator_drops_a_job(opening: Opening):
 
 def test_a_long_payload_is_cut(opening: Opening, monkeypatch: pytest.MonkeyPatch):
     """A list has the beginning of it; opened, it has more, and never all of something huge."""
-    monkeypatch.setattr("seawall.durable._jobs_steps.OPENED", 2000)
+    monkeypatch.setattr("seawall.durable.jobs.operations.OPENED", 2000)
 
     async def main() -> None:
         async with opening() as database:

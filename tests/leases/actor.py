@@ -15,7 +15,7 @@ from typing import Any
 from seawall import Lease, LeaseLost, RedisStore
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Fence, Sqlite
-from seawall.durable._sql import NOW
+from seawall.durable.database.statements import NOW
 from seawall.members import Leader, Term
 
 STEPPED = """

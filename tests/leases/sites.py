@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from seawall.durable import Database, Sqlite, amigrate
-from seawall.durable._connections import AskText
+from seawall.durable.database.connections import AskText
 from seawall.redis.store import RedisStore
 from tests.durable.postgres import Postgres
 from tests.redis.support import FrozenClock, Server

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.durable import _sql
-from seawall.durable._connections import AskText, connection_of
-from seawall.durable._sql import Names, statements
-from seawall.durable.leases import _asked
-from seawall.durable.migrations import migrations
+from seawall.durable.database import statements as _sql
+from seawall.durable.database.connections import AskText, connection_of
+from seawall.durable.database.leases import _asked
+from seawall.durable.database.migrations import migrations
+from seawall.durable.database.statements import Names, statements
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
 from seawall.models.lease import Busy, Granted, LeaseModel
 from tests.durable.postgres import Postgres

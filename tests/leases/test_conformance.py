@@ -46,7 +46,7 @@ class Idle:
 @pytest.fixture
 def by_hand(monkeypatch):
     """Renew nothing by itself."""
-    from seawall.durable.leases import DatabaseLease
+    from seawall.durable.database.leases import DatabaseLease
     from seawall.redis.lease import RedisLease
 
     for share in (DatabaseLease, RedisLease):
@@ -173,7 +173,7 @@ def test_a_release_lets_the_next_one_in(site: Site):
 
 def test_a_release_wakes_the_waiters_of_the_same_process_at_once(site: Site, monkeypatch):
     """No poll is needed for them."""
-    from seawall.durable import leases
+    from seawall.durable.database import leases
     from seawall.redis import lease as lease_module
 
     monkeypatch.setattr(leases, "POLL", LONG)
@@ -563,7 +563,7 @@ def test_an_awaited_database_says_how_to_write_it(site: Site):
 
 def test_closing_a_database_ends_a_wait_for_its_answer(tmp_path, monkeypatch):
     """A task in another loop waits, and only the closing can tell it that it waits in vain."""
-    from seawall.durable.leases import DatabaseLease
+    from seawall.durable.database.leases import DatabaseLease
 
     asked = threading.Event()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seawall import Channel
-from seawall.durable._connections import AskText
+from seawall.durable.database.connections import AskText
 from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (

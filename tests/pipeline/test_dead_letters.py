@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable._connections import AskText
+from seawall.durable.database.connections import AskText
 from seawall.pipeline import (
     DatabaseDeadLetters,
     DeadLetter,
@@ -684,7 +684,7 @@ def test_without_the_epoch_a_late_process_would_delete_what_another_replays(
     opening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The safeguard of `settle`, taken away: the test of claims can fail."""
-    from seawall.durable._sql import statement, statements
+    from seawall.durable.database.statements import statement, statements
 
     for dialect in ("postgres", "sqlite"):
         texts = statements(dialect, "dead_letters")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Inbox, Outbox, Sqlite, migrate
-from seawall.durable._connections import AskText
+from seawall.durable.database.connections import AskText
 from seawall.pipeline import (
     DatabaseCheckpoint,
     InboxSink,
@@ -169,7 +169,7 @@ def test_without_the_wait_for_gaps_rows_are_lost(
     ordering: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ablation: a reader that believes every number it sees."""
-    from seawall.durable.tables import TableReader
+    from seawall.durable.database.table_reader import TableReader
 
     monkeypatch.setattr(TableReader, "_up_to_gap", lambda _self, rows, _after: rows)
 

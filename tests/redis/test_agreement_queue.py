@@ -19,9 +19,11 @@ from hypothesis.stateful import (
 from seawall import subscribe
 from seawall.clock import VirtualClock
 from seawall.events import DeadLetterDropped, JobDied
-from seawall.jobs import LocalQueue, _steps
-from seawall.jobs._bells import READY
-from seawall.jobs._driven import Ask, Steps
+from seawall.jobs import LocalQueue
+from seawall.jobs import queue as _steps
+from seawall.jobs.queue import Steps
+from seawall.jobs.records import Ask
+from seawall.jobs.wakeups import READY
 from seawall.models.queue.jobs import SWEEP, NewJob, QueueRules
 from seawall.models.queue.state import Queue
 from seawall.redis.queue import PARTS, PriorityQueue

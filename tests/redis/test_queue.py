@@ -33,11 +33,12 @@ from seawall import (
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import JobFailed, JobLost, QueueFull, Rejected, StoreUnavailable, UnknownJob
 from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
-from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem, _steps
-from seawall.jobs._bells import Bells
-from seawall.jobs._codec import MOST_BYTES, decode, encode
-from seawall.jobs._driven import Ask
-from seawall.jobs._steps import POLL
+from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem
+from seawall.jobs import queue as _steps
+from seawall.jobs.encoding import MOST_BYTES, decode, encode
+from seawall.jobs.queue import POLL
+from seawall.jobs.records import Ask
+from seawall.jobs.wakeups import Bells
 from seawall.redis import queue as module
 from seawall.redis.queue import PARTS, PriorityQueue
 from seawall.redis.store import RedisStore

@@ -16,7 +16,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.events import JobDied
 from seawall.jobs import Claim, Worker
-from seawall.jobs._driven import Ask
+from seawall.jobs.records import Ask
 from seawall.redis import queue as releases
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.store import RedisStore

@@ -26,7 +26,7 @@ from seawall import (
 from seawall.clock import SYSTEM
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
-from seawall.jobs._driven import Ask
+from seawall.jobs.records import Ask
 from seawall.models.shedding.codel import QueueShed
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.store import RedisStore

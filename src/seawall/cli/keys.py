@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from seawall._failures import described
 from seawall.durable import Database, Idempotency, Inbox, KeyInFlight, KeyRecord, Sqlite
-from seawall.durable.asgi import read_scope, scope_text
+from seawall.durable.http.middleware import read_scope, scope_text
 
 ADDRESS: Final = "SEAWALL_DATABASE"
 """The environment variable that names the database."""

@@ -55,7 +55,7 @@ async def answer_about_keys(
 
 def _asked(body: dict[str, Any]) -> tuple[Any, tuple[str | None, str, str]]:
     """Return the requested records object, and the parts that identify one key."""
-    from seawall.durable.asgi import read_scope
+    from seawall.durable.http.middleware import read_scope
 
     for name in ("records", "operation", "key", "scope"):
         said = body.get(name)

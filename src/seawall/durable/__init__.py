@@ -13,51 +13,38 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.durable._cleaning import cleaning
-    from seawall.durable._jobs_run import JobFunction, JobHandle
-    from seawall.durable._jobs_worker import JobWorker
-    from seawall.durable.asgi import IdempotentRequests, Keyed, RequestOutcome, keyed
-    from seawall.durable.database import Database
-    from seawall.durable.dispatcher import Dispatcher
-    from seawall.durable.fifo import (
-        FifoAck,
-        FifoMessage,
-        FifoReceiver,
-        FifoSender,
-        Gap,
-        Received,
-        Skipped,
-    )
-    from seawall.durable.idempotency import (
-        Answer,
-        Fresh,
-        Idempotency,
-        KeyClaim,
-        KeyEvent,
-        KeyRecord,
-        KeyState,
-        Mismatch,
-        Once,
-        Pending,
-        Replay,
-        Single,
-        fingerprint_of,
-    )
+    from seawall.durable.database.cleanup import cleaning
+    from seawall.durable.database.database import Database
+    from seawall.durable.database.leases import Fence
+    from seawall.durable.database.migrations import amigrate, migrate
+    from seawall.durable.database.sqlite import Sqlite
+    from seawall.durable.deferred.calls import DeadLetter, Later, Stored
+    from seawall.durable.deferred.worker import LaterWorker
+    from seawall.durable.fifo.messages import FifoAck, FifoMessage, Gap, Skipped
+    from seawall.durable.fifo.receiver import FifoReceiver, Received
+    from seawall.durable.fifo.sender import FifoSender
+    from seawall.durable.http.completion import Keyed
+    from seawall.durable.http.middleware import IdempotentRequests, keyed
+    from seawall.durable.http.responses import Reply, RequestOutcome
+    from seawall.durable.idempotency.idempotency import Idempotency
+    from seawall.durable.idempotency.once import Once
+    from seawall.durable.idempotency.records import KeyEvent, KeyRecord
+    from seawall.durable.idempotency.single_statement import Single
     from seawall.durable.inbox import Inbox
-    from seawall.durable.jobs import Job, JobClaim, Jobs
-    from seawall.durable.jobs_asgi import JobsApi, Reply
-    from seawall.durable.later import DeadLetter, Later, LaterWorker, Stored
-    from seawall.durable.leases import Fence
-    from seawall.durable.migrations import amigrate, migrate
-    from seawall.durable.outbox import (
+    from seawall.durable.jobs.http_api import JobsApi
+    from seawall.durable.jobs.jobs import Jobs
+    from seawall.durable.jobs.records import Job, JobClaim
+    from seawall.durable.jobs.worker import JobFunction, JobHandle, JobWorker
+    from seawall.durable.outbox.dispatcher import Dispatcher
+    from seawall.durable.outbox.events import (
         BlockedAggregate,
         DeadEvent,
         FromRow,
         NewEvent,
-        Outbox,
         OutboxEvent,
     )
-    from seawall.durable.sinks import (
+    from seawall.durable.outbox.outbox import Outbox
+    from seawall.durable.outbox.sinks import (
         SIGNATURE_HEADER,
         JetStream,
         RedisStream,
@@ -65,7 +52,6 @@ if TYPE_CHECKING:
         sign,
         verify,
     )
-    from seawall.durable.sqlite import Sqlite
     from seawall.errors import (
         AnswerNotKept,
         BadSignature,
@@ -82,6 +68,16 @@ if TYPE_CHECKING:
         RecordGarbled,
     )
     from seawall.events import EventDied, FifoGap, OutboxBlocked
+    from seawall.models.idempotency import (
+        Answer,
+        Fresh,
+        KeyClaim,
+        KeyState,
+        Mismatch,
+        Pending,
+        Replay,
+        fingerprint_of,
+    )
 
 __all__ = [
     "SIGNATURE_HEADER",
@@ -159,31 +155,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "durable._cleaning": "cleaning",
-    "durable._jobs_run": "JobFunction JobHandle",
-    "durable._jobs_worker": "JobWorker",
-    "durable.asgi": "IdempotentRequests Keyed RequestOutcome keyed",
-    "durable.database": "Database",
-    "durable.dispatcher": "Dispatcher",
+    "durable.database.cleanup": "cleaning",
+    "durable.database.database": "Database",
+    "durable.database.leases": "Fence",
+    "durable.database.migrations": "amigrate migrate",
+    "durable.database.sqlite": "Sqlite",
+    "durable.deferred": "DeadLetter Later LaterWorker Stored",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
-    "durable.idempotency": (
-        "Answer Fresh Idempotency KeyClaim KeyEvent KeyRecord KeyState Mismatch Once Pending "
-        "Replay Single fingerprint_of"
-    ),
+    "durable.http": "IdempotentRequests Keyed Reply RequestOutcome keyed",
+    "durable.idempotency": "Idempotency KeyEvent KeyRecord Once Single",
     "durable.inbox": "Inbox",
-    "durable.jobs": "Job JobClaim Jobs",
-    "durable.jobs_asgi": "JobsApi Reply",
-    "durable.leases": "Fence",
-    "durable.later": "DeadLetter Later LaterWorker Stored",
-    "durable.migrations": "amigrate migrate",
+    "durable.jobs": "Job JobClaim JobFunction JobHandle JobWorker Jobs",
+    "durable.jobs.http_api": "JobsApi",
     "durable.outbox": "BlockedAggregate DeadEvent FromRow NewEvent Outbox OutboxEvent",
-    "durable.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
-    "durable.sqlite": "Sqlite",
+    "durable.outbox.dispatcher": "Dispatcher",
+    "durable.outbox.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
     "errors": (
         "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
-        "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered "
-        "RecordGarbled RecordedFailure"
+        "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered RecordGarbled RecordedFailure"
     ),
+    "models.idempotency": "Answer Fresh KeyClaim KeyState Mismatch Pending Replay fingerprint_of",
     "events": "EventDied FifoGap OutboxBlocked",
 }
 """The public names by the module that defines them."""

@@ -19,10 +19,10 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable._blocks import Block, named
-from seawall.durable._cleaning import Cleaning
-from seawall.durable._connections import Ask, Connection
-from seawall.durable.database import Database
+from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.connections import Ask, Connection
+from seawall.durable.database.database import Database
+from seawall.durable.database.transaction_block import Block, named
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
 

@@ -1,12 +1,10 @@
 """Job queues and the workers that process them."""
 
-from __future__ import annotations
-
-from seawall.jobs._local import LocalQueue
-from seawall.jobs._queue import JobQueue
-from seawall.jobs._records import Claim, DeadLetter, JobStatus
-from seawall.jobs._work_list import WorkItem, WorkPage
-from seawall.jobs._worker import Worker
+from seawall.jobs.local_queue import LocalQueue
+from seawall.jobs.queue import JobQueue
+from seawall.jobs.records import Claim, DeadLetter, JobStatus
+from seawall.jobs.work_list import WorkItem, WorkPage
+from seawall.jobs.worker import Worker
 
 __all__ = [
     "Claim",

@@ -4,7 +4,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.durable.tables import DatabaseCheckpoint
+    from seawall.durable.database.table_reader import DatabaseCheckpoint
     from seawall.pipeline.checkpoint import Checkpoint
     from seawall.pipeline.collect import (
         Collect,
@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "durable.tables": "DatabaseCheckpoint",
+    "durable.database.table_reader": "DatabaseCheckpoint",
     "pipeline.checkpoint": "Checkpoint",
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",

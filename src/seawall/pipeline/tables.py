@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.durable import Database, Inbox, Sqlite
-from seawall.durable.database import in_thread
-from seawall.durable.tables import DatabaseCheckpoint, TableReader, checked_database
+from seawall.durable.database.database import in_thread
+from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader, checked_database
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
 from seawall.pipeline.item import current_item

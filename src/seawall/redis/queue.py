@@ -25,9 +25,9 @@ from seawall.clock import SYSTEM, Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.events.bus import emit
-from seawall.jobs._bells import READY
-from seawall.jobs._driven import Ask
-from seawall.jobs._queue import JobQueue
+from seawall.jobs.queue import JobQueue
+from seawall.jobs.records import Ask
+from seawall.jobs.wakeups import READY
 from seawall.models.queue.jobs import (
     PRIORITIES,
     TOTALS,

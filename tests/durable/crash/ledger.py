@@ -6,10 +6,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from seawall.durable import _fifo_receiver
-from seawall.durable._connections import Ask, AskText
-from seawall.durable.database import Database
-from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
+from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.database import Database
+from seawall.durable.fifo import receiver as _fifo_receiver
+from seawall.durable.fifo.messages import FifoMessage
+from seawall.durable.fifo.receiver import FifoReceiver
+from seawall.durable.fifo.sender import FifoSender
 from seawall.runtime.runners import sleep_async
 from tests.durable.crash.shop import Step, opened
 from tests.durable.fifo_support import ask, begun, entered

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from seawall.durable._connections import Connection
-from seawall.durable.database import Database
+from seawall.durable.database.connections import Connection
+from seawall.durable.database.database import Database
 from tests.durable.crash import ledger, shop
 
 PLACES = ("asking", "inside", "committing", "committed", "handled", "known", "failed")

@@ -9,12 +9,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-from seawall.durable.database import Database
-from seawall.durable.dispatcher import Dispatcher
-from seawall.durable.idempotency import Idempotency
+from seawall.durable.database.database import Database
+from seawall.durable.database.sqlite import Sqlite
+from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.inbox import Inbox
-from seawall.durable.outbox import Outbox, OutboxEvent
-from seawall.durable.sqlite import Sqlite
+from seawall.durable.outbox.dispatcher import Dispatcher
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import KeyInFlight
 from seawall.runtime.runners import sleep_async
 

@@ -12,19 +12,12 @@ from typing import Any
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
-from seawall.durable._connections import Ask
-from seawall.durable._json import json_text
-from seawall.durable._sql import containing
-from seawall.durable.database import Database, Operation
-from seawall.jobs._bells import READY, Bells
-from seawall.jobs._work_list import (
-    BEYOND,
-    OPENED,
-    WorkItem,
-    WorkPage,
-    asked_page,
-    page_of,
-)
+from seawall.durable.database.connections import Ask
+from seawall.durable.database.database import Database, Operation
+from seawall.durable.database.json_values import json_text
+from seawall.durable.database.statements import containing
+from seawall.jobs.wakeups import READY, Bells
+from seawall.jobs.work_list import BEYOND, OPENED, WorkItem, WorkPage, asked_page, page_of
 from seawall.models.queue.jobs import BROWSED
 from seawall.pipeline.dead_letters.letters import (
     LOST,

@@ -23,10 +23,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from seawall.jobs._bells import Bells
-from seawall.jobs._work_list import (
-    WorkList,
-)
+from seawall.jobs.wakeups import Bells
+from seawall.jobs.work_list import WorkList
 from seawall.pipeline.item import DeadLetter
 
 MOST_DEAD_LETTERS: Final = 1000

@@ -11,17 +11,9 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import current_clock
-from seawall.durable._json import json_text
-from seawall.jobs._bells import READY, Bells
-from seawall.jobs._work_list import (
-    BEYOND,
-    OPENED,
-    Asked,
-    WorkItem,
-    WorkPage,
-    asked_page,
-    page_of,
-)
+from seawall.durable.database.json_values import json_text
+from seawall.jobs.wakeups import READY, Bells
+from seawall.jobs.work_list import BEYOND, OPENED, Asked, WorkItem, WorkPage, asked_page, page_of
 from seawall.models.queue.jobs import BROWSED
 from seawall.pipeline.dead_letters.letters import (
     MOST_DEAD_LETTERS,

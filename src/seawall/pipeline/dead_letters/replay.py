@@ -11,7 +11,7 @@ from typing import Any
 
 from seawall._failures import described
 from seawall.clock import current_clock
-from seawall.jobs._bells import READY, Bell
+from seawall.jobs.wakeups import READY, Bell
 from seawall.pipeline.counts import Counts
 from seawall.pipeline.dead_letters.letters import (
     CLAIM_AT_ONCE,

@@ -1,0 +1,98 @@
+"""Removal of expired rows in batches, each a short transaction, within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
+
+from seawall import _checks as check
+from seawall._failures import described
+from seawall.clock import current_clock
+from seawall.context import deadline_var
+from seawall.durable.database.database import Database
+from seawall.runtime.abandon import end
+from seawall.runtime.runners import sleep_async
+from seawall.runtime.stepping import Steps
+
+LARGEST: Final = 100_000
+"""Maximum rows of a batch."""
+
+
+class Cleaning:
+    """One run of a cleanup."""
+
+    def __init__(self, batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> None:
+        """Call `removal(batch)`, which returns the number of rows, for about `within` seconds.
+
+        The removals run one after another: the next starts when one has found less than a batch.
+        """
+        self._removals = list(removals)
+        self._batch = check.count("batch", batch, maximum=LARGEST)
+        self._clock = current_clock()
+        self._until = self._clock.now() + check.seconds("within", within)
+        self._removed = 0
+
+    def run(self, database: Database) -> int:
+        """Run the removals; return how many rows were removed."""
+        while self._another(database.run(self._steps)):
+            pass
+        return self._removed
+
+    async def arun(self, database: Database) -> int:
+        """Async twin of `run`."""
+        while self._another(await database.arun(self._steps)):
+            pass
+        return self._removed
+
+    def _steps(self) -> Steps[int]:
+        return self._removals[0](self._batch)
+
+    def _another(self, removed: int) -> bool:
+        self._removed += removed
+        if removed < self._batch:
+            del self._removals[0]
+        return bool(self._removals) and self._clock.now() < self._until
+
+
+class Cleaned(Protocol):
+    """A store with expired rows: `Idempotency`, `Inbox`, `Outbox`..."""
+
+    async def acleanup(self) -> int:
+        """Remove expired rows."""
+        ...
+
+
+def cleaning(*stores: Cleaned, every: float = 60.0) -> AbstractAsyncContextManager[None]:
+    """Clean up `stores` every `every` seconds while the block runs.
+
+    For the lifespan of an app, or around the main loop of a consumer. Several processes may do it
+    for one database. A failure is logged, and retried the next time.
+    """
+    for store in stores:
+        if not callable(getattr(store, "acleanup", None)):
+            raise TypeError(f"{store!r}: pass what has `acleanup`: an Idempotency, an Inbox...")
+    return _cleaning(stores, check.seconds("every", every))
+
+
+@asynccontextmanager
+async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(_clean(stores, pause))
+    try:
+        yield
+    finally:
+        await end([task])
+
+
+async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:
+    deadline_var.set(None)  # affects this task alone
+    while True:
+        await sleep_async(pause)
+        for store in stores:
+            try:
+                await store.acleanup()
+            except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
+                log = logging.getLogger("seawall")
+                log.error("%r could not be cleaned up: %s", store, described(error))  # noqa: TRY400 - see there

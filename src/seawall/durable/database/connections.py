@@ -1,0 +1,317 @@
+"""Connections of the user, of any supported library, behind one interface.
+
+Supported are asyncpg, psycopg (3), SQLAlchemy (2: sessions and connections, sync and async),
+sqlite3 and aiosqlite. They are recognised by their class, so none of these libraries is imported
+here. A given connection is never committed, rolled back or reconfigured: it may be in the middle of
+a transaction, and behind a pooler that gives it to another client afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+from seawall.durable.database.missing_tables import tables_missing
+from seawall.durable.database.statements import (
+    Arguments,
+    Dialect,
+    Names,
+    Style,
+    Text,
+    rendered,
+    statement,
+)
+from seawall.runtime.stepping import Steps, adrive, drive
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+
+class Ask(NamedTuple):
+    """A query of an operation: a statement by its name, "file.name"."""
+
+    which: str
+    arguments: Arguments
+
+
+class AskText(NamedTuple):
+    """A query with a composed text, written as in `sql/`."""
+
+    text: str
+    arguments: Arguments
+
+
+class Connection:
+    """One connection behind the common interface."""
+
+    def __init__(
+        self, raw: Any, kind: Kind, dialect: Dialect, names: Names, now: str | None = None
+    ) -> None:
+        """Wrap `raw`, for the tables of `names`."""
+        self.raw = raw
+        self.kind = kind
+        self.dialect: Dialect = dialect
+        self.names = names
+        self._now = now
+
+    def __repr__(self) -> str:
+        return f"<Connection of {self.kind.name}>"
+
+    def _text(self, asked: Ask | AskText) -> Text:
+        style = self.kind.style
+        if isinstance(asked, Ask):
+            return statement(self.dialect, style, self.names, asked.which, self._now)
+        return rendered(asked.text, self.dialect, style, self.names, self._now)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run an operation."""
+        ask = self.kind.ask
+
+        def answer(asked: Ask | AskText) -> Any:
+            try:
+                return ask(self.raw, self._text(asked), asked.arguments)
+            except Exception as error:
+                missing = tables_missing(error, self.names)
+                if missing is None:
+                    raise
+                raise missing from error
+
+        return drive(steps, answer)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Async twin of `run`."""
+        ask = self.kind.ask
+
+        async def answer(asked: Ask | AskText) -> Any:
+            try:
+                return await ask(self.raw, self._text(asked), asked.arguments)
+            except Exception as error:
+                missing = tables_missing(error, self.names)
+                if missing is None:
+                    raise
+                raise missing from error
+
+        return await adrive(steps, answer)
+
+
+class Kind(NamedTuple):
+    """A kind of connection: how to query it, and which database is behind it."""
+
+    name: str
+    style: Style
+    ask: Callable[[Any, Text, Arguments], Any]
+    dialect: Callable[[Any], str]
+    is_async: bool = True
+
+
+def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
+    """Return `raw` wrapped; or raise an error that names the supported libraries."""
+    kind = kind_of(raw)
+    return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+
+
+def kind_of(raw: Any) -> Kind:
+    """Return the kind of a connection; or raise an error that names the supported libraries."""
+    kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is hashable
+    if kind is None:
+        raise TypeError(
+            f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
+            " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
+        )
+    return kind
+
+
+@lru_cache(maxsize=64)
+def _kind_of(given: Any) -> Kind | None:
+    for owner in given.__mro__:
+        kind = _KINDS.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
+        if kind is not None:
+            return kind
+    return None
+
+
+def _dialect(name: str) -> Dialect:
+    if name in {"postgresql", "postgres"}:
+        return "postgres"
+    if name == "sqlite":
+        return "sqlite"
+    raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
+
+
+def in_transaction(kind: Kind, raw: Any) -> bool:
+    """Return whether changes are committed later; True if the library does not say.
+
+    An `AsyncSession` can say so only when awaited: `ain_transaction` handles that.
+    """
+    match kind.name:
+        case "asyncpg":
+            return bool(raw.is_in_transaction())
+        case "psycopg":
+            return not raw.autocommit or raw.info.transaction_status != 0
+        case "sqlite3" | "aiosqlite":
+            if raw.in_transaction:
+                return True
+            # Only the legacy mode begins a transaction implicitly, before the first change.
+            return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
+    return not _commits_each(raw)
+
+
+async def ain_transaction(kind: Kind, raw: Any) -> bool:
+    """Return the same as `in_transaction`, for any async connection."""
+    if hasattr(raw, "sync_session"):
+        raw = await raw.connection()  # the next statement would check it out of the pool anyway
+    return in_transaction(kind, raw)
+
+
+def require_transaction(connection: Connection, so_that: str) -> None:
+    """Raise unless changes are committed later, with the transaction."""
+    if not in_transaction(connection.kind, connection.raw):
+        raise _no_transaction(connection, so_that)
+
+
+async def arequire_transaction(connection: Connection, so_that: str) -> None:
+    """Async twin of `require_transaction`."""
+    if not await ain_transaction(connection.kind, connection.raw):
+        raise _no_transaction(connection, so_that)
+
+
+def _no_transaction(connection: Connection, so_that: str) -> RuntimeError:
+    what = "has no transaction: begin one"
+    if connection.kind.name == "SQLAlchemy":  # it begins implicitly, unless configured otherwise
+        what = "commits each statement for itself: use another isolation_level than AUTOCOMMIT"
+    return RuntimeError(f"{connection!r} {what}, so that {so_that}")
+
+
+def _commits_each(raw: Any) -> bool:
+    """Return whether SQLAlchemy is configured to commit each statement (AUTOCOMMIT).
+
+    Its transactions begin implicitly, but with AUTOCOMMIT that is only apparent. This sends nothing
+    to the database.
+    """
+    if hasattr(raw, "sync_session"):
+        raw = raw.get_bind()  # usually an engine: its connection is only available by awaiting
+    elif hasattr(raw, "sync_connection"):
+        raw = raw.sync_connection
+    elif hasattr(raw, "get_bind"):
+        raw = raw.connection()
+    if raw is None or getattr(raw, "closed", False):
+        return False  # the statement itself will fail with the reason
+    level = raw.get_execution_options().get("isolation_level")
+    if level is not None:
+        return bool(level == "AUTOCOMMIT")
+    if getattr(raw, "invalidated", True):
+        return False  # an engine, or a connection that was lost
+    if getattr(raw.connection.dbapi_connection, "autocommit", None) is True:
+        return True
+    driver = raw.connection.driver_connection
+    # On SQLite, that setting is also used to leave BEGIN to a listener of the user; in that case
+    # there is a transaction as soon as SQLAlchemy has begun.
+    return (
+        raw.dialect.name == "sqlite"
+        and raw.in_transaction()
+        and driver.isolation_level is None
+        and not driver.in_transaction
+    )
+
+
+def still_open(connection: Connection) -> bool:
+    """Return whether the transaction of an earlier query is still open."""
+    raw = connection.raw
+    match connection.kind.name:
+        case "asyncpg":
+            return bool(raw.is_in_transaction())
+        case "psycopg":
+            return bool(raw.info.transaction_status != 0)
+        case "sqlite3" | "aiosqlite":
+            return bool(raw.in_transaction)
+    return bool(raw.in_transaction())
+
+
+# The query functions of each kind
+
+
+async def _ask_asyncpg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    return [tuple(row) for row in await raw.fetch(text.sql, *text.positional(arguments))]
+
+
+async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from psycopg import AsyncCursor
+    from psycopg.rows import tuple_row
+
+    # Our own cursor: those of the user's connection may produce rows of another type.
+    cursor = await AsyncCursor(raw, row_factory=tuple_row).execute(text.sql, arguments)
+    return await cursor.fetchall() if cursor.description else []
+
+
+def _ask_psycopg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from psycopg import Cursor
+    from psycopg.rows import tuple_row
+
+    cursor = Cursor(raw, row_factory=tuple_row).execute(text.sql, arguments)
+    return cursor.fetchall() if cursor.description else []
+
+
+async def _ask_sqlalchemy_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from sqlalchemy import text as clause
+
+    result = await raw.execute(clause(text.sql), arguments)
+    return [tuple(row) for row in result.all()] if result.returns_rows else []
+
+
+def _ask_sqlalchemy(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    from sqlalchemy import text as clause
+
+    result = raw.execute(clause(text.sql), arguments)
+    return [tuple(row) for row in result.all()] if result.returns_rows else []
+
+
+def _ask_sqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    cursor = raw.cursor()
+    cursor.row_factory = None  # the user's factory may turn a row into anything
+    return list(cursor.execute(text.sql, arguments).fetchall())
+
+
+async def _ask_aiosqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+    async with raw.cursor() as cursor:
+        cursor.row_factory = None
+        await cursor.execute(text.sql, arguments)
+        return list(await cursor.fetchall())
+
+
+def _postgres(_raw: Any) -> str:
+    return "postgres"
+
+
+def _sqlite(_raw: Any) -> str:
+    return "sqlite"
+
+
+def _of_session(raw: Any) -> str:
+    name: str = raw.get_bind().dialect.name
+    return name
+
+
+def _of_connection(raw: Any) -> str:
+    name: str = raw.dialect.name
+    return name
+
+
+_KINDS: Final[dict[str, Kind]] = {
+    "asyncpg.Connection": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "asyncpg.PoolConnectionProxy": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "psycopg.AsyncConnection": Kind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
+    "psycopg.Connection": Kind("psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False),
+    "sqlalchemy.AsyncSession": Kind("SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_session),
+    "sqlalchemy.AsyncConnection": Kind(
+        "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_connection
+    ),
+    "sqlalchemy.Session": Kind(
+        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_session, is_async=False
+    ),
+    "sqlalchemy.Connection": Kind(
+        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_connection, is_async=False
+    ),
+    "sqlite3.Connection": Kind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
+    "aiosqlite.Connection": Kind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
+}

@@ -1,0 +1,104 @@
+"""PostgreSQL notifications of new events, on a dedicated connection outside the pool.
+
+A notification is only a hint: without it, workers poll a little later. So every failure here is
+retried, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall.durable.database.statements import quoted
+from seawall.models.backoff import full_jitter
+
+if TYPE_CHECKING:
+    import asyncio
+
+AGAIN: Final = full_jitter(0.5, cap=30.0)
+CLOSING: Final = 2.0
+
+
+class Listening:
+    """Calls `heard` at each notification on a channel."""
+
+    def __init__(
+        self, channel: str, connect: Callable[[], Awaitable[Any]], heard: Callable[[], None]
+    ) -> None:
+        """Listen on the connection that `connect` opens, of asyncpg or psycopg (async)."""
+        if not callable(connect):
+            raise TypeError(f"listen={connect!r}: pass a function that opens a connection")
+        self._channel = channel
+        self._connect = connect
+        self._heard = heard
+        self._task: asyncio.Task[None] | None = None
+        self.is_listening = False
+
+    def start(self, rng: Random) -> Listening:
+        """Start in this event loop."""
+        import asyncio
+
+        self._task = asyncio.ensure_future(self._forever(rng))
+        return self
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks to cancel in order to stop; they close the connection."""
+        task, self._task = self._task, None
+        return [] if task is None else [task]
+
+    async def _forever(self, rng: Random) -> None:
+        from seawall.runtime.runners import sleep_async
+
+        delays = AGAIN.delays(rng.random)
+        while True:
+            try:
+                connection = await self._connect()
+                try:
+                    if hasattr(connection, "add_listener"):
+                        await self._by_asyncpg(connection)
+                    else:
+                        await self._by_psycopg(connection)
+                finally:
+                    if self.is_listening:
+                        delays = AGAIN.delays(rng.random)  # it worked: reconnect soon
+                    self.is_listening = False
+                    await _closed(connection)
+            except Exception as error:  # noqa: BLE001 - polling continues without it
+                logging.getLogger("seawall").warning(
+                    "not listening on %r: %s", self._channel, type(error).__name__
+                )
+            await sleep_async(next(delays))
+
+    async def _by_asyncpg(self, connection: Any) -> None:
+        import asyncio
+
+        gone = asyncio.Event()
+        connection.add_termination_listener(lambda _connection: gone.set())
+        await connection.add_listener(self._channel, lambda *_told: self._heard())
+        self._begun()
+        if not connection.is_closed():
+            await gone.wait()
+
+    async def _by_psycopg(self, connection: Any) -> None:
+        if not connection.autocommit:
+            await connection.set_autocommit(True)
+        await connection.execute(f"LISTEN {quoted(self._channel)}")
+        self._begun()
+        async for _told in connection.notifies():
+            self._heard()
+
+    def _begun(self) -> None:
+        """Look once: earlier notifications were missed."""
+        self.is_listening = True
+        self._heard()
+
+
+async def _closed(connection: Any) -> None:
+    import asyncio
+
+    with suppress(Exception):
+        async with asyncio.timeout(CLOSING):
+            await connection.close()

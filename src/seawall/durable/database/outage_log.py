@@ -1,0 +1,71 @@
+"""Log messages for repeated failures: one at the start, and one at the end.
+
+Promises:
+
+- The first failure is logged at WARNING, and further ones not at all, whatever fails.
+- When something succeeded and nothing is failing any more, that is logged at INFO.
+- Missing tables are logged at ERROR, once, even after other failures: that does not pass without an
+  operator.
+- Only the first line of an error is logged: no stack and no payload.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import Final
+
+from seawall._failures import described
+from seawall._redaction import safe_line
+from seawall.clock import Clock
+from seawall.durable.database.missing_tables import TablesMissing
+
+MOST: Final = 1_000
+"""Maximum number of failing things that are remembered."""
+PATIENCE: Final = 60.0
+"""Seconds to wait after a retry is due; after that, another worker must have done it."""
+
+
+class Trouble:
+    """The current failures of one worker. For use in one event loop."""
+
+    __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_told", "_who")
+
+    def __init__(self, who: str, clock: Clock) -> None:
+        """Log as `who`, such as "outbox 'orders'"."""
+        self._who = who
+        self._clock = clock
+        self._failing: dict[Hashable, float] = {}
+        self._failures = 0
+        self._look_at = 0.0
+        self._told = logging.NOTSET
+        """The highest level that was logged for the current failures."""
+
+    def failed(
+        self, key: Hashable, what: str, error: object, *, delay: float = 0.0, final: bool = False
+    ) -> None:
+        """Note a failure of `key`, which is retried after `delay`, or not at all (`final`)."""
+        self._failures += 1
+        level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
+        if level > self._told:
+            self._told = level
+            told = described(error) if isinstance(error, BaseException) else safe_line(str(error))
+            logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, told)
+        if final:
+            self._failing.pop(key, None)
+        elif key in self._failing or len(self._failing) < MOST:
+            self._failing[key] = self._clock.now() + delay + PATIENCE
+
+    def well(self, key: Hashable) -> None:
+        """Note a success of `key`."""
+        if not self._failures:
+            return
+        self._failing.pop(key, None)
+        now = self._clock.now()
+        if now >= self._look_at:
+            self._look_at = now + 1.0
+            self._failing = {key: until for key, until in self._failing.items() if now < until}
+        if not self._failing:
+            log = logging.getLogger("seawall")
+            log.info("%s: it goes well again, after %d failures", self._who, self._failures)
+            self._failures, self._told = 0, logging.NOTSET

@@ -1,0 +1,194 @@
+"""Tables of the user, read in the order of an integer column; and stored checkpoints.
+
+Numbers are drawn in one order and committed in another: when row 6 is visible, row 5 may not be
+committed yet, and a reader that continues behind 6 would never see it. So a reader that finds a gap
+before a row waits until every transaction has ended that had written to the table when the row was
+seen: the one that drew the smaller number is among them. After that the gap is filled, or stays
+forever. In SQLite there is one writer at a time, and no such gap.
+
+Promises:
+
+- Each committed row is read once, in the order of its position.
+- A gap holds up the rows behind it only while a transaction is open that may fill it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.database import Database
+from seawall.durable.database.statements import quoted
+from seawall.durable.database.transaction_block import named
+from seawall.runtime.stepping import Steps
+
+INTEGERS: Final = frozenset({"smallint", "integer", "bigint", "int"})
+"""Column types by which a table can be read."""
+
+
+class DatabaseCheckpoint:
+    """A position stored in a database, for `checkpoint=` of any pipeline source."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        """Store it under `name`, which only one reader may use at a time."""
+        self.database = checked_database("DatabaseCheckpoint", database)
+        self.name = named("name", name)
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.name!r} in {self.database!r}"
+
+    async def load(self) -> Any:
+        """Return the last saved position, None if there is none."""
+        rows = await self.database.arun(
+            lambda: _asked(Ask("checkpoints.load", {"name": self.name}))
+        )
+        return json.loads(rows[0][0]) if rows else None
+
+    async def save(self, place: Any) -> None:
+        """Replace the saved position by `place`."""
+        asked = Ask("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
+        await self.database.arun(lambda: _asked(asked))
+
+
+def checked_database(where: str, database: Any) -> Database:
+    """Return `database` if it is a `Database`, or raise."""
+    if not isinstance(database, Database):
+        raise TypeError(f"{where}({database!r}, ...): pass a Database, such as Database(pool)")
+    return database
+
+
+def _asked(asked: Ask | AskText) -> Steps[Any]:
+    return (yield asked)
+
+
+class Row(NamedTuple):
+    """A row and its position."""
+
+    position: int
+    values: dict[str, Any]
+
+
+class TableReader:
+    """Reads a table from a position on."""
+
+    def __init__(
+        self, database: Database, table: str, position: str, columns: tuple[str, ...] | None
+    ) -> None:
+        """Read `table`, or "schema.table", by the column `position`."""
+        self.database = database
+        self._shown = table
+        parts = table.split(".")
+        self._table = ".".join(_literal(part) for part in parts)
+        self._name = table if database.dialect == "sqlite" else ".".join(map(quoted, parts))
+        """The name as a parameter, without placeholders."""
+        self._position = position
+        self._columns = columns
+        self._select = ""
+        self._settled = 0
+        """No row up to this position can be committed any more."""
+        self._held: _Held | None = None
+
+    @property
+    def held_back(self) -> int | None:
+        """Return up to which position rows wait for transactions that may fill an earlier gap."""
+        return None if self._held is None else self._held.until
+
+    async def read(self, after: int, most: int) -> tuple[list[Row], bool]:
+        """Return the rows after `after` up to the first open gap, and whether there are more."""
+        if not self._select:
+            self._select = self._text(await self.database.arun(self._describing))
+        while True:
+            seen, held = await self.database.arun(lambda: self._reading(after, most))
+            rows = self._up_to_gap(seen, after)
+            if rows or not seen:
+                if self._held is not None and (not seen or rows[-1].position >= self._held.until):
+                    self._held = None
+                return rows, bool(seen)
+            if self._held is None:
+                self._held = held
+            else:
+                self._held = _Held(self._held.until, self._held.writers & held.writers)
+            if self._held.writers:
+                return [], True
+            # A transaction that begins now sees the rows committed since: read again.
+            self._settled, self._held = self._held.until, None
+
+    def _up_to_gap(self, rows: list[Row], after: int) -> list[Row]:
+        sure: list[Row] = []
+        for row in rows:
+            if row.position > max(self._settled, after + 1) and self.database.dialect != "sqlite":
+                break
+            if row.position == after:
+                raise ValueError(
+                    f"table {self._shown!r} has two rows with {self._position} {after}: read it by"
+                    " a column whose values are unique"
+                )
+            sure.append(row)
+            after = row.position
+        return sure
+
+    # Queries
+
+    def _describing(self) -> Steps[Any]:
+        return (yield Ask("tables.columns", {"table": self._name}))
+
+    def _text(self, found: list[tuple[Any, ...]]) -> str:
+        """Return the statement that reads rows, or raise if the table cannot be read."""
+        shown, types = self._shown, {name: kind for _, _, name, kind in found}
+        if not found:
+            raise ValueError(f"there is no table {shown!r}: write its name, or 'schema.name'")
+        kind, follows = found[0][:2]
+        if kind not in ("r", "p"):
+            raise ValueError(f"{shown!r} is a view or the like: read the table that it shows")
+        if follows:
+            raise ValueError(
+                f"{self.database!r} follows another server, and does not know who writes there:"
+                f" read {shown!r} on that one"
+            )
+        columns = tuple(types) if self._columns is None else self._columns
+        for name in (self._position, *columns):
+            if name not in types:
+                raise ValueError(f"table {shown!r} has no column {name!r}, but {', '.join(types)}")
+        if types[self._position] not in INTEGERS:
+            raise ValueError(
+                f"position={self._position!r} is of type {types[self._position]}: read the table by"
+                " a column of whole numbers that grow, such as its serial key"
+            )
+        self._columns = columns
+        listed = ", ".join(_literal(name) for name in (self._position, *columns))
+        position = _literal(self._position)
+        return (
+            f"SELECT {listed} FROM {self._table} WHERE {position} > :after"  # noqa: S608 - quoted
+            f" ORDER BY {position} LIMIT :most"
+        )
+
+    def _reading(self, after: int, most: int) -> Steps[tuple[list[Row], _Held]]:
+        columns = self._columns or ()
+        found = yield AskText(self._select, {"after": after, "most": most})
+        rows = [Row(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
+        if not rows or self._up_to_gap(rows[:1], after):
+            return rows, _NOTHING
+        # The order matters: a transaction that drew a smaller number than the largest visible one
+        # had the table lock before. So it is among the writers now, or has ended.
+        position = _literal(self._position)
+        text = f"SELECT max({position}) FROM {self._table}"  # noqa: S608 - quoted
+        largest = yield AskText(text, {})
+        writers = yield Ask("tables.writers", {"table": self._name})
+        until = max(rows[-1].position, largest[0][0] or 0)
+        return rows, _Held(until, frozenset(writer for (writer,) in writers))
+
+
+class _Held(NamedTuple):
+    """Rows that wait: up to which position, and for which transactions."""
+
+    until: int
+    writers: frozenset[str]
+
+
+_NOTHING: Final = _Held(0, frozenset())
+
+
+def _literal(name: str) -> str:
+    """Return a quoted name for a text in which words in braces are replaced."""
+    return quoted(name).replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,286 @@
+"""Stored calls: a level for `Fallback`.
+
+Promises:
+
+- A call that was answered with `Stored` is on disk. It is done at least once, or becomes a dead
+  letter, which is reported.
+- A call repeated with its idempotency key is stored once, and done with that same key.
+- About `max_waiting` calls wait at most, and none for longer than `ttl`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+from uuid import uuid4
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._failures import split_report
+from seawall.context import current_idempotency_key, current_tenant
+from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.connections import Ask
+from seawall.durable.database.database import Database
+from seawall.durable.database.transaction_block import named
+from seawall.errors import LaterFull
+from seawall.runtime.stepping import Steps
+
+WAITING, DONE, DEAD = 0, 1, 2
+STATES: Final = ("waiting", "done", "dead")
+LONGEST_KEY: Final = 1024
+
+redoing: Final[ContextVar[tuple[str, ...]]] = ContextVar("seawall_redoing", default=())
+"""The queues whose calls this context is executing: a failed one is not stored a second time."""
+
+
+class Stored(NamedTuple):
+    """The answer to a call that will be done later. As a placeholder, it is `degraded`."""
+
+    id: str
+    queue: str
+    state: Literal["waiting", "done", "dead"] = "waiting"
+    """Current state of the call: for a repeated key it may be done or dead already."""
+    again: bool = False
+    """Whether a call with the same key had been stored before."""
+
+    @property
+    def degraded(self) -> bool:
+        """Always True."""
+        return True
+
+
+class DeadLetter(NamedTuple):
+    """A call that was given up, with its error."""
+
+    id: str
+    attempts: int
+    args: list[Any]
+    kwargs: dict[str, Any]
+    error: str
+    """Why the last attempt failed: exception type and message, on one line."""
+    traceback: str = ""
+    """Traceback of the last attempt, redacted and shortened; empty if there is none."""
+
+
+class Later:
+    """A queue of stored calls of one function; a level for `Fallback`."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        *,
+        ttl: float = 86_400.0,
+        delay: float = 1.0,
+        max_waiting: int = 10_000,
+        max_size: int = 64 * 1024,
+        keep_dead: float = 30 * 86_400.0,
+        key: Callable[..., str | None] | None = None,
+    ) -> None:
+        """Store calls under `name`; each is done within `ttl` seconds or given up.
+
+        The first attempt is `delay` seconds after the call was stored. Beyond `max_waiting` waiting
+        calls, more are refused (`LaterFull`); concurrent callers may exceed that limit slightly.
+        The arguments must be JSON of at most `max_size` bytes. Dead letters are kept for
+        `keep_dead` seconds after the ttl. `key(*args, **kwargs)` returns the idempotency key of the
+        call. Without it, the context's idempotency key together with the arguments is used, because
+        a request may make several calls under one key.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"Later({database!r}, ...): pass a Database")
+        self.database = database
+        self.name = named("name", name)
+        self.ttl = check.seconds("ttl", ttl)
+        self.delay = check.seconds("delay", delay, zero=True)
+        self.max_waiting = check.count("max_waiting", max_waiting, maximum=1_000_000)
+        self.max_size = check.count("max_size", max_size)
+        self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
+        self._key = None if key is None else check.plain_function("key", key)
+        self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
+        registry.enter(self, "later", self.name, ask="acounts")
+
+    def __repr__(self) -> str:
+        return f"Later({self.name!r})"
+
+    # Storing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Store a call: immediately, or as an awaitable if an event loop is running."""
+        from asyncio import get_running_loop
+
+        try:
+            get_running_loop()
+        except RuntimeError:
+            return self.store(*args, **kwargs)
+        return self.astore(*args, **kwargs)
+
+    async def astore(self, *args: Any, **kwargs: Any) -> Stored:
+        """Store a call with these arguments."""
+        storing = self._prepared(args, kwargs)
+        return self._counted(await self.database.arun(lambda: self._storing(storing)))
+
+    def store(self, *args: Any, **kwargs: Any) -> Stored:
+        """Sync twin of `astore`."""
+        storing = self._prepared(args, kwargs)
+        return self._counted(self.database.run(lambda: self._storing(storing)))
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.name in redoing.get():
+            raise RuntimeError(f"{self!r}: this is a stored call, which is not stored again")
+        try:
+            call = json.dumps([args, kwargs], allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self!r}: only a call whose arguments are JSON can be stored: {error}"
+            ) from None
+        if len(call) > self.max_size:
+            raise ValueError(f"{self!r}: the arguments take more than {self.max_size} bytes")
+        key = current_idempotency_key() if self._key is None else self._key(*args, **kwargs)
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY):
+            raise ValueError(f"key: write 1 to {LONGEST_KEY} characters, not {str(key)[:50]!r}")
+        if key is not None and not key.isprintable():
+            raise ValueError(f"key: write printable characters, not {key[:50]!r}")
+        tenant, named_by = current_tenant(), call if self._key is None else None
+        return {
+            "queue": self.name,
+            "id": uuid4().hex,
+            "key_hash": None if key is None else _digest(tenant, key, named_by),
+            "call": call,
+            "key": key,
+            "tenant": tenant,
+            "delay": _us(self.delay),
+            "ttl": _us(self.ttl),
+            "most": self.max_waiting,
+        }
+
+    def _storing(self, storing: dict[str, Any]) -> Steps[Stored]:
+        for _ in range(2):
+            rows = yield Ask("later.store", storing)
+            if rows:
+                return Stored(storing["id"], self.name)
+            if storing["key_hash"] is None:
+                break
+            asked = {"queue": self.name, "key_hash": storing["key_hash"]}
+            rows = yield Ask("later.of_key", asked)
+            if not rows:
+                continue
+            found, state, expired = rows[0]
+            if state != DONE or not expired:
+                word: Any = STATES[state]
+                return Stored(found, self.name, word, again=True)
+            yield Ask("later.drop_done", {"id": found})
+        self._counts["refused"] += 1
+        raise LaterFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
+
+    def _counted(self, stored: Stored) -> Stored:
+        self._counts["again" if stored.again else "stored"] += 1
+        return stored
+
+    # Executing
+
+    async def run(self, function: Callable[..., Any], **options: Any) -> None:
+        """Execute stored calls with `function` until cancelled; options as for `LaterWorker`."""
+        from seawall.durable.deferred.worker import LaterWorker
+
+        await LaterWorker(self, function, **options).run()
+
+    # Dead letters, counts and cleanup
+
+    async def adead(self, limit: int = 100) -> list[DeadLetter]:
+        """Return the dead letters in the order in which they were stored."""
+        return await self.database.arun(lambda: self._dead(limit))
+
+    def dead(self, limit: int = 100) -> list[DeadLetter]:
+        """Sync twin of `adead`."""
+        return self.database.run(lambda: self._dead(limit))
+
+    def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
+        most = check.count("limit", limit, maximum=10_000)
+        rows = yield Ask("later.dead_letters", {"queue": self.name, "most": most})
+        letters = []
+        for found, attempts, call, error in rows:
+            args, kwargs = decoded(call) or ([], {})
+            letters.append(DeadLetter(found, attempts, args, kwargs, *split_report(error or "")))
+        return letters
+
+    async def aretry(self, dead: str) -> bool:
+        """Queue a dead letter again as if it were stored now; return False if it does not exist."""
+        return await self.database.arun(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+
+    def retry(self, dead: str) -> bool:
+        """Sync twin of `aretry`."""
+        return self.database.run(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+
+    async def adiscard(self, stored: str) -> bool:
+        """Remove a waiting or dead call; return False if it does not exist or is running."""
+        return await self.database.arun(lambda: self._did("discard", stored))
+
+    def discard(self, stored: str) -> bool:
+        """Sync twin of `adiscard`."""
+        return self.database.run(lambda: self._did("discard", stored))
+
+    def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
+        asked = {"queue": self.name, "id": named("id", which), **more}
+        return bool((yield Ask(f"later.{what}", asked)))
+
+    async def acounts(self) -> dict[str, Any]:
+        """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
+        return await self.database.arun(self._counting)
+
+    def counts(self) -> dict[str, Any]:
+        """Sync twin of `acounts`."""
+        return self.database.run(self._counting)
+
+    def _counting(self) -> Steps[dict[str, Any]]:
+        rows = yield Ask("later.counts", {"queue": self.name})
+        found = {state: (number, age) for state, number, age in rows}
+        counts: dict[str, Any] = {
+            word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
+        }
+        counts["oldest"] = max(0, found.get(WAITING, (0, 0))[1]) / 1_000_000
+        registry.answered(self, counts)
+        return counts
+
+    async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+        """Remove finished calls past their retention, in batches; return how many were removed.
+
+        It ends after about `within` seconds, finished or not: call it periodically.
+        """
+        return await Cleaning(batch, within, self._cleaning).arun(self.database)
+
+    def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+        """Sync twin of `acleanup`."""
+        return Cleaning(batch, within, self._cleaning).run(self.database)
+
+    def _cleaning(self, batch: int) -> Steps[int]:
+        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
+        return len((yield Ask("later.cleanup", asked)))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how many calls this process stored, found stored and refused. See `acounts`."""
+        return {"queue": self.name, "max_waiting": self.max_waiting, **self._counts}
+
+
+def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the arguments of a stored call; None if the record is not a valid call."""
+    try:
+        args, kwargs = json.loads(call)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        return None
+    return args, kwargs
+
+
+def _digest(tenant: str | None, key: str, call: str | None) -> bytes:
+    """Return the lookup key of a call: different for each tenant, key and set of arguments."""
+    arguments = None if call is None else json.loads(call)
+    whole = json.dumps([tenant, key, arguments], sort_keys=True)
+    return blake2b(whole.encode(), digest_size=32).digest()
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)

@@ -1,0 +1,396 @@
+"""Receiving side of FIFO messages: in order, each once, with the position stored with the effect.
+
+Promises:
+
+- Messages of a sender are delivered in the order of their numbers. If the transaction of a delivery
+  is committed, they are never delivered again.
+- Messages that arrive early are buffered durably, up to `window`; those beyond it are refused.
+- After any crash, uncommitted work counts as never received.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._forks import survives_fork
+from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.connections import Ask, Connection
+from seawall.durable.database.database import Database
+from seawall.durable.database.transaction_block import Block, named
+from seawall.durable.fifo.messages import (
+    LARGEST,
+    FifoAck,
+    FifoMessage,
+    Gap,
+    Skipped,
+    checked_message,
+)
+from seawall.events import FifoGap
+from seawall.events.bus import emit
+from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
+from seawall.runtime.mutex import Mutex
+from seawall.runtime.stepping import Steps
+
+WIDEST: Final = 10_000
+"""Maximum number of buffered messages of a sender."""
+KEEP_SKIPPED: Final = 90 * 86_400.0
+"""Seconds for which records of skipped messages are kept."""
+MOST_TOLD: Final = 10_000
+"""Maximum number of senders whose last gap is remembered, in order to report it once."""
+
+OnGap = Literal["wait", "skip"]
+
+
+class FifoReceiver:
+    """One receiver for any number of senders; any number of processes may receive as it."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        *,
+        window: int = 256,
+        batch: int = 100,
+        gap_timeout: float = 60.0,
+        on_gap: OnGap = "wait",
+        max_payload: int = LARGEST,
+    ) -> None:
+        """Receive as `name`; buffer less than `window` early messages per sender.
+
+        At most `batch` messages are delivered at once. A message that is missing for `gap_timeout`
+        seconds is reported (`FifoGap`); with `on_gap="skip"` it is also skipped, which is recorded.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"FifoReceiver({database!r}, ...): pass a Database")
+        self.database = database
+        self.name = named("name", name)
+        self.window = check.count("window", window, maximum=WIDEST)
+        self.batch = check.count("batch", batch, maximum=WIDEST)
+        self.gap_timeout = check.seconds("gap_timeout", gap_timeout)
+        self.on_gap: OnGap = check.choice("on_gap", on_gap, ("wait", "skip"))
+        self.max_payload = check.count("max_payload", max_payload)
+        words = ("delivered", "buffered", "duplicate", "late", "beyond", "stale")
+        self._counts = dict.fromkeys((*words, "restarts", "gaps", "skipped", "failed"), 0)
+        self._told: OrderedDict[str, Position] = OrderedDict()
+        self._mutex = Mutex()
+        survives_fork(self)
+        registry.enter(self, "fifo_receiver", self.name)
+
+    def _after_fork(self) -> None:
+        """Replace the lock, which another thread may have held."""
+        self._mutex = Mutex()
+
+    def __repr__(self) -> str:
+        return f"<FifoReceiver {self.name!r}: window={self.window}, on_gap={self.on_gap!r}>"
+
+    def receive(
+        self, conn: Any, sender: str, sequence: int, payload: bytes | str, epoch: int = 1
+    ) -> Block[Received]:
+        """Receive a message: `async with receiver.receive(conn, *message) as ready:`.
+
+        `ready` are the messages that are deliverable now, in order: none, this one, or this one and
+        those that waited for it. Apply their effects in the block with the same `conn`, which must
+        have an open transaction; commit it, then send `ready.ack` back. If the block raises,
+        nothing is received. For a blocking connection, write `with`.
+        """
+        message = checked_message(sender, sequence, payload, epoch, self.max_payload)
+        return _Receiving(self, self.database.connection(conn), message.sender, message)
+
+    def drain(self, conn: Any, sender: str) -> Block[Received]:
+        """Deliver buffered messages without a new one: after an expired gap, or if `more`."""
+        own = self.database.connection(conn)
+        return _Receiving(self, own, named("sender", sender), None)
+
+    # Gaps
+
+    async def agaps(self, limit: int = 100) -> list[Gap]:
+        """Return the gaps, the oldest first; report those older than `gap_timeout`."""
+        return await self.database.arun(lambda: self._gaps(limit))
+
+    def gaps(self, limit: int = 100) -> list[Gap]:
+        """Sync twin of `agaps`."""
+        return self.database.run(lambda: self._gaps(limit))
+
+    def _gaps(self, limit: int) -> Steps[list[Gap]]:
+        most = check.count("limit", limit, maximum=WIDEST)
+        rows = yield Ask("fifo.gaps", {"receiver": self.name, "most": most})
+        gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
+        for gap in gaps:
+            if gap.age >= self.gap_timeout:
+                self._tell(gap.sender, Position(gap.epoch, gap.expected), gap.age, None)
+        return gaps
+
+    async def askip(self, sender: str, to: int) -> int:
+        """Skip all messages before the number `to`, recorded; return how many numbers that were.
+
+        Then `drain` delivers the messages that waited behind them.
+        """
+        return await self.database.arun(lambda: self._skipping(sender, to))
+
+    def skip(self, sender: str, to: int) -> int:
+        """Sync twin of `askip`."""
+        return self.database.run(lambda: self._skipping(sender, to))
+
+    def _skipping(self, sender: str, to: int) -> Steps[int]:
+        pair = {"receiver": self.name, "sender": named("sender", sender)}
+        check.count("to", to)
+        rows = yield Ask("fifo.place", pair)
+        if not rows or rows[0][1] >= to:
+            return 0
+        epoch, expected, _, _, version = rows[0]
+        yield from self._record(pair, Position(epoch, expected), to)
+        # Skipped messages may be among the buffered ones: remove them.
+        moved = {"epoch": epoch, "expected": to, "buffered": 1, "version": version}
+        yield Ask("fifo.move", {**pair, **moved})  # the next call finds out whether any remain
+        yield Ask("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
+        return int(to - expected)
+
+    def _record(self, pair: dict[str, Any], position: Position, to: int) -> Steps[None]:
+        epoch, first = position
+        yield Ask("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
+
+    async def askipped(self, limit: int = 100) -> list[Skipped]:
+        """Return the skipped messages, the latest first."""
+        return await self.database.arun(lambda: self._skipped(limit))
+
+    def skipped(self, limit: int = 100) -> list[Skipped]:
+        """Sync twin of `askipped`."""
+        return self.database.run(lambda: self._skipped(limit))
+
+    def _skipped(self, limit: int) -> Steps[list[Skipped]]:
+        most = check.count("limit", limit, maximum=WIDEST)
+        rows = yield Ask("fifo.skips", {"receiver": self.name, "most": most})
+        return [Skipped(*row[:4]) for row in rows]
+
+    async def acleanup(
+        self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
+    ) -> int:
+        """Remove records of skips older than `older_than` seconds; return how many.
+
+        Works in batches. It ends after about `within` seconds, finished or not.
+        """
+        return await Cleaning(batch, within, self._cleaning(older_than)).arun(self.database)
+
+    def cleanup(
+        self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
+    ) -> int:
+        """Sync twin of `acleanup`."""
+        return Cleaning(batch, within, self._cleaning(older_than)).run(self.database)
+
+    def _cleaning(self, older_than: float) -> Callable[[int], Steps[int]]:
+        age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
+
+        def removing(batch: int) -> Steps[int]:
+            asked = {"receiver": self.name, "age": age, "batch": batch}
+            return len((yield Ask("fifo.forget_skipped", asked)))
+
+        return removing
+
+    # Counters and events
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts of messages that this process received.
+
+        The age of the oldest gap is in the database: see `agaps`.
+        """
+        return {"receiver": self.name, "window": self.window, **self._counts}
+
+    def _tell(self, sender: str, position: Position, age: float, to: int | None) -> None:
+        """Report a gap, once per process while it is open."""
+        with self._mutex:
+            if to is None and self._told.get(sender) == position:
+                return
+            self._told[sender] = position
+            self._told.move_to_end(sender)
+            if len(self._told) > MOST_TOLD:
+                self._told.popitem(last=False)
+            self._counts["gaps"] += 1
+        emit(
+            FifoGap,
+            self.name,
+            sender=sender,
+            epoch=position.epoch,
+            expected=position.expected,
+            age=age,
+            skipped_to=to,
+        )
+
+
+class Received:
+    """The messages that are deliverable now, in order, and the verdict on the received one.
+
+    Created by `FifoReceiver.receive` and `drain` only.
+    """
+
+    def __init__(self, verdict: str, messages: list[FifoMessage], ack: FifoAck) -> None:
+        """Hold the deliverable messages."""
+        self.verdict = verdict
+        """As in the model; or "late" if the message was skipped before, "drained" if none came."""
+        self.messages = messages
+        self.ack = ack
+        """The receiver's position after the block; valid once the transaction is committed."""
+        self.more = False
+        """Whether more messages are deliverable: call `drain`."""
+
+    def __repr__(self) -> str:
+        return f"<Received {self.verdict}: {len(self.messages)} ready>"
+
+    def __iter__(self) -> Iterator[FifoMessage]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+class _Receiving(Block[Received]):
+    """A message from its arrival until the position has moved past it.
+
+    Everything is written at the end, the position first: rows left behind it are never used.
+    """
+
+    def __init__(
+        self,
+        receiver: FifoReceiver,
+        connection: Connection,
+        sender: str,
+        message: FifoMessage | None,
+    ) -> None:
+        super().__init__(connection)
+        self._receiver = receiver
+        self._message = message
+        self._pair = {"receiver": receiver.name, "sender": sender}
+        self._before = self._after = Position(0, 1)
+        self._skipped_from: Position | None = None
+        self._held: dict[int, int] = {}
+        self._noted = self._version = 0
+        self._verdict = "drained"
+        self._skipped_to = 0
+        self._gap_age = 0.0
+
+    def _begin(self) -> Steps[Received]:
+        receiver, message = self._receiver, self._message
+        rows = yield Ask("fifo.place", self._pair)
+        if not rows and message is not None:
+            yield Ask("fifo.begin", {**self._pair, "epoch": message.epoch})
+            rows = yield Ask("fifo.place", self._pair)
+        if not rows:
+            return self._received("drained", [])
+        epoch, expected, self._noted, now, self._version = rows[0]
+        position = self._before = self._after = Position(epoch, expected)
+        if self._noted:
+            wanted = {"epoch": epoch, "expected": expected, "most": WIDEST}
+            self._held = dict((yield Ask("fifo.buffered", {**self._pair, **wanted})))
+        verdict = "drained"
+        if message is not None:
+            position, verdict = judge(
+                position, self._held, receiver.window, message.epoch, message.sequence
+            )
+            if position.epoch != epoch:
+                self._held = {}
+            if verdict in ("delivered", "buffered"):
+                self._held[message.sequence] = now
+            elif verdict == "duplicate" and message.sequence < position.expected:
+                asked = {"epoch": message.epoch, "sequence": message.sequence}
+                if (yield Ask("fifo.was_skipped", {**self._pair, **asked})):
+                    verdict = "late"
+        position = self._look_at_gap(position, now)
+        length = run_length(position.expected, self._held, receiver.batch)
+        self._after = Position(position.epoch, position.expected + length)
+        messages = yield from self._messages(position.expected, length)
+        received = self._received(verdict, messages)
+        received.more = self._after.expected in self._held or bool(
+            length and receiver.on_gap == "skip" and self._behind(self._after, now) != self._after
+        )
+        self._verdict = verdict
+        return received
+
+    def _behind(self, position: Position, now: int) -> Position:
+        """Return the position after a gap that is too old; else the same position."""
+        held = {number: at for number, at in self._held.items() if number >= position.expected}
+        return skip_to(position, held, now, int(self._receiver.gap_timeout * 1_000_000))
+
+    def _look_at_gap(self, position: Position, now: int) -> Position:
+        """Report or skip a gap that is too old; return the position to continue from."""
+        receiver, behind = self._receiver, self._behind(position, now)
+        if behind == position:
+            return position
+        since = gap_since(position, self._held)
+        age = 0.0 if since is None else (now - since) / 1_000_000
+        if receiver.on_gap == "wait":
+            receiver._tell(self._pair["sender"], position, age, None)
+            return position
+        self._skipped_from, self._skipped_to, self._gap_age = position, behind.expected, age
+        return behind
+
+    def _messages(self, first: int, length: int) -> Steps[list[FifoMessage]]:
+        if not length:
+            return []
+        sender, message, epoch = self._pair["sender"], self._message, self._after.epoch
+        payloads: dict[int, bytes] = {}
+        if message is not None and message.epoch == epoch:
+            payloads[message.sequence] = message.payload
+        if length > 1 or first not in payloads:
+            asked = {"epoch": epoch, "first": first, "last": first + length - 1}
+            for sequence, payload in (yield Ask("fifo.payloads", {**self._pair, **asked})):
+                payloads[sequence] = bytes(payload)
+        numbers = range(first, first + length)
+        return [FifoMessage(sender, number, payloads[number], epoch) for number in numbers]
+
+    def _received(self, verdict: str, messages: list[FifoMessage]) -> Received:
+        sender, (epoch, expected) = self._pair["sender"], self._after
+        allowed = expected + self._receiver.window - 1
+        ack = FifoAck(sender, self._receiver.name, epoch, expected, allowed)
+        return Received(verdict, messages, ack)
+
+    def _end(self) -> Steps[None]:
+        message, after, before = self._message, self._after, self._before
+        waiting = sum(number >= after.expected for number in self._held)
+        if (*after, waiting) != (*before, self._noted):
+            moved = {"epoch": after.epoch, "expected": after.expected, "buffered": waiting}
+            moved["version"] = self._version
+            if not (yield Ask("fifo.move", {**self._pair, **moved})):
+                raise RuntimeError(
+                    f"{self._receiver!r}: the transaction was rolled back inside the block, and"
+                    " nothing was received: let the error leave the block instead"
+                )
+        if self._skipped_from is not None:
+            receiver, behind = self._receiver, self._skipped_to
+            yield from receiver._record(self._pair, self._skipped_from, behind)
+            receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
+        if message is not None and message.sequence >= after.expected and self._kept:
+            kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
+            yield Ask("fifo.buffer", {**self._pair, **kept})
+        if self._noted and after != before:
+            place = {"epoch": after.epoch, "expected": after.expected}
+            yield Ask("fifo.drop_buffered", {**self._pair, **place})
+        self._count()
+
+    @property
+    def _kept(self) -> bool:
+        """Whether the message counts as received, and is buffered if it is not its turn."""
+        return self._verdict in ("delivered", "buffered")
+
+    def _undo(self) -> Steps[None]:
+        with self._receiver._mutex:
+            self._receiver._counts["failed"] += 1
+        return
+        yield
+
+    def _count(self) -> None:
+        delivered = self._after.expected - (
+            1 if self._after.epoch != self._before.epoch else self._before.expected
+        )
+        skipped = 0
+        if self._skipped_from is not None:
+            skipped = self._skipped_to - self._skipped_from.expected
+        with self._receiver._mutex:
+            counts = self._receiver._counts
+            counts["skipped"] += skipped
+            counts["delivered"] += delivered - skipped
+            counts["restarts"] += self._after.epoch != self._before.epoch
+            if self._verdict in counts and self._verdict != "delivered":
+                counts[self._verdict] += 1

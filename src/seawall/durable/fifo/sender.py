@@ -1,0 +1,215 @@
+"""Sending side of FIFO messages: numbers without gaps, kept until they are acknowledged.
+
+Promises:
+
+- A message has its number if and only if the transaction that sent it is committed. The numbers of
+  a sender and receiver have no gaps.
+- A message is kept until the receiver confirms that it took effect.
+- A sender whose records were lost starts a later epoch automatically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.durable.database.connections import Ask, arequire_transaction, require_transaction
+from seawall.durable.database.database import Database
+from seawall.durable.database.transaction_block import named
+from seawall.durable.fifo.messages import (
+    LARGEST,
+    FifoAck,
+    FifoMessage,
+    checked_ack,
+    checked_payload,
+)
+from seawall.errors import FifoFull, FifoStateLost
+from seawall.runtime.stepping import Steps, adrive, drive
+
+Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
+"""Transports a message to the receiver and returns its acknowledgement; None if there is none."""
+
+TOGETHER: Final = "a number is taken if, and only if, its message is kept"
+
+
+class FifoSender:
+    """One sender of messages to one receiver; any number of processes may send under its name."""
+
+    def __init__(
+        self,
+        database: Database,
+        sender: str,
+        *,
+        to: str,
+        max_unacknowledged: int = 10_000,
+        max_payload: int = LARGEST,
+    ) -> None:
+        """Send as `sender` to the receiver `to`, and keep unacknowledged messages.
+
+        Beyond `max_unacknowledged` kept messages, more are refused with `FifoFull`.
+        """
+        if not isinstance(database, Database):
+            raise TypeError(f"FifoSender({database!r}, ...): pass a Database")
+        self.database = database
+        self.sender = named("sender", sender)
+        self.receiver = named("to", to)
+        self.max_unacknowledged = check.count("max_unacknowledged", max_unacknowledged)
+        self.max_payload = check.count("max_payload", max_payload)
+        self._pair = {"sender": self.sender, "receiver": self.receiver}
+        self._counts = dict.fromkeys(("sent", "refused", "resent", "acknowledgements"), 0)
+        registry.enter(self, "fifo_sender", self.receiver)
+
+    def __repr__(self) -> str:
+        return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
+
+    async def asend(self, conn: Any, payload: bytes | str) -> FifoMessage:
+        """Assign a number to a message and store it, in the transaction of `conn`.
+
+        Transport it to the receiver after the commit: `aunacknowledged` and `aresend` find it.
+        Others that send as this sender wait for the end of the transaction. A connection without
+        one is refused.
+        """
+        own = self.database.connection(conn)
+        await arequire_transaction(own, TOGETHER)
+        return await own.arun(self._sending(checked_payload(payload, self.max_payload)))
+
+    def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
+        """Sync twin of `asend`."""
+        own = self.database.connection(conn)
+        require_transaction(own, TOGETHER)
+        return own.run(self._sending(checked_payload(payload, self.max_payload)))
+
+    def _sending(self, payload: bytes) -> Steps[FifoMessage]:
+        rows = yield Ask("fifo.number", {**self._pair, "most": self.max_unacknowledged})
+        if not rows:
+            self._counts["refused"] += 1
+            raise FifoFull(
+                f"{self!r}: {self.max_unacknowledged} messages are not acknowledged",
+                policy=self.sender,
+            )
+        epoch, sequence = rows[0]
+        kept = {"epoch": epoch, "sequence": sequence, "payload": payload}
+        yield Ask("fifo.keep", {**self._pair, **kept})
+        self._counts["sent"] += 1
+        return FifoMessage(self.sender, sequence, payload, epoch)
+
+    # Unacknowledged messages
+
+    async def aunacknowledged(self, limit: int = 100) -> list[FifoMessage]:
+        """Return the first `limit` messages to send (again) that the receiver has room for."""
+        return await self.database.arun(lambda: self._unacknowledged(limit))
+
+    def unacknowledged(self, limit: int = 100) -> list[FifoMessage]:
+        """Sync twin of `aunacknowledged`."""
+        return self.database.run(lambda: self._unacknowledged(limit))
+
+    def _unacknowledged(self, limit: int) -> Steps[list[FifoMessage]]:
+        most = check.count("limit", limit, maximum=10_000)
+        rows = yield Ask("fifo.unacknowledged", {**self._pair, "most": most})
+        return [
+            FifoMessage(self.sender, sequence, bytes(payload), epoch)
+            for epoch, sequence, payload in rows
+        ]
+
+    async def aresend(self, post: Post, limit: int = 100) -> int:
+        """Send the first `limit` unacknowledged messages; return how many were acknowledged.
+
+        The messages are sent in order. `await post(message)` transports one to the receiver and
+        returns its acknowledgement, or None. Call it in a loop that pauses when it returns 0. An
+        exception of `post` propagates; acknowledgements before it count.
+        """
+        check.function("post", post)
+        messages = await self.aunacknowledged(limit)
+
+        async def answer(asked: FifoMessage | FifoAck) -> Any:
+            own = isinstance(asked, FifoAck)
+            return await (self.aacknowledge(asked) if own else post(asked))  # type: ignore[arg-type]
+
+        return await adrive(self._resending(messages), answer)
+
+    def resend(self, post: Callable[[FifoMessage], FifoAck | None], limit: int = 100) -> int:
+        """Sync twin of `aresend`."""
+        check.function("post", post)
+        messages = self.unacknowledged(limit)
+
+        def answer(asked: FifoMessage | FifoAck) -> Any:
+            return self.acknowledge(asked) if isinstance(asked, FifoAck) else post(asked)
+
+        return drive(self._resending(messages), answer)
+
+    def _resending(self, messages: list[FifoMessage]) -> Steps[int]:
+        """Yield each message to post it; at the end, yield the latest acknowledgement."""
+        last: FifoAck | None = None
+        news = False
+        try:
+            for message in messages:
+                ack = yield message
+                self._counts["resent"] += 1
+                if ack is not None and (last is None or checked_ack(ack) > last):
+                    last = checked_ack(ack)
+        finally:
+            if last is not None:
+                news = yield last
+        return last.expected - messages[0].sequence if news and last is not None else 0
+
+    async def aacknowledge(self, ack: FifoAck) -> bool:
+        """Delete acknowledged messages; return False if the acknowledgement brings no news.
+
+        Raises `FifoStateLost` if the receiver has messages that, by our records, were never sent.
+        """
+        known = self._own(ack)
+        return known is not None and await self.database.arun(lambda: self._acknowledging(known))
+
+    def acknowledge(self, ack: FifoAck) -> bool:
+        """Sync twin of `aacknowledge`."""
+        known = self._own(ack)
+        return known is not None and self.database.run(lambda: self._acknowledging(known))
+
+    def _own(self, ack: FifoAck) -> FifoAck | None:
+        known = checked_ack(ack)
+        return known if known[:2] == (self.sender, self.receiver) else None
+
+    def _acknowledging(self, ack: FifoAck) -> Steps[bool]:
+        until = ack.expected - 1
+        of = {**self._pair, "epoch": ack.epoch, "until": until}
+        if (yield Ask("fifo.acknowledge", {**of, "allowed": ack.allowed})):
+            yield Ask("fifo.drop_sent", of)
+            self._counts["acknowledgements"] += 1
+            return True
+        rows = yield Ask("fifo.sender", self._pair)
+        epoch, last, _ = rows[0] if rows else (0, 0, 0)
+        if ack.epoch > epoch or (ack.epoch == epoch and until > last):
+            raise FifoStateLost(
+                f"{self!r}: the receiver has number {until} of epoch {ack.epoch}, and here is"
+                f" known up to {last} of {epoch}: was a backup restored? Call `restart`"
+            )
+        return False
+
+    async def arestart(self) -> int:
+        """Start a later epoch, with unacknowledged messages numbered from 1; return the epoch.
+
+        For a sender or a receiver whose records were reset to an earlier state. Messages that took
+        effect without being acknowledged take effect once more.
+        """
+        return await self.database.arun(self._restarting)
+
+    def restart(self) -> int:
+        """Sync twin of `arestart`."""
+        return self.database.run(self._restarting)
+
+    def _restarting(self) -> Steps[int]:
+        yield Ask("fifo.lock_sender", self._pair)
+        rows = yield Ask("fifo.sender", self._pair)
+        if not rows:
+            return 0  # nothing was sent yet: its first message starts an epoch
+        acknowledged = rows[0][2]
+        ((epoch, _),) = yield Ask("fifo.restart", self._pair)
+        renumbered = {**self._pair, "epoch": epoch, "acknowledged": acknowledged}
+        yield Ask("fifo.renumber", renumbered)
+        return int(epoch)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts of messages sent, refused and resent, and of acknowledgements."""
+        return {"sender": self.sender, "receiver": self.receiver, **self._counts}

@@ -1,0 +1,228 @@
+"""A key that is committed together with the user's rows, in the user's transaction.
+
+Promises:
+
+- The record exists if and only if the transaction is committed.
+- It is taken before the block runs. So a second transaction with the same key waits before it has
+  done anything, or is refused at once without `wait`.
+- A block that raises leaves no record, even if the transaction is committed afterwards.
+
+`_blocks.py` implements how a block is entered and left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, Protocol
+from weakref import WeakValueDictionary
+
+from seawall import _checks as check
+from seawall.durable.database.connections import Connection
+from seawall.durable.database.database import Database
+from seawall.durable.database.statements import Dialect, Names
+from seawall.durable.database.transaction_block import Block
+from seawall.durable.idempotency import records
+from seawall.durable.idempotency.records import Terms, Wanted
+from seawall.errors import KeyInFlight, KeyReused
+from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
+from seawall.runtime.stepping import Steps
+
+
+class Outbox(Protocol):
+    """What a block needs of an outbox: adding events, in our statement (PostgreSQL) or its own."""
+
+    def rows_cte(self, events: Any, *, source: str | None = None) -> Any:
+        """Return the events as members of a WITH clause: text and arguments."""
+        ...
+
+    database: Database
+    name: str
+    max_payload: int
+
+    def _adding_all(
+        self, dialect: Dialect, events: Any, *, notify: bool, trail: str | None = None
+    ) -> Steps[Any]:
+        """Add the events in the transaction that runs the steps; their ids start with `trail`."""
+        ...
+
+    def _notifying(self, dialect: Dialect) -> Steps[None]:
+        """Notify dispatchers elsewhere at the commit, with a rate limit."""
+        ...
+
+    def wake(self) -> None:
+        """Wake the dispatchers of this process."""
+        ...
+
+
+_at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
+"""The open blocks that were first with their key, by connection and key.
+
+A repeat nested in one of them sees its record, which is not committed and has no answer yet.
+"""
+
+
+class Once(Block["Once"]):
+    """One block: `first` says whether to run it, `value` is the answer of the first one.
+
+    Created by `Idempotency.once` only.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        wanted: Wanted,
+        terms: Terms,
+        count: Callable[[str], None],
+        *,
+        wait: bool = True,
+    ) -> None:
+        super().__init__(connection)
+        self._wait = wait
+        self._wanted = wanted
+        self._terms = terms
+        self._count = count
+        self._claim: KeyClaim | None = None
+        self._answer: tuple[object] | None = None
+        self._outbox: Outbox | None = None
+        self._events: list[Any] = []
+        self._notify = False
+        self._known = False
+        self.first = False
+        """Whether this is the first time, so that the block should do its work."""
+        self.value: Any = None
+        """The stored answer of the first one."""
+        self.kept = True
+        """False if the answer was too large to store: `value` is then None, or has no body."""
+        self.failed = False
+        """Whether the outcome was stored as a failure, by `complete(..., failed=True)`."""
+
+    def __repr__(self) -> str:
+        state = "not entered" if not self._entered else "first" if self.first else "a repeat"
+        return f"<Once of {self._wanted.operation!r}: {state}>"
+
+    def answer(
+        self,
+        value: object,
+        *,
+        outbox: Outbox | None = None,
+        events: Iterable[Any] = (),
+        notify: bool = False,
+    ) -> None:
+        """Store `value` (a JSON value, bytes, or an `Answer`) for all repeats.
+
+        `events` are added to `outbox` with it, at the end of the block: on PostgreSQL in the same
+        statement, which saves a round trip. With `notify`, listening dispatchers are notified at
+        the commit, as by `Outbox.add`.
+        """
+        if not self.first:
+            raise RuntimeError(
+                "this is a repeat, it has its answer: write `if once.first:` around what is done"
+            )
+        if self._claim is None or self._events:
+            raise RuntimeError("answer once, inside the block: this would be lost")
+        records.check_storable(value)  # raise here, where the mistake is
+        self._events = checked_events(outbox, events, self._connection.names)
+        self._notify = check.flag("notify", notify)
+        self._outbox = outbox
+        self._answer = (value,)
+        self.value = value
+
+    def _begin(self) -> Steps[Once]:
+        asked = self._connection
+        names = asked.names if asked.dialect == "postgres" else None
+        found = yield from records.reserve_once(self._wanted, self._terms, names, wait=self._wait)
+        self._known = True
+        match found:
+            case Fresh(claim):
+                self.first, self._claim = True, claim
+                _at_work[self._place] = self
+                self._count("taken_over" if claim.taken_over else "fresh")
+            case Replay():
+                self._refuse_nesting()
+                self._count("replays")
+                self.value, self.kept = records.value_of(found), found.answer.kept
+                self.failed = found.failed
+            case refused:
+                refuse(refused, self._wanted.operation, self._count)
+        return self
+
+    @property
+    def _place(self) -> tuple[Any, ...]:
+        asked = self._connection
+        return (id(asked.raw), asked.names, *self._wanted[:3])
+
+    def _refuse_nesting(self) -> None:
+        outer = _at_work.get(self._place)
+        if outer is not None and not outer._left:
+            raise RuntimeError(
+                f"{self._wanted.operation!r}: this transaction is inside a block with the same key,"
+                " which has no answer yet: leave that block first, or use another key"
+            )
+
+    def _end(self) -> Steps[None]:
+        if self._claim is None:
+            return
+        if self._answer is None:
+            there = (yield from records.held(self._claim)) is not None
+        else:
+            members: tuple[str, dict[str, Any]] = ("", {})
+            if self._outbox is not None and self._events:
+                trail = records.trail_of(self._claim.owner, self._claim.epoch)
+                if self._connection.dialect == "postgres":
+                    rows = self._outbox.rows_cte(self._events)
+                    rows.follow(trail)
+                    members = rows[:2]
+                else:
+                    own = self._outbox._adding_all
+                    dialect = self._connection.dialect
+                    yield from own(dialect, self._events, notify=False, trail=trail)
+            there = yield from records.set_answer(
+                self._claim, self._answer[0], self._terms, *members
+            )
+            if self._outbox is not None and self._events and self._notify and there:
+                yield from self._outbox._notifying(self._connection.dialect)
+        if not there:
+            raise RuntimeError(
+                f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
+                " savepoint inside the block; let the error leave the block instead"
+            )
+        self._claim = None
+        self._count("completed")
+
+    def _undo(self) -> Steps[None]:
+        if self._known and self._claim is None:
+            return  # a repeat has taken nothing
+        if self._claim is not None:
+            self._claim = None
+            self._count("abandoned")
+        # By owner: a caller that was cancelled while asking does not know whether it got the key.
+        yield from records.withdraw(self._wanted)
+
+
+def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -> list[Any]:
+    """Return the events as a list, if `outbox` uses the same tables (`names`) as the key."""
+    given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
+    if outbox is None:
+        if given:
+            raise TypeError("events: say which outbox they are for, too: outbox=...")
+        return given
+    if not hasattr(outbox, "rows_cte"):
+        raise TypeError(f"outbox={outbox!r}: pass an Outbox")
+    if outbox.database.names != names:
+        raise ValueError(
+            f"outbox: its tables are those of {outbox.database.names!r}, and the key's those of"
+            f" {names!r}: make both with one Database"
+        )
+    return given
+
+
+def refuse(found: Pending | Mismatch, operation: str, count: Callable[[str], None]) -> NoReturn:
+    """Raise the exception for a key that cannot be used now."""
+    if isinstance(found, Mismatch):
+        count("reused")
+        raise KeyReused(f"the key of {operation!r} was used before, with another payload")
+    count("in_flight")
+    raise KeyInFlight(
+        f"the first {operation!r} with this key is still at work",
+        retry_after=found.retry_after,
+    )

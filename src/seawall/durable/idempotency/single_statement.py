@@ -1,0 +1,346 @@
+"""The user's statement, its key and its events in one statement: one round trip, one commit.
+
+The key's row is inserted as completed, with the rows that the user's statement returned. If the key
+already exists, its unique index undoes the whole statement, and a second query reads the first
+answer. The same happens if the user's statement fails, which runs before the key's insert: the
+effect of the first request may be the reason. PostgreSQL only: SQLite has no data changes inside a
+WITH clause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from seawall.durable.database.connections import Kind, Rows, in_transaction, kind_of
+from seawall.durable.database.database import Database, aautocommit, autocommit, in_thread
+from seawall.durable.database.statements import (
+    LONGEST_REMEMBERED,
+    Arguments,
+    Names,
+    Style,
+    Text,
+    rendered,
+    statements,
+)
+from seawall.durable.idempotency import records
+from seawall.durable.idempotency.once import Outbox, checked_events, refuse
+from seawall.durable.idempotency.records import LOOKS, Terms, Wanted
+from seawall.durable.outbox.with_clause import FROM_ROW, write
+from seawall.errors import AnswerNotKept, Contended, RecordGarbled
+from seawall.models.idempotency import Garbled, Replay, json_of
+from seawall.runtime.stepping import Steps, adrive, drive
+
+if TYPE_CHECKING:
+    from seawall.durable.idempotency.idempotency import Idempotency
+
+UNIQUE: Final = "23505"
+SEVERAL: Final = "21000"
+"""SQLSTATE of a subquery that returned several rows where one was expected."""
+AWAY: Final = ("08", "57")
+"""SQLSTATE classes that say nothing about the statement: connection lost, or cancelled."""
+BUSINESS: Final = "business"
+"""The name of the member with the user's statement."""
+ROWS: Final = (
+    "convert_to(CAST(array_to_json(ARRAY("
+    "SELECT row_to_json(seawall_row.*) FROM business AS seawall_row"
+    ")) AS text), 'UTF8')"
+)
+"""The returned rows, as stored for repeats; an array is cheaper than an aggregate."""
+
+
+class Single(NamedTuple):
+    """The result: the rows that were returned, now or the first time."""
+
+    first: bool
+    value: list[dict[str, Any]]
+
+
+class _Statement(NamedTuple):
+    sql: str
+    events: str
+    terms: Terms
+    arguments: Arguments
+
+
+def single(
+    idempotency: Idempotency,
+    sql: str,
+    arguments: Arguments,
+    wanted: Wanted,
+    outbox: Outbox | None,
+    events: Iterable[Any],
+    conn: Any,
+) -> Single:
+    """Execute the statement, blocking."""
+    database = idempotency.database
+    if conn is None and database.is_async:
+        raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
+    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
+    kind = None if conn is None else _alone(conn, awaited=False)
+
+    failure = None
+    try:  # without steps, because most calls are the first with their key
+        rows = _sent(database, conn, kind, statement)
+    except Exception as error:  # noqa: BLE001 - handled by the steps
+        rows, failure = [], _explained(error, statement, database.names)
+    if rows:
+        return _made(idempotency, rows, outbox)
+
+    def answer(asked: Any) -> Any:
+        if asked is statement:
+            return _sent(database, conn, kind, statement)
+        return database.run(asked) if kind is None else database.connection(conn).run(asked())
+
+    return drive(_steps(idempotency, statement, wanted, outbox, failure), answer)
+
+
+async def asingle(
+    idempotency: Idempotency,
+    sql: str,
+    arguments: Arguments,
+    wanted: Wanted,
+    outbox: Outbox | None,
+    events: Iterable[Any],
+    conn: Any,
+) -> Single:
+    """Async twin of `single`."""
+    database = idempotency.database
+    if conn is None and not database.is_async:
+        return await in_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
+    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
+    kind = None if conn is None else _alone(conn, awaited=True)
+
+    failure = None
+    try:
+        rows = await _asent(database, conn, kind, statement)
+    except Exception as error:  # noqa: BLE001 - handled by the steps
+        rows, failure = [], _explained(error, statement, database.names)
+    if rows:
+        return _made(idempotency, rows, outbox)
+
+    def answer(asked: Any) -> Awaitable[Any]:
+        if asked is statement:
+            return _asent(database, conn, kind, statement)
+        return database.arun(asked) if kind is None else database.connection(conn).arun(asked())
+
+    return await adrive(_steps(idempotency, statement, wanted, outbox, failure), answer)
+
+
+def _alone(conn: Any, *, awaited: bool) -> Kind:
+    """Return the kind of `conn` if each of its statements is its own transaction; or raise."""
+    kind = kind_of(conn)
+    if kind.is_async != awaited:
+        said = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
+        raise TypeError(f"a connection of {kind.name} is {said}")
+    if kind.name in {"asyncpg", "psycopg"} and not in_transaction(kind, conn):
+        return kind
+    raise RuntimeError(
+        f"a connection of {kind.name}: a key that is taken would break its transaction; pass one of"
+        " asyncpg, or of psycopg with autocommit, that is in none; or leave conn= out"
+    )
+
+
+def _steps(
+    idempotency: Idempotency,
+    statement: _Statement,
+    wanted: Wanted,
+    outbox: Outbox | None,
+    failure: Exception | None,
+) -> Steps[Single]:
+    """Return the first answer or retry, after the statement failed or returned no row."""
+    for _ in range(LOOKS):
+        if failure is not None and not _is_answer(failure):
+            raise failure
+        # Either the key exists, or the user's statement met the row that the first request left,
+        # and did nothing or failed.
+        found = yield lambda: records.read(wanted)
+        if isinstance(found, Replay):
+            return _repeated(idempotency, found, wanted)
+        if found != "free":
+            refuse(found, wanted.operation, idempotency._count)
+        if failure is None:
+            return Single(first=True, value=[])
+        if not _has_state(failure, UNIQUE):
+            raise failure
+        cleared = yield lambda: records.clear(wanted)
+        if not cleared and not _is_ours(failure, idempotency.database.names):
+            raise failure
+        try:
+            rows, failure = (yield statement), None
+        except Exception as error:  # noqa: BLE001 - handled above
+            rows, failure = [], error
+        if rows:
+            return _made(idempotency, rows, outbox)
+    raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
+
+
+def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single:
+    idempotency._count("fresh", "completed")
+    if outbox is not None:
+        outbox.wake()
+    try:
+        return Single(first=True, value=json_of(rows[0][0]))
+    except Garbled:
+        raise RecordGarbled("it was done, but the rows are no JSON that can be read") from None
+
+
+def _repeated(idempotency: Idempotency, found: Replay, wanted: Wanted) -> Single:
+    idempotency._count("replays")
+    if not found.answer.kept:
+        raise AnswerNotKept(f"the rows of {wanted.operation!r} were too large to be kept")
+    return Single(first=False, value=records.value_of(found))
+
+
+def _checked(
+    idempotency: Idempotency,
+    sql: str,
+    arguments: Arguments,
+    wanted: Wanted,
+    outbox: Outbox | None,
+    events: Iterable[Any],
+) -> _Statement:
+    if idempotency.database.dialect != "postgres":
+        raise TypeError("a single statement needs PostgreSQL: on SQLite write once(conn, ...)")
+    if not isinstance(sql, str) or not sql.strip():
+        raise TypeError(f"sql={sql!r}: write an INSERT, UPDATE or DELETE ... RETURNING")
+    if not isinstance(arguments, dict):
+        raise TypeError(f"arguments={arguments!r}: write a dict, such as {{'total': 500}}")
+    added = checked_events(outbox, events, idempotency.database.names)
+    own = {
+        "seawall_scope": wanted.scope,
+        "seawall_operation": wanted.operation,
+        "seawall_key_hash": wanted.key_hash,
+        "seawall_fingerprint": wanted.fingerprint,
+    }
+    # Without a business row there is no event: they are added only if there is one.
+    text = ""
+    if outbox is not None and added:
+        text = write(own, outbox.name, added, BUSINESS, outbox.max_payload)
+    if not own.keys().isdisjoint(arguments):
+        twice = sorted(own.keys() & arguments.keys())
+        raise ValueError(f"arguments: {twice} are names of our own; choose others")
+    own.update(arguments)
+    return _Statement(sql, text, idempotency.terms, own)
+
+
+def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
+    sql, events, terms, _ = asked
+    made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
+    return made(kind.style, database.names, database._now, sql, events, terms)
+
+
+@lru_cache(maxsize=256)
+def text_of(
+    style: Style,
+    names: Names,
+    now: str | None,
+    sql: str,
+    events: str,
+    terms: Terms,
+) -> Text:
+    """Return the whole statement for a driver's style."""
+    # The user's SQL is taken literally: braces have no meaning in it.
+    users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
+    key = statements("postgres", "idempotency")["single"]
+    # Our own rarely changing numbers are cheaper as text than as arguments.
+    key = key.replace(":seawall_max_body", str(terms.max_body))
+    key = key.replace(":seawall_ttl", str(terms.ttl)).replace(":seawall_rows", ROWS)
+    members = f",\n{events.strip().strip(',')}" if events else ""
+    return rendered(
+        f"WITH {BUSINESS} AS (\n{users}\n){members},\n"
+        f"seawall_key AS (\n{key}\n)\n"
+        f"SELECT coalesce(body, {ROWS}) FROM seawall_key",
+        "postgres",
+        style,
+        names,
+        now,
+    )
+
+
+# On the user's connection, or on one of the database's in autocommit mode
+
+
+def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Awaitable[Rows]:
+    if kind is None:
+        return database.guard.acall(_aexecute, database, asked)
+    rows: Awaitable[Rows] = kind.ask(conn, _text(database, kind, asked), asked.arguments)
+    return rows
+
+
+def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Rows:
+    if kind is None:
+        return database.guard.call(_execute, database, asked)
+    rows: Rows = kind.ask(conn, _text(database, kind, asked), asked.arguments)
+    return rows
+
+
+async def _aexecute(database: Database, asked: _Statement) -> Rows:
+    async with aautocommit(database) as raw:
+        return await _asent(database, raw, kind_of(raw), asked)
+
+
+def _execute(database: Database, asked: _Statement) -> Rows:
+    with autocommit(database) as raw:
+        return _sent(database, raw, kind_of(raw), asked)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    for _ in range(4):  # SQLAlchemy wraps the driver's exception
+        if seen is None:
+            return
+        yield seen
+        seen = getattr(seen, "orig", None) or seen.__cause__
+
+
+def _states(error: BaseException) -> Iterator[str]:
+    for seen in _chain(error):
+        state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+        if isinstance(state, str):
+            yield state
+
+
+def _has_state(error: BaseException, state: str) -> bool:
+    return state in _states(error)
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Return whether the server refused the statement, and can be asked again."""
+    states = list(_states(error))
+    return bool(states) and not any(state.startswith(AWAY) for state in states)
+
+
+def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
+    """Return a more helpful exception than `error`, if the call was wrong."""
+    said = ""
+    order = text_of.__wrapped__("dollar", names, None, *asked[:3]).order
+    if missing := sorted(set(order) - asked.arguments.keys()):
+        said = (
+            f"arguments: {missing} are not given, and the statement has them; where a colon begins"
+            " no argument, put it into quotes"
+        )
+    elif _has_state(error, SEVERAL) and FROM_ROW in asked.events:
+        said = (
+            "the statement returned several rows, and an event has a column of one (FromRow):"
+            " write a statement for each row; nothing was done"
+        )
+    if not said:
+        return error
+    told = ValueError(said)
+    told.__cause__ = error
+    return told
+
+
+def _is_ours(error: BaseException, names: Names) -> bool:
+    """Return whether the index of our key caused the conflict."""
+    own = names.prefix + "idempotency_key"
+    return any(
+        own in {getattr(seen, "constraint_name", None), _diagnosed(seen)} for seen in _chain(error)
+    )
+
+
+def _diagnosed(error: BaseException) -> str | None:
+    name: str | None = getattr(getattr(error, "diag", None), "constraint_name", None)
+    return name

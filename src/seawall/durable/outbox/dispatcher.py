@@ -1,0 +1,497 @@
+"""Delivers the events of an outbox at least once, in order within each aggregate.
+
+Promises:
+
+- A committed event is delivered; one that was rolled back never is.
+- Within an aggregate, an event is passed to the sink only after all events before it were delivered
+  (or skipped, with `poison="skip"`).
+- A failing event holds up only its own aggregate. A hanging one fails after `timeout`, even if the
+  sink ignores its cancellation; until then its dispatcher claims nothing new.
+- `run` returns within `stop(grace)`, or three seconds later if the database does not answer.
+- Any number of dispatchers share the work. Each aggregate is claimed for a lease, which is renewed
+  during delivery. A dispatcher that died is replaced when the lease expires; one that comes back
+  late cannot write anything.
+- A late commit is not missed, because there is no cursor: every stored event is pending.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from functools import partial
+from random import Random
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._failures import split_report
+from seawall._forks import survives_fork
+from seawall.durable.database.notifications import Listening
+from seawall.durable.database.outage_log import Trouble
+from seawall.durable.outbox.delivery import Delivery, Ended, Holding, Progress, Sink, judged
+from seawall.durable.outbox.events import error_text
+from seawall.durable.outbox.operations import (
+    Lane,
+    Settled,
+    claiming,
+    renewing,
+    settling,
+    written_before,
+)
+from seawall.durable.outbox.outbox import Outbox
+from seawall.events import EventDied, OutboxBlocked
+from seawall.events.bus import emit
+from seawall.events.log import FailureLog
+from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
+from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
+from seawall.runtime.stepping import Steps
+from seawall.runtime.stop_signals import run_until_signal
+
+if TYPE_CHECKING:
+    import asyncio
+
+SHORTEST_PAUSE: Final = 0.05
+"""Seconds between two polls while events keep coming."""
+LARGEST_BATCH: Final = 16 * 2**20
+"""Maximum bytes of payload that are fetched at once."""
+SHORTEST_LEASE: Final = 1.0
+"""Minimum lease in seconds: a shorter one may expire before its first event reaches the sink."""
+SURVEY_EVERY: Final = 15.0
+LONGEST_PAUSE: Final = 300.0
+"""Maximum seconds of pause after a refusal."""
+TELLING: Final = 2.0
+"""Seconds after the grace period for storing outcomes; after that, the leases expire."""
+OUTAGE: Final = full_jitter(0.1, cap=5.0)
+"""Backoff between attempts to reach the database."""
+
+
+class Dispatcher:
+    """Passes the events of `outbox` to `sink`, a function of an event or of a list of events."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        sink: Sink,
+        *,
+        batched: bool | None = None,
+        batch: int = 1000,
+        concurrency: int = 16,
+        lease: float = 30.0,
+        timeout: float | None = 30.0,
+        attempts: int = 10,
+        backoff: Backoff | float | Iterable[float] | Callable[[int], float] | None = None,
+        poison: Poison = "block",
+        poll: float = 1.0,
+        keep: float = 0.0,
+        listen: Callable[[], Awaitable[Any]] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """Deliver up to `batch` events in a round, of up to `concurrency` aggregates at once.
+
+        With `batched`, the sink receives a list, and returns None or the ids that failed. A call of
+        the sink that takes longer than `timeout` seconds has failed (None: no limit). An event has
+        up to `attempts` attempts, with pauses of `backoff` (default: full jitter from 1 s up to 5
+        minutes). Then its aggregate waits for `Outbox.unblock` (`poison="block"`), or continues
+        without it (`"skip"`). The dispatcher polls at least every `poll` seconds. Delivered events
+        are kept for `keep` seconds. `listen` opens a dedicated connection for NOTIFY.
+        """
+        if not isinstance(outbox, Outbox):
+            raise TypeError(f"Dispatcher({outbox!r}, ...): pass an Outbox")
+        if batched is None:
+            batched = bool(getattr(sink, "batched", False))
+        self.outbox = outbox
+        self.batch = check.count("batch", batch, maximum=10_000)
+        self.lease = check.seconds("lease", lease)
+        if self.lease < SHORTEST_LEASE:
+            raise ValueError(f"lease={lease!r}: write at least {SHORTEST_LEASE:g} second")
+        self.poll = max(SHORTEST_PAUSE, check.seconds("poll", poll))
+        self.keep = check.seconds("keep", keep, zero=True)
+        self._settings = Settings(
+            check.count("attempts", attempts, maximum=MOST_ATTEMPTS),
+            full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff),
+            check.choice("poison", poison, ("block", "skip")),
+        )
+        self._delivery = Delivery(
+            sink, name=outbox.name, batched=batched, concurrency=concurrency, timeout=timeout
+        )
+        self._listening = None if listen is None else Listening(outbox.channel, listen, self.wake)
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._own_rng = rng is None
+        self._clock = outbox.clock
+        self._round = self._after = 0
+        self._resume_at = self._surveyed_at = float("-inf")
+        self._stopped = self._cleaning = False
+        self._survey: dict[str, Any] = {}
+        self._failures = FailureLog("outbox", outbox.name, self._clock)
+        self._outage = Trouble(f"outbox {outbox.name!r}", self._clock)
+        words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
+        self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
+        self._begin_afresh()
+        survives_fork(self)
+        registry.enter(self, "dispatcher", outbox.name)
+
+    def _begin_afresh(self) -> None:
+        self._token = token_hex(8)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._begin_idle()
+
+    def _begin_idle(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._cut = self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        self._overdue: asyncio.Future[None] | None = None
+        self._delivering: asyncio.Task[None] | None = None
+
+    def _after_fork(self) -> None:
+        """Take a new identity in a child process: the parent continues under the old one."""
+        self._begin_afresh()
+        self._delivery.after_fork()
+        if self._own_rng:
+            self._rng = Random()  # noqa: S311 - jitter is not a secret
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher of {self.outbox!r}: {self._counts['delivered']} delivered>"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the dispatcher's counts, and the last survey of the outbox."""
+        return {
+            "outbox": self.outbox.name,
+            "running": self._loop is not None,
+            "paused": self._clock.now() < self._resume_at,
+            "listening": self._listening is not None and self._listening.is_listening,
+            **self._counts,
+            "abandoned": self._delivery.abandoned,
+            "survey": dict(self._survey),
+        }
+
+    # Running
+
+    async def run(self) -> None:
+        """Deliver until `stop` is called or the task is cancelled; then release the claims."""
+        await self._alone(self._forever)
+
+    async def run_once(self) -> int:
+        """Deliver one batch; return the number of events, 0 if there was nothing to do."""
+        return int((await self._alone(self._one_round)).delivered)
+
+    async def drain(self) -> int:
+        """Deliver until nothing is due; return the number of events."""
+        total = 0
+        while (ended := await self._alone(self._one_round)).goes_on:
+            total += ended.delivered
+        return total + int(ended.delivered)
+
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Deliver in this thread until `stop` is called; for programs without an event loop.
+
+        In the main thread, SIGTERM and SIGINT stop the dispatcher too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
+        """
+        run_until_signal(self.run, self.stop, drain)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Start nothing new; give running deliveries `grace` seconds. Callable from any thread.
+
+        `run` returns when all is done, at most three seconds after the grace period. A call of the
+        sink that still runs then is abandoned: its aggregate pauses for a lease.
+        """
+        seconds = check.seconds("grace", grace, zero=True)
+        self._stopped = True
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, so the dispatcher has stopped
+                loop.call_soon_threadsafe(self._halt, seconds)
+
+    def wake(self) -> None:
+        """Look at once instead of after the pause. Callable from any thread."""
+        self._woken = True
+        loop, news = self._loop, self._news
+        if loop is not None and news is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+    def _halt(self, grace: float) -> None:
+        if self._news is None or self._loop is None:
+            return
+        self._news.set()
+        self._timers.append(self._loop.call_later(grace, self._cut_short))
+        self._timers.append(self._loop.call_later(grace + TELLING, self._give_up))
+
+    def _cut_short(self) -> None:
+        self._cut = True
+        if self._delivering is not None:
+            self._delivering.cancel()
+
+    def _give_up(self) -> None:
+        if self._overdue is not None and not self._overdue.done():
+            self._overdue.set_result(None)
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run `work` in its own task: claims are released even if this one is cancelled."""
+        import asyncio
+
+        from seawall.runtime.abandon import end
+
+        if self._loop is not None:
+            raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
+        self._loop = loop = asyncio.get_running_loop()
+        self._news, self._overdue = asyncio.Event(), loop.create_future()
+        self.outbox._has_dispatcher(self)
+        task = loop.create_task(work())
+        try:
+            await asyncio.wait([task, self._overdue], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            stopped, self._stopped = self._stopped, True
+            self._news.set()
+            self._cut_short()
+            try:
+                await asyncio.wait([task], timeout=TELLING)
+            finally:
+                self._stopped = stopped
+            raise
+        finally:
+            try:
+                if not await end([task]):
+                    log = logging.getLogger("seawall")
+                    log.warning("%r: the database does not answer; the leases run out", self)
+            finally:
+                self._begin_idle()
+        return Ended(0, goes_on=False) if task.cancelled() or not task.done() else task.result()
+
+    async def _forever(self) -> None:
+        from seawall.runtime.abandon import end
+
+        pause = SHORTEST_PAUSE
+        delays = OUTAGE.delays(self._rng.random)
+        listening = None if self._listening is None else self._listening.start(self._rng)
+        try:
+            while not self._stopped:
+                self._woken = False
+                try:
+                    ended = await self._one_round()
+                    await self._keep_house()
+                except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
+                    self._counts["errors"] += 1
+                    self._outage.failed(None, "the database", error)
+                    await self._nap(next(delays))
+                    continue
+                self._outage.well(None)
+                delays = OUTAGE.delays(self._rng.random)
+                if ended.goes_on or self._cleaning:
+                    pause = SHORTEST_PAUSE
+                    continue
+                if self._clock.now() < self._resume_at:
+                    await self._wait_for_the_sink()
+                elif not self._woken:
+                    await self._nap(pause)
+                pause = next_pause(
+                    pause, found=self._woken, shortest=SHORTEST_PAUSE, longest=self.poll
+                )
+        finally:
+            if listening is not None:
+                await end(listening.tasks())
+
+    async def _wait_for_the_sink(self) -> None:
+        """Pause for as long as a refusal asked: news does not end the pause, `stop` does."""
+        while not self._stopped and (left := self._resume_at - self._clock.now()) > 0:
+            self._woken = False
+            await self._nap(left)
+
+    async def _nap(self, seconds: float) -> None:
+        import asyncio
+
+        news = self._news
+        if self._stopped or news is None:
+            return
+        if not self._woken:
+            news.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await news.wait()
+        except TimeoutError:
+            pass
+
+    async def _keep_house(self) -> None:
+        now = self._clock.now()
+        if now - self._surveyed_at >= SURVEY_EVERY:
+            self._surveyed_at = now
+            self._survey = await self.outbox.asurvey()
+            self._cleaning = True
+        # one batch between two rounds, so that deliveries do not wait for all of it
+        if self._cleaning:
+            self._cleaning = await self.outbox._aclean_some(keep=self.keep)
+
+    # One round: claim, deliver, store the outcome
+
+    async def _one_round(self) -> Ended:
+        outbox, database = self.outbox, self.outbox.database
+        self._round += 1
+        self._counts["rounds"] += 1
+        owner = f"{self._token}.{self._round}"
+        far, ends = False, 0
+        while True:
+            began = self._after
+            asked_at = self._clock.now()
+            claim = partial(
+                claiming,
+                database.dialect,
+                outbox.name,
+                after=began,
+                far=far,
+                batch=self.batch,
+                largest=LARGEST_BATCH,
+                owner=owner,
+                lease=round(self.lease * 1e6),
+            )
+            claimed = await database.arun(claim)
+            self._after = claimed.after
+            if claimed.lanes or self._stopped:
+                break
+            # Behind the end, start over; at the second end, everything has been looked at.
+            ends += claimed.ended + (claimed.ended and began == 0)
+            if ends > 1:
+                break
+            far = not claimed.ended  # the nearest cannot be claimed: look further
+        if not claimed.lanes:
+            return Ended(0, goes_on=False)
+        progress = [Progress(lane) for lane in claimed.lanes]
+        holding = Holding(claimed.lanes, asked_at + self.lease)
+        try:
+            await self._deliver(progress, owner, holding)
+        finally:
+            await self._settle(progress, owner, holding)
+        # After failures other events may be deliverable at once; after a refusal, pause.
+        refused = [one.lane.lane for one in progress if one.refused is not None]
+        if refused:
+            self._after = max(refused)  # others first: the refusal may concern this one alone
+        delivered = sum(one.delivered for one in progress)
+        return Ended(delivered, goes_on=not refused and not self._stopped)
+
+    async def _deliver(self, progress: list[Progress], owner: str, holding: Holding) -> None:
+        import asyncio
+
+        from seawall.runtime.abandon import end
+
+        lanes = [one.lane for one in progress]
+
+        def goes_on(lane: int) -> bool:
+            return not self._stopped and lane in holding.held and self._clock.now() < holding.until
+
+        self._delivering = asyncio.ensure_future(self._delivery.deliver(progress, goes_on))
+        renewing_task = asyncio.ensure_future(self._renew(holding, lanes, owner))
+        if self._cut:
+            self._delivering.cancel()
+        try:
+            await asyncio.wait([self._delivering])
+            if not self._delivering.cancelled():
+                self._delivering.result()
+        finally:
+            try:
+                await end([self._delivering, renewing_task])
+            finally:
+                self._delivering = None
+
+    async def _renew(self, holding: Holding, lanes: list[Lane], owner: str) -> None:
+        """Renew the leases while the sink is working; note which were lost."""
+        from seawall.runtime.runners import sleep_async
+
+        database, lease = self.outbox.database, round(self.lease * 1e6)
+        while True:
+            await sleep_async(self.lease / 3)
+            asked_at = self._clock.now()
+            try:
+                held = await database.arun(lambda: renewing(database.dialect, owner, lanes, lease))
+            except Exception:  # noqa: BLE001 - the lease may still be long enough
+                self._counts["errors"] += 1
+                continue
+            self._counts["lost"] += len(holding.held - held)
+            holding.held &= held
+            holding.until = asked_at + self.lease
+
+    async def _settle(self, progress: list[Progress], owner: str, holding: Holding) -> None:
+        counts = self._counts
+        rest = round(self.lease * 1e6)
+        settled = [judged(one, self._settings, self._rng.random, rest=rest) for one in progress]
+        page = Page(self.outbox, owner, settled, keep=self.keep > 0)
+        until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
+        while True:
+            try:
+                late = await page.write(held=self._clock.now() < holding.until)
+                break
+            except Exception:
+                # What is not stored will be delivered again, after the leases of its aggregates.
+                if self._stopped or self._clock.now() >= until:
+                    raise
+                counts["errors"] += 1
+                await self._nap(next(delays))
+        counts["delivered"] += sum(one.delivered for one in progress)
+        counts["refused_late"] += late
+        counts["failed"] += sum(one.error is not None for one in progress)
+        counts["blocked"] += sum(one.action == "block" for one in settled)
+        counts["dead"] += sum(one.action == "skip" for one in settled)
+        refusals = [one.refused for one in progress if one.refused is not None]
+        if refusals:
+            counts["refused"] += len(refusals)
+            waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
+            floor = min(max(waits), LONGEST_PAUSE)
+            self._resume_at = self._clock.now() + above_floor(floor, self._rng.random)
+        page.tell(self._failures)
+
+
+class Page:
+    """The outcome of one round, to be stored."""
+
+    def __init__(self, outbox: Outbox, owner: str, settled: list[Settled], *, keep: bool) -> None:
+        """Write as `owner`; with `keep`, delivered events are kept for a while."""
+        self._outbox = outbox
+        self._owner = owner
+        self._settled = settled
+        self._keep = keep
+        self._unsure = False
+        self._ours: set[int] = set()
+
+    async def write(self, *, held: bool) -> int:
+        """Write the outcome; may be repeated after a failure. Return how many were refused.
+
+        Refused are aggregates that were taken over. `held` says whether the leases are certainly
+        valid: then no other dispatcher can have written anything.
+        """
+        unsure, self._unsure = self._unsure, True
+        steps = partial(self._writing, unsure=unsure, held=held)
+        late, self._ours = await self._outbox.database.arun(steps)
+        return late
+
+    def _writing(self, *, unsure: bool, held: bool) -> Steps[tuple[int, set[int]]]:
+        dialect, outbox = self._outbox.database.dialect, self._outbox.name
+        written = yield from settling(dialect, outbox, self._owner, self._settled, keep=self._keep)
+        ours = written.troubled
+        if not unsure:
+            return written.late, ours
+        # An earlier attempt may have been committed although its answer was lost.
+        missing = [one for one in self._settled if one.lane.lane not in ours]
+        before = yield from written_before(outbox, missing, held=held)
+        return written.late - len(before), ours | before
+
+    def tell(self, failures: FailureLog) -> None:
+        """Report the stored failures to subscribers and to the log."""
+        for one in self._settled:
+            if one.has_failed and one.lane.lane in self._ours:
+                self._tell_failure(one, failures)
+
+    def _tell_failure(self, one: Settled, failures: FailureLog) -> None:
+        event = one.lane.events[one.delivered]
+        whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
+        what = f"event {event.id} of {event.aggregate!r} {event.aggregate_id!r}"
+        delay, dead = one.delay / 1e6, one.action != "again"
+        failures.failed(what, event.id, one.attempts, one.error, delay=delay, dead=dead)
+        if dead:
+            kind = OutboxBlocked if one.action == "block" else EventDied
+            cause, trace = split_report(error_text(one.error))
+            said = {"attempts": one.attempts, "cause": cause, "traceback": trace}
+            emit(kind, self._outbox.name, event_id=event.id, **whose, **said)

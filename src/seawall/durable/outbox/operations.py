@@ -1,0 +1,317 @@
+"""The database operations of an outbox: adding events, and those of the dispatcher.
+
+A dispatcher's claim of an aggregate has an owner, an epoch and a lease. Its later writes are bound
+to owner and epoch: a dispatcher that was taken over writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from seawall.durable.database.connections import Ask
+from seawall.durable.database.statements import Dialect
+from seawall.durable.outbox.events import OutboxEvent, error_text, event_of
+from seawall.runtime.stepping import Steps
+
+
+class Lane(NamedTuple):
+    """A claimed aggregate with its next events."""
+
+    lane: int
+    epoch: int
+    attempts: int
+    """Number of failed attempts of the first event."""
+    events: list[OutboxEvent]
+
+
+class Taken(NamedTuple):
+    """A claim; on SQLite with the sequence number up to which events are fetched."""
+
+    lane: int
+    epoch: int
+    attempts: int
+    tail: int = 0
+
+
+class Claimed(NamedTuple):
+    """The result of a claim, and where the next one continues."""
+
+    lanes: list[Lane]
+    after: int
+    ended: bool
+    """Whether the search reached the end of the outbox."""
+
+
+class Settled(NamedTuple):
+    """The outcome for one aggregate, of which the first `delivered` events were delivered."""
+
+    lane: Lane
+    delivered: int
+    action: str
+    """One of "done" (released), "again" or "block" (failed), "skip" (the next event is dead)."""
+    attempts: int = 0
+    delay: int = 0
+    error: object = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the event after the delivered ones was attempted and failed."""
+        return type(self.error) is not str or self.error != ""
+
+    @property
+    def upto(self) -> int:
+        """The sequence number of the last delivered event; 0 if none."""
+        return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
+
+
+class Written(NamedTuple):
+    """The result of storing outcomes."""
+
+    late: int
+    """Number of refused outcomes: their aggregates were taken over meanwhile."""
+    troubled: set[int]
+    """The failed aggregates whose outcome was stored."""
+
+
+# Adding
+
+
+def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
+    """Add one event; return its sequence number in its aggregate."""
+    if dialect == "postgres":
+        rows = yield Ask("outbox.add", arguments)
+        number: int = rows[0][0]
+        return number
+    where = {name: arguments[name] for name in ("outbox", "aggregate", "aggregate_id")}
+    rows = yield Ask("outbox.place", where)
+    lane, number = rows[0]
+    yield Ask("outbox.put", {**arguments, "lane": lane, "sequence": number})
+    return number
+
+
+# Claiming
+
+
+def claiming(
+    dialect: Dialect,
+    outbox: str,
+    *,
+    after: int,
+    far: bool,
+    batch: int,
+    largest: int,
+    owner: str,
+    lease: int,
+) -> Steps[Claimed]:
+    """Claim aggregates behind `after`, and fetch a batch of their events.
+
+    These are the aggregates of the next `batch` events; or, with `far`, the next `batch` aggregates
+    however many events they have, for when the nearest cannot be claimed.
+    """
+    given = {
+        "outbox": outbox,
+        "after": after,
+        "near": 0 if far else batch,
+        "far": batch if far else 0,
+    }
+    if dialect == "postgres":
+        yield Ask("outbox.by_index", {})
+        rows = yield Ask("outbox.claim", {**given, "owner": owner, "lease": lease})
+        looked, furthest = rows[0][:2]
+        taken = [Taken(*row[2:]) for row in rows if row[2] is not None]
+        each = batch if not far else max(1, batch // max(1, len(taken)))
+    else:
+        rows = yield Ask("outbox.look", given)
+        looked, furthest = sum(row[4] for row in rows), rows[-1][0] if rows else None
+        free = {row[0]: row[2:4] for row in rows if row[1]}
+        each = max(1, batch // max(1, len(free)))
+        got: list[tuple[Any, ...]] = []
+        if free:
+            listed = ",".join(map(str, free))
+            got = yield Ask("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
+        # There is no other writer meanwhile: every free one can be claimed.
+        ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
+        taken = [Taken(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
+    found = yield from fetching(dialect, outbox, taken, each, batch, largest)
+    used = [lane.lane for lane in found if lane.events]
+    if used and len(used) < len(found):
+        # The batch was full before all aggregates had a turn: continue with the rest.
+        return Claimed(found, used[-1], ended=False)
+    ended = (looked or 0) < batch
+    return Claimed(found, 0 if ended else furthest, ended=ended)
+
+
+def fetching(
+    dialect: Dialect, outbox: str, taken: list[Taken], each: int, batch: int, largest: int
+) -> Steps[list[Lane]]:
+    """Return the claimed aggregates with events: `each` per aggregate, `batch` in all.
+
+    Fewer if their payloads exceed `largest` bytes together, but at least one.
+    """
+    if not taken:
+        return []
+    taken.sort()
+    arguments: dict[str, Any] = {"outbox": outbox, "bytes": largest}
+    if dialect == "postgres":
+        lanes = ",".join(str(one.lane) for one in taken)
+        arguments |= {"lanes": lanes, "each": each, "batch": batch}
+    else:
+        arguments["marks"] = ",".join(f"[{one.lane},{one.tail}]" for one in taken)
+    rows = yield Ask("outbox.fetch", arguments)
+    found = {one.lane: Lane(one.lane, one.epoch, one.attempts, []) for one in taken}
+    for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
+        event = event_of((number, aggregate, aggregate_id, sequence, *rest))
+        found[lane].events.append(event)
+    return list(found.values())
+
+
+def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Steps[set[int]]:
+    """Renew the leases; return the aggregates that are still held."""
+    if dialect == "postgres":
+        yield Ask("outbox.by_index", {})
+        rows = yield Ask(
+            "outbox.renew",
+            {
+                "lanes": ",".join(str(lane.lane) for lane in lanes),
+                "epochs": ",".join({str(lane.epoch) for lane in lanes}),
+                "owner": owner,
+                "lease": lease,
+            },
+        )
+        return {row[0] for row in rows}
+    held = yield from _held(owner, lanes)
+    listed = ",".join(map(str, held))
+    yield Ask("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
+    return held
+
+
+# Storing outcomes
+
+
+def settling(
+    dialect: Dialect, outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[Written]:
+    """Store the outcome of each aggregate; return how many were refused.
+
+    An aggregate that was taken over meanwhile is refused: nothing is written for it.
+    """
+    if not settled:
+        return Written(0, set())
+    steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
+    written = yield from steps(outbox, owner, settled, keep=keep)
+    return written
+
+
+def _settling_postgres(
+    outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[Written]:
+    yield Ask("outbox.by_index", {})
+    ours = {"outbox": outbox, "owner": owner}
+    accepted, in_trouble = 0, set[int]()
+    progressed = [one for one in settled if one.delivered]
+    if keep and progressed:
+        yield Ask("outbox.keep", {**ours, **_listed(progressed)})
+    if done := [one for one in settled if one.action == "done"]:
+        rows = yield Ask("outbox.done", {**ours, **_listed(done)})
+        accepted += rows[0][0]
+    if troubled := [one for one in settled if one.action in {"again", "block"}]:
+        marks = [
+            {
+                "lane": one.lane.lane,
+                "epoch": one.lane.epoch,
+                "upto": one.upto,
+                "attempts": one.attempts,
+                "delay": one.delay,
+                "blocked": one.action == "block",
+                "error": error_text(one.error),
+            }
+            for one in troubled
+        ]
+        rows = yield Ask("outbox.failed", {**ours, "marks": json.dumps(marks)})
+        in_trouble |= {row[0] for row in rows}
+    if poison := [one for one in settled if one.action == "skip"]:
+        marks = [
+            {
+                "lane": one.lane.lane,
+                "epoch": one.lane.epoch,
+                "upto": one.upto,
+                "dead": one.lane.events[one.delivered].sequence,
+                "attempts": one.attempts,
+                "error": error_text(one.error),
+            }
+            for one in poison
+        ]
+        rows = yield Ask("outbox.bury", {**ours, "marks": json.dumps(marks)})
+        in_trouble |= {row[0] for row in rows}
+    return Written(len(settled) - accepted - len(in_trouble), in_trouble)
+
+
+def _listed(settled: list[Settled]) -> dict[str, str]:
+    return {
+        "lanes": ",".join(str(one.lane.lane) for one in settled),
+        "epochs": ",".join({str(one.lane.epoch) for one in settled}),
+        "uptos": ",".join(str(one.upto) for one in settled),
+    }
+
+
+def _settling_sqlite(
+    outbox: str, owner: str, settled: list[Settled], *, keep: bool
+) -> Steps[Written]:
+    held = yield from _held(owner, [one.lane for one in settled])
+    ours = [one for one in settled if one.lane.lane in held]
+    if progressed := [one for one in ours if one.delivered]:
+        marks = ",".join(f"[{one.lane.lane},{one.upto}]" for one in progressed)
+        if keep:
+            yield Ask("outbox.keep", {"outbox": outbox, "marks": marks})
+        yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+    for one in ours:
+        if one.action in {"again", "block"}:
+            yield Ask(
+                "outbox.trouble",
+                {
+                    "lane": one.lane.lane,
+                    "owner": owner,
+                    "attempts": one.attempts,
+                    "delay": one.delay,
+                    "blocked": one.action == "block",
+                    "error": error_text(one.error),
+                },
+            )
+        elif one.action == "skip":
+            dead = one.lane.events[one.delivered].sequence
+            where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
+            said = {"attempts": one.attempts, "error": error_text(one.error)}
+            yield Ask("outbox.bury", {**where, **said})
+            marks = f"[{one.lane.lane},{dead}]"
+            yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+    freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
+    yield Ask("outbox.free", {"owner": owner, "lanes": freed})
+    in_trouble = {one.lane.lane for one in ours if one.action != "done"}
+    return Written(len(settled) - len(ours), in_trouble)
+
+
+def written_before(outbox: str, settled: list[Settled], *, held: bool) -> Steps[set[int]]:
+    """Return the aggregates whose block or dead event an earlier attempt of ours has stored.
+
+    A block is recognised by its epoch. A dead event counts only while our lease is `held`: later,
+    another dispatcher may have stored it.
+    """
+    found = set()
+    for one in settled:
+        rows: list[Any] = []
+        if one.action == "block":
+            place = {"lane": one.lane.lane, "epoch": one.lane.epoch}
+            rows = yield Ask("outbox.was_blocked", place)
+        elif one.action == "skip" and held:
+            event = one.lane.events[one.delivered]
+            rows = yield Ask("outbox.was_buried", {"outbox": outbox, "id": event.id})
+        if rows:
+            found.add(one.lane.lane)
+    return found
+
+
+def _held(owner: str, lanes: list[Lane]) -> Steps[set[int]]:
+    marks = ",".join(f"[{lane.lane},{lane.epoch}]" for lane in lanes)
+    rows = yield Ask("outbox.held", {"marks": marks, "owner": owner})
+    return {row[0] for row in rows}

@@ -1,0 +1,606 @@
+"""Events that are committed together with the rows they describe, and delivered afterwards.
+
+Promises:
+
+- An event is added in the user's own transaction: it is committed with it or never exists.
+- Within an aggregate (an order, an account) events have sequence numbers without gaps, in commit
+  order. For that, the row of the counter is locked from `add` to the end of the transaction: other
+  transactions that add to the same aggregate wait, all others do not.
+- Each event has an id, which is the same for every delivery.
+
+A `Dispatcher` delivers the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+from uuid import UUID
+from weakref import WeakSet
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._failures import split_report
+from seawall._forks import survives_fork
+from seawall.clock import Clock, check_clock, current_clock
+from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.connections import (
+    Ask,
+    AskText,
+    Connection,
+    arequire_transaction,
+    require_transaction,
+)
+from seawall.durable.database.database import Database, Operation
+from seawall.durable.database.statements import Dialect, containing
+from seawall.durable.outbox.events import (
+    BlockedAggregate,
+    DeadEvent,
+    FromRow,
+    NewEvent,
+    event_of,
+    headers_text,
+    new_id,
+    payload_bytes,
+    refuse_column,
+    text,
+)
+from seawall.durable.outbox.operations import Settled, Taken, adding, fetching, settling
+from seawall.durable.outbox.with_clause import Members, members
+from seawall.jobs import WorkItem, WorkPage
+from seawall.jobs.work_list import BEYOND, OPENED, Asked, asked_page, page_of
+from seawall.models.queue.jobs import BROWSED
+from seawall.runtime.mutex import Mutex
+from seawall.runtime.stepping import Steps
+
+DEBOUNCE: Final = 0.05
+"""Minimum seconds between two notifications of one process: each takes a lock at commit."""
+
+TOGETHER: Final = "the event is committed with the rows it tells of"
+MOST_LISTED: Final = 1_000
+CLEAN_AT_ONCE: Final = 1_000
+"""Default number of rows that one transaction deletes."""
+KEEP_DEAD: Final = 30 * 86_400.0
+
+
+class _Wakes(Protocol):
+    def wake(self) -> None: ...
+
+
+class Outbox:
+    """The events for one kind of receiver; several outboxes may share a database."""
+
+    WORK_STATES = ("dead", "blocked", "waiting")
+    """The event states that `browse` can list."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: str = "outbox",
+        *,
+        max_payload: int = 262_144,
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep events under `name` in `database`, each of up to `max_payload` bytes."""
+        if not isinstance(database, Database):
+            raise TypeError(f"Outbox({database!r}): pass a Database")
+        self.database = database
+        self.name = text("name", name)
+        self.max_payload = check.count("max_payload", max_payload, maximum=2**26)
+        self.clock = current_clock() if clock is None else check_clock(clock)
+        self._begin_afresh()
+        survives_fork(self)
+        registry.enter(self, "outbox", self.name, ask="asurvey", local=False)
+
+    def _begin_afresh(self) -> None:
+        self._mutex = Mutex()
+        self._announced = float("-inf")
+        self._dispatchers: WeakSet[_Wakes] | None = None
+
+    def _after_fork(self) -> None:
+        self._begin_afresh()
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.name!r} in {self.database!r}>"
+
+    @property
+    def channel(self) -> str:
+        """The PostgreSQL NOTIFY channel."""
+        return self.database.names.channel(f"outbox.{self.name}")
+
+    # Adding events, in the user's transaction
+
+    def add(
+        self,
+        conn: Any,
+        aggregate: str,
+        aggregate_id: str | int | UUID,
+        event_type: str,
+        payload: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        notify: bool = False,
+    ) -> Any:
+        """Add an event in the current transaction of `conn`; return its id.
+
+        For an async connection it returns an awaitable; `aadd` is the same with a precise type.
+        With `notify`, listening dispatchers are notified at the commit (at most every 50 ms by this
+        process, because notifications serialise commits).
+        """
+        event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
+        asked = self._joined(conn)
+        notes = check.flag("notify", notify)
+        return _carry_out(asked, self._adding(asked.dialect, event, notify=notes))
+
+    async def aadd(
+        self,
+        conn: Any,
+        aggregate: str,
+        aggregate_id: str | int | UUID,
+        event_type: str,
+        payload: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        notify: bool = False,
+    ) -> str:
+        """Async twin of `add`."""
+        event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
+        asked = self._joined(conn, awaited=True)
+        notes = check.flag("notify", notify)
+        added: str = await _acarry_out(asked, self._adding(asked.dialect, event, notify=notes))
+        return added
+
+    def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
+        """Add several events, on PostgreSQL in one statement; return their ids or an awaitable."""
+        asked = self._joined(conn)
+        notes = check.flag("notify", notify)
+        return _carry_out(asked, self._adding_all(asked.dialect, _listed(events), notify=notes))
+
+    async def aadd_all(
+        self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False
+    ) -> list[str]:
+        """Async twin of `add_all`."""
+        asked = self._joined(conn, awaited=True)
+        notes = check.flag("notify", notify)
+        steps = self._adding_all(asked.dialect, _listed(events), notify=notes)
+        added: list[str] = await _acarry_out(asked, steps)
+        return added
+
+    def _joined(self, raw: Any, *, awaited: bool = False) -> Connection:
+        """Return the user's own connection, which must be in a transaction."""
+        asked = self.database.connection(raw)
+        if awaited and not asked.kind.is_async:
+            raise TypeError(f"{asked!r} is not awaited: write the name without the a")
+        require_transaction(asked, TOGETHER)
+        return asked
+
+    def _adding(
+        self, dialect: Dialect, event: NewEvent, *, notify: bool, id_: str | None = None
+    ) -> Steps[str]:
+        arguments = self._arguments(event)
+        arguments["id"] = id_ or arguments["id"]
+        yield from adding(dialect, arguments)
+        if notify:
+            yield from self._notifying(dialect)
+        number: str = arguments["id"]
+        return number
+
+    def _adding_all(
+        self, dialect: Dialect, events: list[NewEvent], *, notify: bool, trail: str | None = None
+    ) -> Steps[list[str]]:
+        """Add events; if there is a `trail`, their ids start with it."""
+        if not events:
+            return []
+        if dialect == "postgres":
+            for event in events:
+                for name, value in (("aggregate_id", event[1]), ("payload", event[3])):
+                    if isinstance(value, FromRow):
+                        refuse_column(name, value)
+            told = self.rows_cte(events)
+            if trail is not None:
+                told.follow(trail)
+            yield AskText(f"WITH {told.text}\nSELECT 1", told.arguments)
+            ids = told.ids
+        else:
+            ids = []
+            for index, event in enumerate(events):
+                id_ = None if trail is None else f"{trail}-{index}"
+                number = yield from self._adding(dialect, event, notify=False, id_=id_)
+                ids.append(number)
+        if notify:
+            yield from self._notifying(dialect)
+        return ids
+
+    def _notifying(self, dialect: Dialect) -> Steps[None]:
+        if dialect == "postgres" and self._may_announce():
+            yield Ask("outbox.notify", {"channel": self.channel})
+
+    def _arguments(self, event: NewEvent) -> dict[str, Any]:
+        return {
+            "outbox": self.name,
+            "aggregate": text("aggregate", event.aggregate),
+            "aggregate_id": text("aggregate_id", event.aggregate_id),
+            "id": new_id(),
+            "type": text("event_type", event.type),
+            "payload": payload_bytes(event.payload, self.max_payload),
+            "headers": headers_text(event.headers),
+        }
+
+    def rows_cte(self, events: Iterable[NewEvent], *, source: str | None = None) -> Members:
+        """Return the members of a WITH clause that add `events`: (text, arguments).
+
+        For a statement that also writes the business row (PostgreSQL). The text has the form of
+        `sql/`. `source` names the member that returns the business row. Events are then added only
+        if there is such a row, and an event's `aggregate_id` or `payload` may be a column of it, as
+        `FromRow("id")`.
+        """
+        return members(self.name, _listed(events), source, self.max_payload)
+
+    # Waking dispatchers
+
+    def announce(self) -> None:
+        """Wake dispatchers after a commit; those of other processes at most every 50 ms."""
+        self.wake()
+        if self.database.dialect == "postgres" and self._may_announce():
+            self.database.run(self._announcing)
+
+    async def aannounce(self) -> None:
+        """Async twin of `announce`."""
+        self.wake()
+        if self.database.dialect == "postgres" and self._may_announce():
+            await self.database.arun(self._announcing)
+
+    def wake(self) -> None:
+        """Wake the dispatchers of this process, so that they look at once."""
+        if self._dispatchers is None:  # most services run them in another process
+            return
+        with self._mutex:
+            dispatchers = list(self._dispatchers)
+        for dispatcher in dispatchers:
+            dispatcher.wake()
+
+    def _has_dispatcher(self, dispatcher: _Wakes) -> None:
+        """Register a dispatcher for `wake`, for as long as it lives."""
+        with self._mutex:
+            known = self._dispatchers = (
+                WeakSet() if self._dispatchers is None else self._dispatchers
+            )
+            known.add(dispatcher)
+
+    def _announcing(self) -> Steps[None]:
+        yield Ask("outbox.notify", {"channel": self.channel})
+
+    def _may_announce(self) -> bool:
+        """Return whether another notification is allowed now, and count it as sent.
+
+        An event that follows a notification closely is found by the dispatchers that it has woken,
+        because they poll often then.
+        """
+        now = self.clock.now()
+        with self._mutex:
+            if now - self._announced < DEBOUNCE:
+                return False
+            self._announced = now
+            return True
+
+    # Browsing
+
+    def browse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of up to 100 events that are dead, blocked or waiting.
+
+        Dead events start with the latest; for a blocked aggregate the blocking event is listed.
+        `search` matches id, type, aggregate and error, ignoring case. `after` is `next` of the
+        previous page. One call examines a bounded number of events: a page may have fewer than
+        `limit` events and still a `next`. Without `payloads`, payloads are not read.
+        """
+        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
+
+    async def abrowse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Async twin of `browse`."""
+        asked = self._browsing(state, search, after, limit, payloads=payloads)
+        return await self.database.arun(asked)
+
+    def _browsing(
+        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
+    ) -> Operation[WorkPage]:
+        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        if state == "waiting" and asked.id and not asked.id.isdecimal():
+            raise ValueError(f"after={after!r:.50}: write None, or `next` of the page before")
+        return lambda: self._page(asked)
+
+    def _page(self, asked: Asked) -> Steps[WorkPage]:
+        number, id_ = asked.number, asked.id
+        if not id_:
+            number, id_ = (BEYOND if asked.state == "dead" else -BEYOND), ""
+        arguments: dict[str, Any] = {
+            "outbox": self.name,
+            "pattern": containing(asked.search),
+            "cut": asked.cut,
+            "number": number,
+            "most": BROWSED,
+        }
+        if asked.state == "dead":
+            arguments["id"] = id_
+        elif asked.state == "waiting":
+            arguments["id"] = int(id_ or 0)
+        rows = yield Ask(f"outbox.browse_{asked.state}", arguments)
+        item = _waiting_item if asked.state == "waiting" else _item
+        return page_of(rows, asked.limit, item)
+
+    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return an event with up to 64 KiB of its payload; None if it does not exist."""
+        return self.database.run(lambda: self._inspecting(id, payload=payload))
+
+    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Async twin of `inspect`."""
+        return await self.database.arun(lambda: self._inspecting(id, payload=payload))
+
+    def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+        cut = OPENED if check.flag("payload", payload) else 0
+        asked = {"outbox": self.name, "id": text("id", id_), "cut": cut}
+        rows = yield Ask("outbox.inspect", asked)
+        return _item(rows[0]) if rows else None
+
+    # Failures
+
+    def dead(self, limit: int = 100) -> list[DeadEvent]:
+        """Return the dead events, the oldest first."""
+        return self.database.run(lambda: self._dead(limit))
+
+    async def adead(self, limit: int = 100) -> list[DeadEvent]:
+        """Async twin of `dead`."""
+        return await self.database.arun(lambda: self._dead(limit))
+
+    def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
+        bound = check.count("limit", limit, maximum=MOST_LISTED)
+        rows = yield Ask("outbox.dead", {"outbox": self.name, "most": bound})
+        letters = []
+        for row in rows:
+            error, trace = split_report(row[9] or "")
+            letters.append(DeadEvent(event_of(row[:8]), row[8], error, row[10] / 1e6, trace))
+        return letters
+
+    def blocked(self, limit: int = 100) -> list[BlockedAggregate]:
+        """Return the aggregates that wait for `unblock`."""
+        return self.database.run(lambda: self._blocked(limit))
+
+    async def ablocked(self, limit: int = 100) -> list[BlockedAggregate]:
+        """Async twin of `blocked`."""
+        return await self.database.arun(lambda: self._blocked(limit))
+
+    def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
+        bound = check.count("limit", limit, maximum=MOST_LISTED)
+        rows = yield Ask("outbox.blocked", {"outbox": self.name, "most": bound})
+        return [
+            BlockedAggregate(aggregate, aggregate_id, attempts, *split_report(error or ""))
+            for aggregate, aggregate_id, attempts, error in rows
+        ]
+
+    def retry(self, id: str) -> bool:  # noqa: A002
+        """Retry an event that is dead or blocks its aggregate; return False if it is neither.
+
+        A dead event is added again behind the others of its aggregate, with the same id.
+        """
+        return self.database.run(lambda: self._retry(id))
+
+    async def aretry(self, id: str) -> bool:  # noqa: A002
+        """Async twin of `retry`."""
+        return await self.database.arun(lambda: self._retry(id))
+
+    def _retry(self, id_: str) -> Steps[bool]:
+        given = {"outbox": self.name, "id": text("id", id_)}
+        rows = yield Ask("outbox.exhume", given)
+        if not rows:
+            blocked = yield from self._blocked_by(id_)
+            return blocked is not None and (yield from self._unblock(*blocked, skip=False))
+        names = ("aggregate", "aggregate_id", "type", "payload", "headers")
+        arguments = {**given, **dict(zip(names, rows[0], strict=True))}
+        arguments["payload"] = bytes(arguments["payload"])
+        yield from adding(self.database.dialect, arguments)
+        return True
+
+    def drop(self, id: str) -> bool:  # noqa: A002
+        """Delete an event that is dead or blocks its aggregate; return False if it is neither."""
+        return self.database.run(lambda: self._drop(id))
+
+    async def adrop(self, id: str) -> bool:  # noqa: A002
+        """Async twin of `drop`."""
+        return await self.database.arun(lambda: self._drop(id))
+
+    def _drop(self, id_: str) -> Steps[bool]:
+        given = {"outbox": self.name, "id": text("id", id_)}
+        if (yield Ask("outbox.exhume", given)):
+            return True
+        blocked = yield from self._blocked_by(id_)
+        if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
+            return False
+        return bool((yield Ask("outbox.exhume", given)))
+
+    def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
+        """Return the aggregate that an event blocks, or None."""
+        rows = yield Ask("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
+        return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
+
+    def unblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
+    ) -> bool:
+        """Resume a blocked aggregate; with `skip`, without the event that blocks it.
+
+        A skipped event is dead: see `dead()` and `retry()`. Returns False if the aggregate is not
+        blocked.
+        """
+        return self.database.run(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
+
+    async def aunblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
+    ) -> bool:
+        """Async twin of `unblock`."""
+        return await self.database.arun(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
+
+    def _unblock(
+        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool
+    ) -> Steps[bool]:
+        where = {
+            "outbox": self.name,
+            "aggregate": text("aggregate", aggregate),
+            "aggregate_id": text("aggregate_id", aggregate_id),
+        }
+        if not check.flag("skip", skip):
+            return bool((yield Ask("outbox.unblock", where)))
+        owner, dialect = new_id(), self.database.dialect
+        rows = yield Ask("outbox.hold_blocked", {**where, "owner": owner})
+        for number, epoch, attempts, error in rows:
+            head = yield Ask("outbox.head", {"outbox": self.name, "lane": number})
+            taken = [Taken(number, epoch, attempts, head[0][0] or 0)]
+            (lane,) = yield from fetching(dialect, self.name, taken, 1, 1, 0)
+            action = "skip" if lane.events else "done"
+            ended = Settled(lane, 0, action, attempts, 0, error or "")
+            yield from settling(dialect, self.name, owner, [ended], keep=False)
+        return bool(rows)
+
+    # Cleanup
+
+    def cleanup(
+        self,
+        *,
+        keep: float = 0.0,
+        keep_dead: float = KEEP_DEAD,
+        batch: int = CLEAN_AT_ONCE,
+        within: float = 10.0,
+    ) -> int:
+        """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`.
+
+        Works in batches and returns how many were deleted. It ends after about `within` seconds,
+        finished or not.
+        """
+        return Cleaning(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
+
+    async def acleanup(
+        self,
+        *,
+        keep: float = 0.0,
+        keep_dead: float = KEEP_DEAD,
+        batch: int = CLEAN_AT_ONCE,
+        within: float = 10.0,
+    ) -> int:
+        """Async twin of `cleanup`."""
+        return await Cleaning(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
+
+    async def _aclean_some(self, *, keep: float) -> bool:
+        """Delete one batch; return whether there may be more. For callers with other work to do."""
+        removals = self._to_clean(keep, KEEP_DEAD)
+        deleted = [await self.database.arun(partial(one, CLEAN_AT_ONCE)) for one in removals]
+        return max(deleted) >= CLEAN_AT_ONCE
+
+    def forget(self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0) -> int:
+        """Delete the counters of aggregates that had no event for `idle` seconds.
+
+        Only aggregates without any remaining event are affected. Their sequence numbers start at 1
+        again; ids do not repeat. `idle` must be longer than any transaction that adds events. Works
+        in batches for about `within` seconds, as `cleanup` does.
+        """
+        return Cleaning(batch, within, self._to_forget(idle)).run(self.database)
+
+    async def aforget(
+        self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
+    ) -> int:
+        """Async twin of `forget`."""
+        return await Cleaning(batch, within, self._to_forget(idle)).arun(self.database)
+
+    def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
+        ages = (
+            (False, check.seconds("keep", keep, zero=True)),
+            (True, check.seconds("keep_dead", keep_dead, zero=True)),
+        )
+        return [
+            partial(self._removing, "clean", {"dead": dead, "age": round(age * 1e6)})
+            for dead, age in ages
+        ]
+
+    def _to_forget(self, idle: float) -> Callable[[int], Steps[int]]:
+        age = round(check.seconds("idle", idle) * 1e6)
+        return partial(self._removing, "forget", {"age": age})
+
+    def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
+        rows = yield Ask(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
+        return len(rows)
+
+    # Statistics
+
+    def survey(self) -> dict[str, Any]:
+        """Return the numbers of pending, dead and blocked, and the age of the oldest event.
+
+        Counts stop at 100 000; the oldest is the oldest of those counted.
+        """
+        return self.database.run(self._survey)
+
+    async def asurvey(self) -> dict[str, Any]:
+        """Async twin of `survey`."""
+        return await self.database.arun(self._survey)
+
+    def _survey(self) -> Steps[dict[str, Any]]:
+        rows = yield Ask("outbox.survey", {"outbox": self.name})
+        pending, oldest, dead, blocked = rows[0]
+        age = 0.0 if oldest is None else max(0, oldest) / 1e6
+        found = {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}
+        registry.answered(self, found)
+        return found
+
+
+def _carry_out(asked: Connection, steps: Steps[Any]) -> Any:
+    return _acarry_out(asked, steps) if asked.kind.is_async else asked.run(steps)
+
+
+async def _acarry_out(asked: Connection, steps: Steps[Any]) -> Any:
+    await arequire_transaction(asked, TOGETHER)
+    return await asked.arun(steps)
+
+
+def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:
+    found = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
+    for event in found:
+        if not isinstance(event, NewEvent):
+            raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
+    return found
+
+
+def _waiting_item(row: tuple[Any, ...]) -> WorkItem:
+    return _item(row[1:])  # its position has two columns
+
+
+def _item(row: tuple[Any, ...]) -> WorkItem:
+    _, id_, state, kind, aggregate, aggregate_id, attempts, error, created, ended = row[:10]
+    size, payload, _, now = row[10:]
+    error, trace = split_report(error or "")
+    return WorkItem(
+        id_,
+        state,
+        kind,
+        f"{aggregate} {aggregate_id}",
+        None,
+        attempts,
+        max(0, now - created) / 1e6,
+        (now - (created if ended is None else ended)) / 1e6,
+        error,
+        size,
+        bytes(payload),
+        () if state == "waiting" else ("retry", "drop"),
+        trace,
+    )

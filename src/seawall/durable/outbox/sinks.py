@@ -1,0 +1,360 @@
+"""Sinks of a dispatcher: a webhook, a Redis stream, NATS JetStream; any function works, too.
+
+Promises:
+
+- Each sink sends the event's id, by which a receiver recognises duplicates: a webhook as
+  Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id.
+- A webhook signs body, id and time of sending. So a receiver can verify the sender, and that the
+  message is neither old nor a repeat under another id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from hmac import compare_digest
+from hmac import new as hmac
+from time import time  # noqa: TID251 - receivers compare it with their own clock
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall import registry
+from seawall._redaction import redacted
+from seawall.durable.outbox.events import OutboxEvent
+from seawall.errors import BadSignature, NotDelivered, Overloaded, StoreUnavailable
+from seawall.guard import Guard
+from seawall.redis.streams import StorePlace, append, partition_name, partition_of
+from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
+from seawall.wire.retry_after import read_retry_after
+
+SIGNATURE_HEADER: Final = "Seawall-Signature"
+LONGEST_SIGNATURE: Final = 1_024
+LONGEST_PAUSE: Final = 300.0
+LARGEST_ANSWER: Final = 64 * 1024
+"""Maximum bytes of a receiver's response that are read."""
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_OWN: Final = frozenset(
+    {
+        "content-type",
+        "content-length",
+        "host",
+        "idempotency-key",
+        "connection",
+        "transfer-encoding",
+        "authorization",
+        "cookie",
+        "seawall-signature",
+    }
+)
+_WAIT: Final = frozenset({429, 503})
+_BUSY: Final = frozenset({408, 425, 429})
+"""Statuses that, like 5xx, describe the receiver's state; other errors concern the event."""
+
+
+# Signatures
+
+
+def sign(secret: bytes, body: bytes, *, now: int, event_id: str = "") -> str:
+    """Return the signature header: time in seconds, id, and an HMAC of both and the body."""
+    check.count("now", now, minimum=0)
+    if not isinstance(event_id, str) or (event_id and not _ID.fullmatch(event_id)):
+        raise ValueError(f"event_id={event_id!r}: write up to 255 letters, digits, _ and -")
+    # Unambiguous: a time has only digits, so the next character says whether an id follows, and an
+    # id has no dot.
+    about = f"{now},{event_id}." if event_id else f"{now}."
+    made = hmac(_secret(secret), about.encode() + _body(body), sha256).hexdigest()
+    return f"t={now},id={event_id},v1={made}" if event_id else f"t={now},v1={made}"
+
+
+def verify(
+    secrets: bytes | Sequence[bytes],
+    header: str,
+    body: bytes,
+    *,
+    tolerance: float = 300.0,
+    now: float | None = None,
+) -> str:
+    """Raise `BadSignature` unless one of `secrets` recently signed `body` with `header`.
+
+    Returns the event's id, by which repeats are recognised. Several secrets allow rotation: the new
+    one and the old one. The comparison takes constant time.
+    """
+    allowed = check.seconds("tolerance", tolerance)
+    known = (secrets,) if isinstance(secrets, bytes) else _listed(secrets)
+    at = time() if now is None else check.at_least("now", now, 0)
+    if not isinstance(header, str) or len(header) > LONGEST_SIGNATURE:
+        raise BadSignature("no signature that can be read")
+    parts = [part.strip().partition("=") for part in header.split(",")]
+    times = [value for name, _, value in parts if name == "t"]
+    given = [value for name, _, value in parts if name == "v1"][:4]
+    ids = [value for name, _, value in parts if name == "id"]
+    if len(times) != 1 or not _NUMBER.fullmatch(times[0]) or not given or len(ids) > 1:
+        raise BadSignature("no signature that can be read")
+    if ids and not _ID.fullmatch(ids[0]):
+        raise BadSignature("no signature that can be read")
+    about = ids[0] if ids else ""
+    sent = int(times[0])
+    good = False
+    for secret in known:
+        wanted = sign(secret, body, now=sent, event_id=about).rpartition("v1=")[2].encode()
+        for value in given:
+            good |= compare_digest(wanted, value.encode("utf-8", "replace"))
+    if not good:
+        raise BadSignature("signed by somebody else, or changed on its way")
+    if abs(at - sent) > allowed:
+        raise BadSignature(f"signed more than {allowed:g} s ago, or in the future")
+    return about
+
+
+def _listed(secrets: Sequence[bytes]) -> tuple[bytes, ...]:
+    if not (known := check.listed("secrets", secrets, "new, old")):
+        raise ValueError("secrets=[]: write the secret, or the new one and the old one")
+    return known
+
+
+def _body(body: object) -> bytes:
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"body: pass the bytes as they are sent, not {type(body).__name__}")
+    return bytes(body)
+
+
+def _secret(secret: object) -> bytes:
+    if not isinstance(secret, bytes) or len(secret) < 16:  # noqa: PLR2004 - 128 bits
+        raise ValueError(
+            "secret: write at least 16 bytes, such as those of secrets.token_bytes(32)"
+        )
+    return secret
+
+
+# Sinks
+
+
+class Webhook:
+    """Posts each event to a URL, signed, through a guard."""
+
+    batched = False
+
+    def __init__(
+        self, url: str, *, client: Any, secret: bytes | None, guard: Guard | None = None
+    ) -> None:
+        """Post to `url` with `client`, an httpx.AsyncClient; `secret=None` does not sign.
+
+        `guard` protects each post (default: a standard guard with a breaker and a timeout of 10
+        seconds). A refusal by it costs an event no attempt, and pauses the dispatcher.
+        """
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise ValueError(f"url={url!r}: write an address, such as 'https://example.com/events'")
+        if not hasattr(client, "stream"):
+            raise TypeError(f"client={client!r}: pass an httpx.AsyncClient")
+        if guard is not None and not isinstance(guard, Guard):
+            raise TypeError(f"guard={guard!r}: pass a Guard")
+        self.url = url
+        self._client = client
+        self._secret = None if secret is None else _secret(secret)
+        where = f"webhook {url.partition('?')[0]}"
+        self._own_guard = guard is None
+        self.guard = guard or registry.release(
+            Guard.standard(where, on=Exception, timeout=10.0, attempts=1)
+        )
+
+    def __repr__(self) -> str:
+        return f"<Webhook {redacted(self.url)!r}>"
+
+    def close(self) -> None:
+        """Unregister the default guard; the client and a given guard are not closed."""
+        if self._own_guard:
+            self.guard.close()
+
+    async def __call__(self, event: OutboxEvent) -> None:
+        """Post one event, or raise."""
+        status = await self.guard.acall(self._post, event)
+        if not 200 <= status < 300:  # noqa: PLR2004
+            # Outside the guard: an event that is rejected must not open the breaker for others.
+            raise NotDelivered(f"the receiver answered {status}")
+
+    async def _post(self, event: OutboxEvent) -> int:
+        headers = self._headers(event)
+        async with self._client.stream(
+            "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
+        ) as response:
+            status, told = int(response.status_code), response.headers.get("retry-after")
+            replayed = is_replayed(response.headers.get(REPLAYED_HEADER))
+            await _read(response)
+        if replayed:  # the stored response to an earlier delivery: the receiver is healthy now
+            return status
+        pause = None if told is None else read_retry_after(told, time())
+        if status in _WAIT and pause is not None:
+            raise Overloaded(
+                f"the receiver answered {status}", retry_after=min(pause, LONGEST_PAUSE)
+            )
+        if status >= 500 or status in _BUSY:  # noqa: PLR2004
+            raise NotDelivered(f"the receiver answered {status}")
+        return status
+
+    def _headers(self, event: OutboxEvent) -> dict[str, str]:
+        own = {
+            "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
+            "Idempotency-Key": f'"{event.id}"',
+            **_told(event),
+        }
+        if self._secret is not None:
+            now = int(time())
+            own[SIGNATURE_HEADER] = sign(self._secret, event.payload, now=now, event_id=event.id)
+        return {**_passed_on(event.headers), **own}
+
+
+class RedisStream:
+    """Appends events to a Redis or Valkey stream, one batch per script call."""
+
+    batched = True
+
+    def __init__(
+        self,
+        target: Any,
+        stream: str,
+        *,
+        partitions: int | None = None,
+        max_length: int = 1_000_000,
+    ) -> None:
+        """Append to `stream`, and keep about `max_length` events in it, whether read or not.
+
+        `target` is a `RedisStore`, a URL, or a redis-py client. With `partitions`, an aggregate
+        goes to one of `stream.0`, `stream.1` and so on, as `RedisStreamSource` reads them.
+        """
+        if not isinstance(stream, str) or not stream:
+            raise ValueError(f"stream={stream!r}: write the stream's key, such as 'orders'")
+        self.stream = stream
+        self.partitions = None if partitions is None else check.count("partitions", partitions)
+        self.max_length = check.count("max_length", max_length)
+        self._place = StorePlace(target, stream)
+
+    def __repr__(self) -> str:
+        return f"<RedisStream {self.stream!r}>"
+
+    async def close(self) -> None:
+        """Close the connections, unless they belong to a given store."""
+        await self._place.close()
+
+    async def __call__(self, events: list[OutboxEvent]) -> list[str]:
+        """Append the events; return the ids of those that failed, or raise if all did."""
+        batches: dict[int | None, list[OutboxEvent]] = {}
+        for event in events:
+            batches.setdefault(self._partition_of(event), []).append(event)
+        failed: list[str] = []
+        failure: StoreUnavailable | None = None
+        for partition, batch in batches.items():
+            try:
+                # All or none: an event must not overtake a failed one of its aggregate.
+                await append(
+                    self._place.store,
+                    partition_name(self.stream, partition),
+                    map(_fields, batch),
+                    self.max_length,
+                    trims=True,
+                )
+            except StoreUnavailable as error:
+                failure = error
+                failed += [event.id for event in batch]
+        if failure is not None and len(failed) == len(events):
+            raise failure
+        return failed
+
+    def _partition_of(self, event: OutboxEvent) -> int | None:
+        if self.partitions is None:
+            return None
+        return partition_of((event.aggregate, event.aggregate_id), self.partitions)
+
+
+class JetStream:
+    """Publishes each event to NATS JetStream, which drops duplicates by their Nats-Msg-Id.
+
+    It does so within the stream's `duplicate_window`, by default two minutes.
+    """
+
+    batched = False
+
+    def __init__(self, context: Any, subject: str = "{aggregate}.{type}") -> None:
+        """Publish with `context`, the result of `.jetstream()` of a NATS connection.
+
+        In `subject`, {aggregate}, {aggregate_id} and {type} are replaced by those of the event,
+        with an underscore for each character that has a meaning in a subject.
+        """
+        if not hasattr(context, "publish"):
+            raise TypeError(f"context={context!r}: pass a JetStream context of nats-py")
+        if not isinstance(subject, str) or not subject or re.search(r"[\s*>]", subject):
+            raise ValueError(f"subject={subject!r}: write a subject, such as 'orders.{{type}}'")
+        self._context = context
+        self.subject = subject
+
+    def __repr__(self) -> str:
+        return f"<JetStream {self.subject!r}>"
+
+    async def __call__(self, event: OutboxEvent) -> None:
+        """Publish one event, and wait until it is stored."""
+        names = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
+        names["type"] = event.type
+        subject = self.subject
+        for name, value in names.items():
+            subject = subject.replace(f"{{{name}}}", re.sub(r"[^\w-]", "_", value))
+        headers = {**_passed_on(event.headers), **_told(event), "Nats-Msg-Id": event.id}
+        await self._context.publish(subject, event.payload, headers=headers)
+
+
+_BYTES: Final = "application/octet-stream"
+
+
+async def _read(response: Any) -> None:
+    """Read a response to its end, so that the connection can be reused.
+
+    Stop if it is larger than `LARGEST_ANSWER`: it may have any size.
+    """
+    if response.is_stream_consumed:
+        return
+    size = 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > LARGEST_ANSWER:
+            return
+
+
+def _fields(event: OutboxEvent) -> dict[str, str | bytes | int]:
+    return {
+        "id": event.id,
+        "aggregate": event.aggregate,
+        "aggregate_id": event.aggregate_id,
+        "sequence": event.sequence,
+        "type": event.type,
+        "payload": event.payload,
+        "headers": json.dumps(event.headers),
+    }
+
+
+def _told(event: OutboxEvent) -> dict[str, str]:
+    return {
+        "Seawall-Event": _ascii(event.type),
+        "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),
+        "Seawall-Sequence": str(event.sequence),
+    }
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the event headers that may be forwarded, without those that sinks set themselves."""
+    return {
+        name: _ascii(value)
+        for name, value in headers.items()
+        if _HEADER_NAME.fullmatch(name)
+        and name.lower() not in _OWN
+        and not name.lower().startswith(("seawall-", "nats-"))
+    }
+
+
+def _ascii(value: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in value).strip()
+
+
+def _is_json(payload: bytes) -> bool:
+    return payload[:1] in b'{["' and payload[:1] != b""

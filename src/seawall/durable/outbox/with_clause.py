@@ -1,0 +1,192 @@
+"""Events as members of a WITH clause: business row, key and events in one statement."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
+
+from seawall.durable.database.statements import quoted
+from seawall.durable.outbox.events import (
+    FromRow,
+    NewEvent,
+    headers_text,
+    new_id,
+    payload_bytes,
+    text,
+)
+
+MOST_TOGETHER: Final = 1_000
+MOST_REMEMBERED: Final = 16
+"""Maximum number of events for which the text is cached: longer texts rarely repeat."""
+FROM_ROW: Final = " AS r)"
+"""Occurs in every text that uses a column of the business row, and in no other."""
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,50}")
+
+
+class Members(NamedTuple):
+    """Members of a WITH clause as `sql/` text, with their arguments."""
+
+    text: str
+    arguments: dict[str, Any]
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the events, in order."""
+        count = sum(name.startswith("outbox_id_") for name in self.arguments)
+        return [self.arguments[f"outbox_id_{index}"] for index in range(count)]
+
+    def follow(self, trail: str) -> None:
+        """Give the events ids that start with `trail`, so that they can be found by it."""
+        for index in range(len(self.ids)):
+            self.arguments[f"outbox_id_{index}"] = f"{trail}-{index}"
+
+
+class _Event(NamedTuple):
+    """The properties of an event that determine the text."""
+
+    number: int
+    payload: FromRow | None
+    """The column that holds it; None for a parameter."""
+    headers: bool
+    """Whether the event has headers."""
+
+
+Shape = tuple[tuple[FromRow | None, tuple[_Event, ...]], ...]
+"""For each aggregate: the column of its id (None for a parameter), and its events."""
+
+
+def members(outbox: str, events: list[NewEvent], source: str | None, max_payload: int) -> Members:
+    """Return the members; one update of the counter serves all events of an aggregate."""
+    arguments: dict[str, Any] = {}
+    return Members(write(arguments, outbox, events, source, max_payload), arguments)
+
+
+def write(
+    arguments: dict[str, Any],
+    outbox: str,
+    events: list[NewEvent],
+    source: str | None,
+    max_payload: int,
+) -> str:
+    """Return the text of the members, and add their values to `arguments`."""
+    if len(events) > MOST_TOGETHER:
+        raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
+    arguments["outbox_name"] = outbox
+    if len(events) == 1:
+        aggregate, whose, shaped = _put(arguments, 0, events[0], max_payload)
+        return _written((_aggregate(arguments, 0, aggregate, whose, (shaped,)),), source)
+    groups: dict[tuple[str, str | FromRow], list[_Event]] = {}
+    for number, event in enumerate(events):
+        aggregate, whose, shaped = _put(arguments, number, event, max_payload)
+        groups.setdefault((aggregate, whose), []).append(shaped)
+    # Always in the same order: concurrent transactions on the same aggregates wait instead of
+    # deadlocking.
+    shape = tuple(
+        _aggregate(arguments, n, *named, tuple(group))
+        for n, (named, group) in enumerate(sorted(groups.items(), key=_by_name))
+    )
+    kept = len(events) <= MOST_REMEMBERED
+    return _written(shape, source) if kept else _written.__wrapped__(shape, source)
+
+
+def _put(
+    arguments: dict[str, Any], number: int, event: NewEvent, max_payload: int
+) -> tuple[str, str | FromRow, _Event]:
+    """Add an event's values to `arguments`; return its aggregate, aggregate id and shape."""
+    if not isinstance(event, NewEvent):
+        raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
+    aggregate, whose, type_, payload, headers = event
+    if not isinstance(whose, FromRow):
+        whose = text("aggregate_id", whose)
+    id_name, type_name, headers_name, payload_name = _names(number)
+    arguments[id_name] = new_id()
+    arguments[type_name] = text("event_type", type_)
+    if headers:
+        arguments[headers_name] = headers_text(headers)
+    column = None
+    if isinstance(payload, FromRow):
+        column = payload
+    else:
+        arguments[payload_name] = payload_bytes(payload, max_payload)
+    return text("aggregate", aggregate), whose, _shape(number, column, bool(headers))
+
+
+_shape: Final = lru_cache(maxsize=1024)(_Event)
+
+
+def _aggregate(
+    arguments: dict[str, Any],
+    number: int,
+    aggregate: str,
+    whose: str | FromRow,
+    events: tuple[_Event, ...],
+) -> tuple[FromRow | None, tuple[_Event, ...]]:
+    """Add an aggregate's values to `arguments`; return its shape."""
+    aggregate_name, whose_name = _aggregate_names(number)
+    arguments[aggregate_name] = aggregate
+    if isinstance(whose, FromRow):
+        return whose, events
+    arguments[whose_name] = whose
+    return None, events
+
+
+@cache
+def _names(own: int) -> tuple[str, str, str, str]:
+    return tuple(f"outbox_{what}_{own}" for what in ("id", "type", "headers", "payload"))  # type: ignore[return-value]
+
+
+@cache
+def _aggregate_names(n: int) -> tuple[str, str]:
+    return f"outbox_aggregate_{n}", f"outbox_of_{n}"
+
+
+def _by_name(item: tuple[tuple[str, str | FromRow], Any]) -> tuple[str, str]:
+    (aggregate, whose), _ = item
+    return aggregate, str(whose)
+
+
+@lru_cache(maxsize=256)
+def _written(shape: Shape, source: str | None) -> str:
+    """Return the text for events of this shape. Cached: most services repeat few shapes."""
+    if source is not None and not (isinstance(source, str) and _NAME.fullmatch(source)):
+        raise ValueError(f"source={source!r}: write the name of a member, such as 'business'")
+    written: list[str] = []
+    rows = "" if source is None else f" FROM (SELECT FROM {source} LIMIT 1) AS one"
+    for n, (whose, group) in enumerate(shape):
+        written.append(
+            f"outbox_place_{n} AS (\n"
+            "INSERT INTO {outbox_sequences} AS s"
+            " (outbox, aggregate, aggregate_id, last, touched_at)\n"
+            f"SELECT CAST(:outbox_name AS text), CAST(:outbox_aggregate_{n} AS text),"
+            f" {_value(whose, f'outbox_of_{n}', source)}, {len(group)}, {{now}}{rows}\n"
+            "ON CONFLICT (outbox, aggregate, aggregate_id)"
+            f" DO UPDATE SET last = s.last + {len(group)}, touched_at = excluded.touched_at\n"
+            "RETURNING s.lane, s.last, s.touched_at, s.aggregate, s.aggregate_id)"
+        )
+        for m, (own, column, headed) in enumerate(group):
+            headers = f"CAST(:outbox_headers_{own} AS text)" if headed else "CAST(NULL AS text)"
+            payload = f"CAST(:outbox_payload_{own} AS bytea)"
+            if column is not None:
+                payload = f"convert_to({_value(column, '', source)}, 'UTF8')"
+            written.append(
+                f"outbox_event_{own} AS (\n"
+                "INSERT INTO {outbox} (outbox, lane, sequence, id, aggregate, aggregate_id,"
+                " type, payload, headers, created_at)\n"
+                f"SELECT CAST(:outbox_name AS text), p.lane, p.last - {len(group) - 1 - m},"
+                f" CAST(:outbox_id_{own} AS text), p.aggregate, p.aggregate_id,"
+                f" CAST(:outbox_type_{own} AS text), {payload},"
+                f" {headers}, p.touched_at\n"
+                f"FROM outbox_place_{n} AS p)"
+            )
+    return ",\n".join(written)
+
+
+def _value(value: FromRow | None, parameter: str, source: str | None) -> str:
+    if value is None:
+        return f"CAST(:{parameter} AS text)"
+    if source is None:
+        raise ValueError(f"{value!r}: write source= too, the member that returns that row")
+    column = quoted(value.column).replace("{", "{{").replace("}", "}}")
+    # With several rows the choice would be arbitrary: then the subquery makes the statement fail.
+    return f"(SELECT CAST(r.{column} AS text) FROM {source}{FROM_ROW}"  # noqa: S608 - quoted, and checked

@@ -1,0 +1,695 @@
+"""Job queues: the interface of every queue, wherever its jobs are kept, and its operations.
+
+Each operation is a generator of steps. It yields a call of the queue's rules (`Ask`) or a waiter,
+and is sent the answer; or it yields a call without an answer (`Tell`). A subclass decides who
+answers: the rules in memory, or a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+from secrets import token_hex
+from typing import Any, Final, TypeVar
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.clock import Clock
+from seawall.context import current_criticality, give_up_at
+from seawall.errors import JobFailed, JobLost, QueueFull, StoreUnavailable, TimedOut, UnknownJob
+from seawall.jobs.encoding import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    bounded_seconds,
+    claim_of,
+    decode,
+    encode,
+    legible,
+    microseconds,
+    read_reason,
+    short_text,
+    stored_reason,
+)
+from seawall.jobs.records import Ask, Claim, DeadLetter, JobStatus, QueueSteps, Tell
+from seawall.jobs.wakeups import READY, Bell, Bells
+from seawall.jobs.work_list import (
+    OPENED,
+    Asked,
+    WorkItem,
+    WorkPage,
+    asked_page,
+    job_item,
+    place_after,
+)
+from seawall.models.queue.jobs import (
+    NOBODY,
+    PRIORITIES,
+    TOTALS,
+    Browsed,
+    Counts,
+    Granted,
+    How,
+    NewJob,
+    QueueRules,
+    Seen,
+)
+from seawall.runtime.layers import Kind, Waiter
+from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.stepping import adrive, drive
+
+MOST_AT_ONCE: Final = 500
+"""Maximum number of jobs pushed, claimed or listed by one call."""
+MOST_BYTES_AT_ONCE: Final = 4_194_304
+"""Maximum bytes of payloads in one push of several jobs: more would delay the store."""
+POLL: Final = 0.5
+"""Maximum seconds between two looks of a waiter, even without news."""
+LEAST_ENDED: Final = 1000
+"""Minimum number of ended jobs to remember, for queues with a smaller `max_size`."""
+_ENDS: Final = frozenset({"done", "dead", "cancelled", "expired"})
+T = TypeVar("T")
+
+
+class JobQueue:
+    """A queue of jobs with priorities, leases and dead letters."""
+
+    WORK_STATES = ("dead", "waiting", "delayed", "claimed")
+    """The job states that `browse` can list."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        head_start: float,
+        max_attempts: int,
+        max_size: int,
+        max_dead: int,
+        keep: float,
+        result_ttl: float,
+        dedupe_window: float,
+        max_payload: int,
+        clock: Clock,
+    ) -> None:
+        """Check and store the settings."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"{type(self).__name__}(name={name!r}): write a name, such as 'mails'")
+        self.name = name
+        self.clock = clock
+        self.keep = bounded_seconds("keep", keep, MOST_SECONDS)
+        self.max_payload = check.count("max_payload", max_payload, maximum=MOST_BYTES)
+        ttl = bounded_seconds("result_ttl", result_ttl, MOST_SECONDS)
+        window = bounded_seconds("dedupe_window", dedupe_window, MOST_SECONDS, zero=True)
+        if window > ttl:
+            raise ValueError(
+                f"dedupe_window={window!r} is above result_ttl={ttl!r}: a job that is forgotten"
+                f" answers for nothing; write result_ttl={window!r} or more"
+            )
+        self.rules = QueueRules(
+            microseconds(bounded_seconds("head_start", head_start, MOST_SECONDS, zero=True)),
+            check.count("max_attempts", max_attempts, maximum=1_000_000),
+            check.count("max_size", max_size),
+            check.count("max_dead", max_dead),
+            most_ended(max_size),
+            microseconds(self.keep),
+            microseconds(ttl),
+            microseconds(window),
+        )
+        self._bells = Bells()
+
+    # For producers
+
+    def push(
+        self,
+        payload: Any,
+        *,
+        priority: int | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+        dedupe: str | None = None,
+    ) -> str:
+        """Add a job and return its id.
+
+        `priority` is 0 to 9; the default is the criticality of the context (2 for CRITICAL). The
+        job can be claimed after `delay` seconds, and is not started later than `ttl` seconds from
+        now. While a job with the same `dedupe` has not ended, its id is returned and nothing is
+        added. Raises `QueueFull` if there is no room.
+        """
+        job = self._new(payload, priority, delay, ttl, dedupe)
+        return self._sync(self._pushing([job]))[0]
+
+    async def apush(
+        self,
+        payload: Any,
+        *,
+        priority: int | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+        dedupe: str | None = None,
+    ) -> str:
+        """Async twin of `push`."""
+        job = self._new(payload, priority, delay, ttl, dedupe)
+        return (await self._async(self._pushing([job])))[0]
+
+    def push_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        priority: int | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+    ) -> list[str]:
+        """Add up to 500 jobs in one call, or none if there is no room for all; return their ids.
+
+        Together they may have up to 4 MiB, the most that a store accepts in one call.
+        """
+        return self._sync(self._pushing(self._batch(payloads, priority, delay, ttl)))
+
+    async def apush_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        priority: int | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+    ) -> list[str]:
+        """Async twin of `push_many`."""
+        return await self._async(self._pushing(self._batch(payloads, priority, delay, ttl)))
+
+    def wait(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is an id
+        """Wait until a job has ended, and return its result.
+
+        Raises `JobFailed` if it ended without a result, `UnknownJob` if there is no such job, and
+        `TimedOut` after `timeout` seconds; the job itself continues.
+        """
+        return self._sync(self._waiting(id, timeout))
+
+    async def await_(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
+        """Async twin of `wait`."""
+        return await self._async(self._waiting(id, timeout))
+
+    def status(self, id: str) -> JobStatus:  # noqa: A002
+        """Return the status of a job; raise `UnknownJob` if it is not known."""
+        return self._sync(self._seeing(id))
+
+    async def astatus(self, id: str) -> JobStatus:  # noqa: A002
+        """Async twin of `status`."""
+        return await self._async(self._seeing(id))
+
+    def cancel(self, id: str) -> bool:  # noqa: A002
+        """End a job now; return False if it had already ended.
+
+        Its worker learns of it at the next heartbeat, and cannot ack the job any more.
+        """
+        return self._sync(self._changing("cancel", id))
+
+    async def acancel(self, id: str) -> bool:  # noqa: A002
+        """Async twin of `cancel`."""
+        return await self._async(self._changing("cancel", id))
+
+    # For workers
+
+    def claim(self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0) -> list[Claim]:
+        """Claim the next jobs, up to `count`; the claims are valid for `lease` seconds.
+
+        If there is no job, wait up to `wait` seconds for one; return [] if none came.
+        """
+        return self._sync(self._claiming(count, lease, wait))
+
+    async def aclaim(
+        self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0
+    ) -> list[Claim]:
+        """Async twin of `claim`. If cancelled in the middle, it has claimed no job."""
+        return await self._async(self._claiming(count, lease, wait))
+
+    def heartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
+        """Extend a claim to `lease` seconds from now (default: its previous lease).
+
+        As in `ack` and `nack`, `JobLost` means that the claim is no longer valid: its lease
+        expired, or the job was cancelled. Stop working on the job then.
+        """
+        self._sync(self._extending(claim, lease))
+
+    async def aheartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
+        """Async twin of `heartbeat`."""
+        await self._async(self._extending(claim, lease))
+
+    def ack(self, claim: Claim, result: Any = None) -> None:
+        """Report that the job is done, with its result."""
+        self._sync(self._acking(claim, result))
+
+    async def aack(self, claim: Claim, result: Any = None) -> None:
+        """Async twin of `ack`."""
+        await self._async(self._acking(claim, result))
+
+    def nack(
+        self,
+        claim: Claim,
+        *,
+        delay: float = 0.0,
+        reason: str | BaseException = "",
+        counted: bool = True,
+        retry: bool = True,
+    ) -> str:
+        """Give a job back: it can be claimed again after `delay` seconds, in its old place.
+
+        After its last attempt, or with `retry=False`, it becomes a dead letter instead.
+        `counted=False` means that the job was never started, so this was no attempt. If `reason` is
+        an exception, its type, message and traceback are stored, redacted. Returns the job's new
+        state.
+        """
+        return self._sync(self._nacking(claim, delay, reason, counted=counted, retry=retry))
+
+    async def anack(
+        self,
+        claim: Claim,
+        *,
+        delay: float = 0.0,
+        reason: str | BaseException = "",
+        counted: bool = True,
+        retry: bool = True,
+    ) -> str:
+        """Async twin of `nack`."""
+        return await self._async(self._nacking(claim, delay, reason, counted=counted, retry=retry))
+
+    # For operators
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting jobs, read without a query, as the rules of `Shed` need it."""
+        raise NotImplementedError
+
+    def dead(self, limit: int = 100) -> list[DeadLetter]:
+        """Return the dead letters, the oldest first, at most `limit`.
+
+        In a store there may be fewer if they are large: a reply holds about 1 MiB.
+        """
+        return self._sync(self._listing(limit))
+
+    async def adead(self, limit: int = 100) -> list[DeadLetter]:
+        """Async twin of `dead`."""
+        return await self._async(self._listing(limit))
+
+    def browse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Return a page of up to 100 jobs that are dead, waiting, delayed or claimed.
+
+        Jobs are listed in the order in which they are due; dead ones start with the latest.
+        `search` matches id, reason and payload; case is ignored for ASCII letters. `after` is
+        `next` of the previous page. One call examines a bounded number of jobs: a page may have
+        fewer than `limit` jobs and still a `next`. Without `payloads`, payloads are neither read
+        nor searched.
+        """
+        asked = self._asked(state, search, after, limit, payloads=payloads)
+        return self._sync(self._browsing(asked))
+
+    async def abrowse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> WorkPage:
+        """Async twin of `browse`."""
+        asked = self._asked(state, search, after, limit, payloads=payloads)
+        return await self._async(self._browsing(asked))
+
+    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Return a job with up to 64 KiB of its payload; None if it does not exist."""
+        return self._sync(self._inspecting(id, payload=payload))
+
+    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+        """Async twin of `inspect`."""
+        return await self._async(self._inspecting(id, payload=payload))
+
+    def retry(self, id: str) -> bool:  # noqa: A002
+        """Queue a dead job again, with all its attempts, as if it were pushed now.
+
+        Returns False if it is not dead, or if another job has its dedupe id by now.
+        """
+        return self._sync(self._changing("requeue", id))
+
+    async def aretry(self, id: str) -> bool:  # noqa: A002
+        """Async twin of `retry`."""
+        return await self._async(self._changing("requeue", id))
+
+    def drop(self, id: str) -> bool:  # noqa: A002
+        """Delete a dead job, or cancel one that has not ended; False if it ended otherwise."""
+        return self._sync(self._dropping(id))
+
+    async def adrop(self, id: str) -> bool:  # noqa: A002
+        """Async twin of `drop`."""
+        return await self._async(self._dropping(id))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the numbers of waiting, delayed, claimed and dead jobs, and the totals so far."""
+        return self._sync(self._counting())
+
+    async def asnapshot(self) -> dict[str, Any]:
+        """Async twin of `snapshot`."""
+        return await self._async(self._counting())
+
+    # Pushing
+
+    def _new(
+        self,
+        payload: Any,
+        priority: int | None,
+        delay: float,
+        ttl: float | None,
+        dedupe: str | None,
+    ) -> NewJob:
+        level = int(current_criticality()) if priority is None else priority
+        check.count("priority", level, minimum=0, maximum=PRIORITIES - 1)
+        wait = bounded_seconds("delay", delay, self.keep, zero=True)
+        life = 0.0 if ttl is None else bounded_seconds("ttl", ttl, self.keep)
+        if ttl is not None and life <= wait:
+            raise ValueError(f"ttl={ttl!r} is over before delay={delay!r}: the job could not start")
+        name = "" if dedupe is None else short_text("dedupe", dedupe)
+        data = encode("the payload", payload, self.max_payload)
+        return NewJob(token_hex(8), data, int(level), microseconds(wait), microseconds(life), name)
+
+    def _batch(
+        self, payloads: Iterable[Any], priority: int | None, delay: float, ttl: float | None
+    ) -> list[NewJob]:
+        jobs = [self._new(payload, priority, delay, ttl, None) for payload in payloads]
+        if len(jobs) > MOST_AT_ONCE:
+            raise ValueError(f"{len(jobs)} jobs at once: push at most {MOST_AT_ONCE} in one call")
+        size = sum(len(job.payload) for job in jobs)
+        if len(jobs) > 1 and size > MOST_BYTES_AT_ONCE:
+            raise ValueError(
+                f"{len(jobs)} jobs of {size} bytes together: push them in parts, of at most"
+                f" {MOST_BYTES_AT_ONCE} bytes in one call, or keep what is large elsewhere"
+            )
+        return jobs
+
+    def _pushing(self, jobs: list[NewJob]) -> QueueSteps[list[str]]:
+        if not jobs:
+            return []
+        ids: list[str] | None = yield Ask("push", (jobs,))
+        if ids is None:
+            raise QueueFull(
+                f"queue {self.name!r} has no room: {self.rules.max_size} jobs are allowed",
+                guard=self.name,
+                policy="queue",
+            )
+        return ids
+
+    # Claiming, and operations on a claim
+
+    def _claiming(
+        self, count: int, lease: float, wait: float, ended: Callable[[], bool] = bool
+    ) -> QueueSteps[list[Claim]]:
+        """Claim jobs; stop waiting once `ended()`, which is checked whenever `READY` rings."""
+        check.count("count", count, maximum=MOST_AT_ONCE)
+        length = microseconds(bounded_seconds("lease", lease, self.keep))
+        patience = check.seconds("wait", wait, zero=True, infinite=True)
+        until, _late = give_up_at(self.clock.now(), patience)
+        with Bell(self._bells, READY) as bell:
+            if patience:
+                self._listen(READY)
+            while True:
+                bell.reset()
+                now = self.clock.now()
+                granted, ahead = yield from self._asking_for(count, length)
+                claims: list[Claim] = []
+                for one in granted:
+                    try:
+                        payload = decode(one.payload)
+                    except (ValueError, RecursionError):
+                        reason = "the payload cannot be read"
+                        yield Tell(Ask("nack", (one.id, one.fence, 0, reason, "fatal")))
+                        continue
+                    # Counted from before the question, so that the lease expires here first.
+                    claims.append(Claim(one, payload, lease, now + lease))
+                now = self.clock.now()
+                if claims or ended() or (until is not None and until <= now):
+                    return claims
+                nap = POLL if ahead < 0 else min(POLL, ahead / 1e6)
+                bell.until = now + nap if until is None else min(until, now + nap)
+                yield bell
+                if ended():
+                    return []
+
+    def _asking_for(self, count: int, lease: int) -> QueueSteps[tuple[list[Granted], int]]:
+        """Claim jobs and confirm the claim; otherwise undo it, so that no job waits a whole lease.
+
+        A claim is returned only after the queue has confirmed that it arrived, which counts as an
+        attempt: a handler that kills its process at once must not be started more often than
+        allowed.
+        """
+        token, up = token_hex(8), self._up
+        try:
+            granted, ahead = yield Ask("claim", (count, lease, token))
+        except BaseException:
+            if up:  # otherwise it was not even sent
+                self._undo(Ask("release", (token, lease)), lease)
+            raise
+        if granted:
+            try:
+                yield Ask("heard", (token,))
+            except BaseException:
+                for one in granted:
+                    back = (one.id, one.fence, 0, NOBODY, "returned")
+                    self._undo(Ask("nack", back), lease)
+                raise
+        return granted, ahead
+
+    def _extending(self, claim: Claim, lease: float | None) -> QueueSteps[None]:
+        seconds = (
+            claim_of(claim).lease if lease is None else bounded_seconds("lease", lease, self.keep)
+        )
+        now = self.clock.now()
+        answer = yield Ask("extend", (claim.id, claim.fence, microseconds(seconds)))
+        self._check_held(claim, answer)
+        claim.lease, claim.until = seconds, now + seconds
+
+    def _acking(self, claim: Claim, result: Any) -> QueueSteps[None]:
+        data = encode("the result", result, self.max_payload)
+        answer = yield Ask("ack", (claim_of(claim).id, claim.fence, data))
+        self._check_held(claim, answer)
+
+    def _nacking(
+        self,
+        claim: Claim,
+        delay: float,
+        reason: str | BaseException,
+        *,
+        counted: bool,
+        retry: bool,
+    ) -> QueueSteps[str]:
+        wait = microseconds(bounded_seconds("delay", delay, self.keep, zero=True))
+        said = stored_reason(reason)
+        check.flag("counted", counted)
+        how: How = "failed" if counted else "returned"
+        if not check.flag("retry", retry):
+            how = "fatal"
+        args = (claim_of(claim).id, claim.fence, wait, said, how)
+        answer = yield Ask("nack", args)
+        return self._check_held(claim, answer)
+
+    def _check_held(self, claim: Claim, answer: tuple[bool, str]) -> str:
+        done, state = answer
+        if done:
+            return state
+        raise JobLost(
+            f"queue {self.name!r}: this claim of job {claim.id} (attempt {claim.attempt}) is not"
+            f" good any more; the job is {state}",
+            job=claim.id,
+            state=state,
+        )
+
+    # Operators' actions, status and waiting
+
+    def _browsing(self, asked: Asked) -> QueueSteps[WorkPage]:
+        search = asked.search.encode().lower()
+        args = (asked.state, asked.number, asked.id, search, asked.limit, asked.cut)
+        found, place = yield Ask("browse", args)
+        after = None if place is None else place_after(*place)
+        return WorkPage([job_item(one) for one in found], after)
+
+    def _asked(
+        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
+    ) -> Asked:
+        return asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+
+    def _inspecting(self, id_: str, *, payload: bool) -> QueueSteps[WorkItem | None]:
+        cut = OPENED if check.flag("payload", payload) else 0
+        found: Browsed | None = yield Ask("inspect", (short_text("id", id_), cut))
+        return None if found is None else job_item(found)
+
+    def _dropping(self, id_: str) -> QueueSteps[bool]:
+        done = yield from self._changing("drop", id_)
+        return done or (yield from self._changing("cancel", id_))
+
+    def _changing(self, operation: str, id_: str) -> QueueSteps[bool]:
+        """Cancel, requeue or drop a job; return False if its state does not allow that."""
+        done, state = yield Ask(operation, (short_text("id", id_),))
+        if state == "unknown":
+            raise self._unknown(id_)
+        if state == "full" and not done:
+            raise QueueFull(f"queue {self.name!r} has no room", guard=self.name, policy="queue")
+        return bool(done)
+
+    def _seeing(self, id_: str) -> QueueSteps[JobStatus]:
+        seen = yield from self._looking(id_)
+        result = None if seen.result is None else _read(seen.result)
+        reason, _ = read_reason(seen.reason)
+        return JobStatus(
+            id_, seen.state, seen.priority, seen.attempts, seen.age / 1e6, reason, result
+        )
+
+    def _looking(self, id_: str) -> QueueSteps[Seen]:
+        seen: Seen | None = yield Ask("status", (short_text("id", id_),))
+        if seen is None:
+            raise self._unknown(id_)
+        return seen
+
+    def _waiting(self, id_: str, timeout: float | None) -> QueueSteps[Any]:
+        patience = check.seconds(
+            "timeout", inf if timeout is None else timeout, zero=True, infinite=True
+        )
+        began = self.clock.now()
+        until, _late = give_up_at(began, patience)
+        with Bell(self._bells, short_text("id", id_)) as bell:
+            self._listen(id_)
+            while True:
+                bell.reset()
+                try:
+                    seen = yield from self._looking(id_)
+                    if seen.state in _ENDS:
+                        return self._result(id_, seen)
+                    state = seen.state
+                except StoreUnavailable:
+                    # The store may come back, unless it was closed or the time is up.
+                    if self._closed or (until is not None and until <= self.clock.now()):
+                        raise
+                    state = "unknown"
+                now = self.clock.now()
+                if until is not None and until <= now:
+                    break
+                bell.until = now + POLL if until is None else min(until, now + POLL)
+                yield bell
+        waited = until - began
+        message = f"queue {self.name!r}: job {id_} is {state} after {waited:.3g} s"
+        raise TimedOut(message, guard=self.name, seconds=waited)
+
+    def _result(self, id_: str, seen: Seen) -> Any:
+        """Return the result of an ended job, or raise `JobFailed` if there is none."""
+        cause, _ = read_reason(seen.reason)
+        if seen.state == "done":
+            try:
+                return decode(b"null" if seen.result is None else seen.result)
+            except (ValueError, RecursionError):
+                cause = "its result cannot be read"
+        raise JobFailed(
+            f"queue {self.name!r}: job {id_} is {seen.state}: {cause}",
+            job=id_,
+            state=seen.state,
+            cause=cause,
+        )
+
+    def _listing(self, limit: int) -> QueueSteps[list[DeadLetter]]:
+        check.count("limit", limit, maximum=MOST_AT_ONCE)
+        letters = yield Ask("dead", (limit,))
+        return [
+            DeadLetter(
+                one.id,
+                _read(one.payload),
+                one.priority,
+                one.attempts,
+                one.age / 1e6,
+                *read_reason(one.reason),
+            )
+            for one in letters
+        ]
+
+    def _counting(self) -> QueueSteps[dict[str, Any]]:
+        counts: Counts = yield Ask("counts", ())
+        totals = dict(zip(TOTALS, counts.totals, strict=True))
+        counted = {
+            "name": self.name,
+            "waiting": sum(counts.waiting),
+            "by_priority": dict(enumerate(counts.waiting)),
+            "oldest": max(0.0, counts.oldest / 1e6),
+            "delayed": counts.delayed,
+            "claimed": counts.claimed,
+            "dead": counts.dead,
+            "max_size": self.rules.max_size,
+            **{("failed" if name == "died" else name): count for name, count in totals.items()},
+        }
+        registry.answered(self, counted)
+        return counted
+
+    def _unknown(self, id_: str) -> UnknownJob:
+        return UnknownJob(f"queue {self.name!r} knows no job {legible(id_)!r}")
+
+    # Hooks that answer, in memory or in a store
+
+    def _answering(self, kind: Kind, ask: Ask) -> Waiter | Callable[[], Any]:
+        """Return a waiter for the answer, or a function that returns it at once."""
+        raise NotImplementedError
+
+    def _telling(self, kind: Kind, ask: Ask) -> None:
+        """Send `ask` without waiting for its answer. It may get lost."""
+        raise NotImplementedError
+
+    def _undo(self, ask: Ask, lease: int) -> None:
+        """Undo a claim by `ask`. Callable from anywhere; never blocks or raises."""
+        raise NotImplementedError
+
+    def _listen(self, topic: str) -> None:
+        """Subscribe to changes elsewhere that concern `topic`."""
+
+    @property
+    def _up(self) -> bool:
+        """Whether asking makes sense now."""
+        return True
+
+    @property
+    def _closed(self) -> bool:
+        """Whether there will never be an answer again."""
+        return False
+
+    def _sync(self, steps: QueueSteps[T]) -> T:
+        def answer(request: Ask | Tell | Waiter) -> Any:
+            waiter = self._begin("sync", request)
+            return waiter() if callable(waiter) else wait_sync(waiter, self.clock)
+
+        return drive(steps, answer)
+
+    async def _async(self, steps: QueueSteps[T]) -> T:
+        async def answer(request: Ask | Tell | Waiter) -> Any:
+            waiter = self._begin("async", request)
+            return waiter() if callable(waiter) else await wait_async(waiter, self.clock)
+
+        return await adrive(steps, answer)
+
+    def _begin(self, kind: Kind, request: Ask | Tell | Waiter) -> Waiter | Callable[[], Any]:
+        """Return a waiter for the answer, or a function that returns it at once."""
+        if isinstance(request, Ask):
+            return self._answering(kind, request)
+        if isinstance(request, Tell):
+            return partial(self._telling, kind, request.ask)
+        return request
+
+
+def most_ended(max_size: int) -> int:
+    """Return how many ended jobs (other than dead ones) are remembered."""
+    return max(max_size, LEAST_ENDED)
+
+
+def _read(data: bytes) -> Any:
+    """Return a stored value for display; None if it cannot be read."""
+    try:
+        return decode(data)
+    except (ValueError, RecursionError):
+        return None
