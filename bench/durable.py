@@ -19,7 +19,7 @@ from seawall.durable.database.migrations import amigrate, migrate
 from seawall.durable.database.sqlite import Sqlite
 from seawall.durable.idempotency import single_statement as _idempotency_single
 from seawall.durable.idempotency.idempotency import Idempotency
-from seawall.durable.idempotency.records import wanted_of
+from seawall.durable.idempotency.records import key_request
 from seawall.durable.outbox.dispatcher import Dispatcher
 from seawall.durable.outbox.events import NewEvent
 from seawall.durable.outbox.outbox import Outbox
@@ -78,7 +78,7 @@ def _keys() -> Iterator[str]:
 
 def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, dict[str, Any]]:
     """Return the text of a single statement with an event, and its arguments."""
-    wanted = wanted_of("shop", "POST /orders", "k", b"7", unscoped=False)
+    wanted = key_request("shop", "POST /orders", "k", b"7", unscoped=False)
     event = NewEvent("order", "k", "placed", {"total": 7})
     arguments = {"customer": "ann", "total": 7}
     checked = _idempotency_single._checked  # noqa: SLF001 - what is measured is what it sends

@@ -46,7 +46,7 @@ from seawall.durable import (
     sign,
     verify,
 )
-from seawall.durable.http.completion import Name
+from seawall.durable.http.completion import RequestName
 from seawall.durable.jobs.records import JobClaim
 from seawall.durable.jobs.worker import JobHandle
 from seawall.web import Trust
@@ -160,7 +160,7 @@ def _idempotency(**settings: Any) -> Idempotency:
 
 
 def _keyed() -> Keyed:
-    return Keyed(Name("acme", "pay", "k", b""), CLAIM, _idempotency(), frozenset())
+    return Keyed(RequestName("acme", "pay", "k", b""), CLAIM, _idempotency(), frozenset())
 
 
 def _jobs() -> Jobs:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from seawall.durable import Database
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.http.middleware import IdempotentRequests, keyed
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.web.asgi_types import Send
@@ -90,5 +90,5 @@ async def set_time(database: Database, seconds: int) -> None:
 
 def said(text: str) -> Any:
     """Ask by a text of the test's own."""
-    rows = yield AskText(text, {})
+    rows = yield TextQuery(text, {})
     return rows

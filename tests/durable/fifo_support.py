@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from seawall.durable import Database
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.fifo.messages import FifoMessage
 from seawall.durable.fifo.receiver import FifoReceiver
 from seawall.durable.fifo.sender import FifoSender
@@ -43,7 +43,7 @@ async def ask(database: Database, connection: Any, text: str, **arguments: Any) 
     """Ask something on a connection that has a transaction begun."""
 
     def steps() -> Any:
-        return (yield AskText(text, arguments))
+        return (yield TextQuery(text, arguments))
 
     own = database.connection(connection)
     return await own.arun(steps()) if own.kind.is_async else own.run(steps())

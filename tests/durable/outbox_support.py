@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.statements import statement, statements
 from seawall.durable.outbox.dispatcher import Dispatcher
 from seawall.durable.outbox.events import OutboxEvent
@@ -92,8 +92,8 @@ class Time:
 
     async def begin(self) -> None:
         def make() -> Any:
-            yield AskText("CREATE TABLE {test_clock} (us bigint NOT NULL)", {})
-            yield AskText("INSERT INTO {test_clock} VALUES (1000000000)", {})
+            yield TextQuery("CREATE TABLE {test_clock} (us bigint NOT NULL)", {})
+            yield TextQuery("INSERT INTO {test_clock} VALUES (1000000000)", {})
 
         await self._database.arun(make)
         table = self._database.names.table("test_clock")
@@ -101,7 +101,7 @@ class Time:
 
     async def pass_by(self, seconds: float) -> None:
         def move() -> Any:
-            yield AskText("UPDATE {test_clock} SET us = us + :us", {"us": round(seconds * 1e6)})
+            yield TextQuery("UPDATE {test_clock} SET us = us + :us", {"us": round(seconds * 1e6)})
 
         await self._database.arun(move)
 

@@ -16,7 +16,7 @@ from seawall.durable.http import request as _asgi_request
 from seawall.durable.http.middleware import IdempotentRequests
 from seawall.durable.idempotency import lease_renewal as _uncut
 from seawall.durable.idempotency.idempotency import Idempotency
-from seawall.durable.idempotency.lease_renewal import Renewal, uncut
+from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupted
 from seawall.models.idempotency import Fresh
 from seawall.testing import run_virtual
 from tests.durable.asgi_support import Shop, edge_of, post, set_time, user
@@ -126,10 +126,10 @@ def test_what_is_being_recorded_is_recorded():
             done.append(seconds)
             return "written"
 
-        assert await uncut(write(1.0)) == "written"
+        assert await uninterrupted(write(1.0)) == "written"
         for seconds, ends in ((3.0, 3.0), (100.0, 1.0 + _uncut.PATIENCE)):
             began = loop.time()
-            task = asyncio.ensure_future(uncut(write(seconds)))
+            task = asyncio.ensure_future(uninterrupted(write(seconds)))
             await let_pass(1.0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -148,7 +148,7 @@ def test_what_fails_in_a_cancelled_request_is_seen():
             await let_pass(2.0)
             raise RuntimeError
 
-        task = asyncio.ensure_future(uncut(fail()))
+        task = asyncio.ensure_future(uninterrupted(fail()))
         await let_pass(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -175,16 +175,16 @@ def test_a_lease_is_renewed_while_the_work_goes_on():
                 raise answer
             return bool(answer)
 
-        renewal = Renewal(30.0, renew)
+        renewal = LeaseRenewal(30.0, renew)
         await let_pass(100.0)
         await renewal.stop()
         assert asked == [10.0, 20.0, 22.5, 32.5]
-        short = Renewal(30.0, renew)
+        short = LeaseRenewal(30.0, renew)
         await let_pass(9.0)
         await short.stop()
         await let_pass(30.0)
         answers.append(True)
-        third = Renewal(30.0, renew)
+        third = LeaseRenewal(30.0, renew)
         await let_pass(15.0)
         await third.stop()
         await third.stop()
@@ -259,7 +259,7 @@ def test_without_that_it_would_be_done_again(quick: Opening, monkeypatch: pytest
     async def cut(work: Any) -> Any:
         return await work
 
-    monkeypatch.setattr(_asgi_request, "uncut", cut)
+    monkeypatch.setattr(_asgi_request, "uninterrupted", cut)
     assert asyncio.run(_cancelled_while_recording(quick)) == 409
 
 
@@ -291,7 +291,7 @@ async def _too_late(opening: Opening) -> tuple[int, int, bool]:
 
         asked = asyncio.Event()
         deadline_var.set([-1.0, current_clock(), None, True])
-        renewal = Renewal(0.003, renew)
+        renewal = LeaseRenewal(0.003, renew)
         await asked.wait()
         await renewal.stop()
         deadline_var.set(None)

@@ -30,9 +30,9 @@ from seawall.durable import (
     Reply,
     keyed,
 )
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.http import request as _asgi_request
-from seawall.durable.http.completion import Keyed, told
+from seawall.durable.http.completion import Keyed, response_of
 from seawall.durable.http.middleware import KEYED
 from seawall.durable.idempotency import lease_renewal as _uncut
 from seawall.durable.idempotency import records as _idempotency_records
@@ -123,7 +123,7 @@ def test_what_cannot_be_looked_up_is_not_told(
     quick: Opening, monkeypatch: pytest.MonkeyPatch, fails: int, status: int
 ):
     """A database that is away after the commit: tried again, then 503; the repeat is answered."""
-    look, left = _asgi_request.Request._look, fails
+    look, left = _asgi_request.RequestExecution._look, fails
     monkeypatch.setattr(_asgi_request, "PAUSES", (0.0,))
 
     async def away(self: Any) -> Any:
@@ -133,7 +133,7 @@ def test_what_cannot_be_looked_up_is_not_told(
             raise ConnectionRefusedError
         return await look(self)
 
-    monkeypatch.setattr(_asgi_request.Request, "_look", away)
+    monkeypatch.setattr(_asgi_request.RequestExecution, "_look", away)
 
     async def main() -> None:
         async with quick() as database:
@@ -153,7 +153,7 @@ def test_without_the_record_a_rollback_would_be_told_as_done(
     async def believed(_self: Any) -> Any:
         return Replay(PAID)
 
-    monkeypatch.setattr(_asgi_request.Request, "_look", believed)
+    monkeypatch.setattr(_asgi_request.RequestExecution, "_look", believed)
 
     async def main() -> None:
         async with quick() as database:
@@ -214,7 +214,7 @@ def test_without_the_fence_a_late_owner_would_pay_again(
     def unfenced(claim: Any, said: Any, _terms: Any, *_members: Any) -> Any:
         text = "UPDATE {idempotency} SET status = :status WHERE key_hash = :key_hash RETURNING 1"
         asked = {"status": said["status"], "key_hash": claim.key_hash}
-        return bool((yield AskText(text, asked)))
+        return bool((yield TextQuery(text, asked)))
 
     monkeypatch.setattr(_idempotency_records, "complete_with", unfenced)
 
@@ -394,10 +394,10 @@ def test_killed_between_commit_and_answer(
     async def main() -> None:
         async with opening_by(driver, postgres, tmp_path)() as database:
             till = await Till(database).prepare()
-            told = json.dumps([url, database.names.schema, mode])
+            response_of = json.dumps([url, database.names.schema, mode])
             child = await asyncio.to_thread(
                 subprocess.run,
-                [sys.executable, "-m", "tests.durable.completed_support", told],
+                [sys.executable, "-m", "tests.durable.completed_support", response_of],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
                 check=False,
@@ -420,24 +420,26 @@ def test_killed_between_commit_and_answer(
 
 def test_what_it_can_be_completed_with(quick: Opening):
     """JSON is 200; a response of Starlette's is returned as it is; a stream has no body yet."""
-    assert told({"a": 1})[0] == Reply(200, [(b"content-type", b"application/json")], b'{"a":1}')
+    assert response_of({"a": 1})[0] == Reply(
+        200, [(b"content-type", b"application/json")], b'{"a":1}'
+    )
     response = JSONResponse({"a": 1}, 201, {"Location": "/7"})
-    assert told(response)[0] is response
-    assert told(response)[1] == (201, response.raw_headers, b'{"a":1}')
+    assert response_of(response)[0] is response
+    assert response_of(response)[1] == (201, response.raw_headers, b'{"a":1}')
     own = Answer(202, [(b"Content-Length", b"7"), (b"x", b"y")], b"ab")
-    assert told(own)[1] == (202, [(b"x", b"y"), (b"content-length", b"2")], b"ab")
+    assert response_of(own)[1] == (202, [(b"x", b"y"), (b"content-length", b"2")], b"ab")
     with pytest.raises(TypeError, match="stream"):
-        told(StreamingResponse(iter([b"a"])))
+        response_of(StreamingResponse(iter([b"a"])))
     with pytest.raises(TypeError, match="bytes have no type"):
-        told(b"paid")
+        response_of(b"paid")
     for wrong in (Response(status_code=103), Answer(99, [], b"")):
         with pytest.raises(ValueError, match="status"):
-            told(wrong)
+            response_of(wrong)
 
     async def main() -> None:
         async with quick() as database:
             till = await Till(database).prepare()
-            name = _asgi_request.Name("ann", "POST /orders", "k", b"")
+            name = _asgi_request.RequestName("ann", "POST /orders", "k", b"")
             found: Any = await till.idempotency.areserve("ann", "POST /orders", "k", b"")
             claim = Keyed(name, found.claim, till.idempotency, frozenset())
             assert repr(claim) == "<Keyed 'POST /orders'>"
@@ -520,7 +522,7 @@ def test_dispatchers_are_told(postgres: Postgres, tmp_path: Path):
             till.options = {"notify": True}
             listener = await asyncpg.connect(postgres.url)
             await listener.add_listener(
-                till.outbox.channel, lambda *told: heard.put_nowait(told[2])
+                till.outbox.channel, lambda *response_of: heard.put_nowait(response_of[2])
             )
             await post(till.app)
             assert waker.woken == 1

@@ -12,7 +12,7 @@ import pytest
 from starlette.responses import Response
 
 from seawall import errors
-from seawall.durable.http.completion import told
+from seawall.durable.http.completion import response_of
 from seawall.durable.http.middleware import IdempotentRequests
 from seawall.models.idempotency import Answer
 from seawall.web.asgi_types import Message
@@ -150,8 +150,8 @@ def test_an_app_may_answer_otherwise(quick: Opening):
 def test_nothing_is_completed_with_what_no_server_could_send(status: int, headers: Any):
     """`complete` raises before anything is committed: else every repeat would be unreadable."""
     with pytest.raises(ValueError, match=r"^(status=|headers: )"):
-        told(Answer(status, headers, b""))
+        response_of(Answer(status, headers, b""))
     response = Response(status_code=status)
     response.raw_headers = headers
     with pytest.raises(ValueError, match=r"^(status=|headers: )"):
-        told(response)
+        response_of(response)

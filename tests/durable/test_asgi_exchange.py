@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import CircuitOpen, LeaseLost
-from seawall.durable.http.exchange import Exchange
+from seawall.durable.http.exchange import RecordedExchange
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual
 from seawall.web.asgi_types import Message
@@ -76,7 +76,7 @@ def check_recorded_first(case: Parts) -> None:
 
     headers = [(b"content-length", str(len(whole)).encode())] if declared else []
     shop = Shop(*parts, *([b""] if empty_end else []), headers=headers)
-    exchange = Exchange(b"book", to, book, 100, frozenset())
+    exchange = RecordedExchange(b"book", to, book, 100, frozenset())
     run_virtual(exchange.run(shop, {"http_version": version}))
     assert book.kept is not None
     assert book.kept.body == whole == b"".join(m.get("body", b"") for m in seen)
@@ -93,11 +93,11 @@ def test_the_end_comes_after_the_record(case: Parts):
 
 def test_without_holding_back_it_would_not(monkeypatch: pytest.MonkeyPatch):
     """Ablation: a part that is sent as it comes may be the last one of a declared length."""
-    monkeypatch.setattr(Exchange, "_more", _more_at_once)
+    monkeypatch.setattr(RecordedExchange, "_more", _more_at_once)
     assert falsified(check_recorded_first, PARTS)
 
 
-async def _more_at_once(self: Exchange, part: bytes) -> None:
+async def _more_at_once(self: RecordedExchange, part: bytes) -> None:
     await self._release({"type": "http.response.body", "body": part, "more_body": True})
 
 
@@ -120,7 +120,7 @@ def test_a_stream_passes_as_it_comes():
             await send({"type": "http.response.body", "body": b""})
 
         began = loop.time()
-        await Exchange(b"", to, book, 100, frozenset()).run(app, {})
+        await RecordedExchange(b"", to, book, 100, frozenset()).run(app, {})
 
     run_virtual(main())
     assert times == [(0.0, b"start"), (0.0, b"a"), (10.0, b"b"), (21.0, b"")]
@@ -137,7 +137,7 @@ def test_a_stream_that_is_refused_has_no_end():
         seen.append(message)
 
     book.refuses = refused
-    exchange = Exchange(b"", to, book, 100, frozenset())
+    exchange = RecordedExchange(b"", to, book, 100, frozenset())
     with pytest.raises(LeaseLost):
         run_virtual(exchange.run(Shop(b"a", b"b"), {}))
     assert [m.get("body") for m in seen] == [None, b"a"]
@@ -156,7 +156,7 @@ def test_who_listens_for_the_end_hears_of_it():
         assert (await receive())["type"] == "http.disconnect"
 
     book.refuses = refused
-    run_virtual(Exchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
+    run_virtual(RecordedExchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
 
 
 async def _nowhere(_message: Message) -> None:
@@ -244,7 +244,7 @@ def test_what_is_final_does_not_say_to_come_again():
         raise CircuitOpen("open", retry_after=3.0)
 
     with pytest.raises(CircuitOpen):
-        run_virtual(Exchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
+        run_virtual(RecordedExchange(b"", _nowhere, book, 100, frozenset()).run(app, {}))
     assert book.kept is not None
     assert book.kept.status == 500
     assert b"retry-after" not in dict(book.kept.headers)
@@ -278,7 +278,7 @@ def test_a_client_that_goes_away_changes_nothing(at: int, declared: bool):  # no
 
     headers = [(b"content-length", b"3")] if declared else []
     shop = Shop(b"a", b"b", b"c", headers=headers, more=slow)
-    run_virtual(Exchange(b"", to, book, 100, frozenset()).run(app, {}))
+    run_virtual(RecordedExchange(b"", to, book, 100, frozenset()).run(app, {}))
     assert book.kept == (201, headers, b"abc", True)
 
 
@@ -290,7 +290,7 @@ def test_what_the_server_raises_is_raised_when_all_is_recorded():
         raise RuntimeError("no server")
 
     with pytest.raises(RuntimeError, match="no server"):
-        run_virtual(Exchange(b"", to, book, 100, frozenset()).run(Shop(), {}))
+        run_virtual(RecordedExchange(b"", to, book, 100, frozenset()).run(Shop(), {}))
     assert book.kept is not None
 
 
@@ -310,7 +310,7 @@ def test_an_app_that_does_not_answer_has_failed():
         async def to(message: Message, seen: list[Message] = seen) -> None:
             seen.append(message)
 
-        exchange = Exchange(b"", to, book, 100, frozenset())
+        exchange = RecordedExchange(b"", to, book, 100, frozenset())
         run_virtual(exchange.run(app, {}))
         assert book.kept is not None
         assert book.kept.status == 500

@@ -181,7 +181,7 @@ def test_without_the_rule_what_to_keep(
 
 def test_without_a_claim_that_stays(history: History, monkeypatch: pytest.MonkeyPatch):
     """Ablation: if who is cut off gave its claim back, its effect could happen twice at once."""
-    execute = _asgi_request.Request._execute
+    execute = _asgi_request.RequestExecution._execute
 
     async def giving_back(self: Any, claim: Any, scope: Any, body: bytes) -> None:
         try:
@@ -190,7 +190,7 @@ def test_without_a_claim_that_stays(history: History, monkeypatch: pytest.Monkey
             await self.abandon()
             raise
 
-    monkeypatch.setattr(_asgi_request.Request, "_execute", giving_back)
+    monkeypatch.setattr(_asgi_request.RequestExecution, "_execute", giving_back)
     assert falsified(history.check, STEPS)
 
 

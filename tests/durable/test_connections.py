@@ -11,22 +11,22 @@ import pytest
 
 from seawall.durable import Database, Inbox, NewEvent, Outbox, Sqlite, amigrate, migrate
 from seawall.durable.database.connections import (
-    AskText,
+    TextQuery,
     ain_transaction,
     connection_of,
     in_transaction,
     kind_of,
 )
 from seawall.durable.database.database import is_conflict
-from seawall.durable.database.statements import Names
+from seawall.durable.database.statements import TableNames
 from tests.durable.postgres import Postgres
 
-WRITE = AskText(
+WRITE = TextQuery(
     "INSERT INTO {versions} (version, name, applied_at) VALUES (:version, :name, {now})"
     " RETURNING version, name",
     {"version": 1000, "name": "a: 100 % \u00e4"},
 )
-COUNT = AskText("SELECT count(*) FROM {versions} WHERE version = 1000", {})
+COUNT = TextQuery("SELECT count(*) FROM {versions} WHERE version = 1000", {})
 
 
 def writing() -> Any:
@@ -41,7 +41,7 @@ def counting() -> Any:
 
 
 @pytest.fixture
-def names(postgres: Postgres) -> Names:
+def names(postgres: Postgres) -> TableNames:
     """Return the names of migrated tables in the server, for this test alone."""
     import psycopg_pool
 
@@ -53,7 +53,7 @@ def names(postgres: Postgres) -> Names:
                 'DELETE FROM "of connections"."seawall_versions" WHERE version = 1000'
             )
         database.close()
-    return Names("of connections")
+    return TableNames("of connections")
 
 
 async def asyncpg_connection(url: str) -> tuple[Any, Any, Any]:
@@ -90,7 +90,7 @@ async def session(url: str) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("opened", [asyncpg_connection, psycopg_connection, session])
 def test_what_is_written_belongs_to_the_users_transaction(
-    opened: Any, names: Names, postgres: Postgres
+    opened: Any, names: TableNames, postgres: Postgres
 ):
     """It is seen inside, and gone when the user rolls back: we commit nothing."""
 
@@ -107,7 +107,7 @@ def test_what_is_written_belongs_to_the_users_transaction(
     asyncio.run(main())
 
 
-def test_blocking_connections(names: Names, postgres: Postgres):
+def test_blocking_connections(names: TableNames, postgres: Postgres):
     """The same for psycopg without an event loop, and for a plain session of SQLAlchemy's."""
     import psycopg
     from sqlalchemy import create_engine
@@ -166,7 +166,7 @@ def test_sqlite_connections(tmp_path: Path):
 def test_what_is_no_connection_is_said(strange: object):
     """With what to pass instead; the same for a source of connections."""
     with pytest.raises(TypeError, match="asyncpg"):
-        connection_of(strange, Names())
+        connection_of(strange, TableNames())
     with pytest.raises(TypeError, match="Sqlite"):
         Database(strange, name="strange")
 
@@ -203,10 +203,10 @@ def test_deadlocks_are_done_again(postgres: Postgres):
             def taking(first: int, second: int) -> Any:
                 tries.append(first)
                 text = 'UPDATE "deadlocks".things SET n = n + 1 WHERE id = :id'
-                yield AskText(text, {"id": first})
+                yield TextQuery(text, {"id": first})
                 if len(tries) <= 2:
-                    yield AskText("SELECT pg_sleep(0.05)", {})  # by then the other has its first
-                yield AskText(text, {"id": second})
+                    yield TextQuery("SELECT pg_sleep(0.05)", {})  # by then the other has its first
+                yield TextQuery(text, {"id": second})
 
             async def run(first: int, second: int) -> None:
                 await both.wait()

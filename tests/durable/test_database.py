@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from seawall import get_guard, guards
 from seawall.durable import Database, Sqlite, amigrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.database import in_thread
 from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening
@@ -21,7 +21,7 @@ from tests.durable.conftest import Opening
 
 def count() -> Any:
     """Count the steps that were done."""
-    rows = yield AskText("SELECT count(*) FROM {versions}", {})
+    rows = yield TextQuery("SELECT count(*) FROM {versions}", {})
     return rows[0][0]
 
 
@@ -43,7 +43,7 @@ def test_what_fails_leaves_nothing(opening: Opening):
     """An operation that raises is rolled back."""
 
     def failing() -> Any:
-        yield AskText("DELETE FROM {versions}", {})
+        yield TextQuery("DELETE FROM {versions}", {})
         raise RuntimeError("no")
 
     async def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.fifo import receiver as receiver_module
 from seawall.durable.fifo.messages import FifoAck, FifoMessage
 from seawall.durable.fifo.receiver import FifoReceiver
@@ -141,15 +141,15 @@ def test_without_persistence_a_crash_would_lose_or_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ):
     """Where place or buffer are not written with the effect, the same agreement fails."""
-    real = receiver_module.Ask
+    real = receiver_module.Query
     words = {"the place": "fifo.move", "the buffer": "fifo.buffer"}
 
     def careless(which: str, arguments: dict[str, Any]) -> Any:
         if which == words[missing]:
-            return AskText("SELECT 1", {})
+            return TextQuery("SELECT 1", {})
         return real(which, arguments)
 
-    monkeypatch.setattr(receiver_module, "Ask", careless)
+    monkeypatch.setattr(receiver_module, "Query", careless)
     source = Sqlite(tmp_path / "agreement.db")
     database = Database(source, name="agreement")
     migrate(database)

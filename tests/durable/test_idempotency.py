@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel
 
 from seawall.durable import Database
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.sqlite import Sqlite
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.idempotency import Idempotency
@@ -42,8 +42,8 @@ class Time:
         """Let time stand still."""
 
         def made() -> Any:
-            yield AskText("CREATE TABLE {clock} (us bigint NOT NULL)", {})
-            yield AskText("INSERT INTO {clock} VALUES (1000000000)", {})
+            yield TextQuery("CREATE TABLE {clock} (us bigint NOT NULL)", {})
+            yield TextQuery("INSERT INTO {clock} VALUES (1000000000)", {})
 
         await self._database.arun(made)
         table = self._database.names.table("clock")
@@ -54,7 +54,7 @@ class Time:
 
         def moved() -> Any:
             by = {"by": int(seconds * 1_000_000)}
-            yield AskText("UPDATE {clock} SET us = us + CAST(:by AS bigint)", by)
+            yield TextQuery("UPDATE {clock} SET us = us + CAST(:by AS bigint)", by)
 
         await self._database.arun(moved)
 
@@ -63,7 +63,7 @@ def told(text: str, **arguments: Any) -> Callable[[], Any]:
     """Return an operation that asks one thing."""
 
     def steps() -> Any:
-        rows = yield AskText(text, arguments)
+        rows = yield TextQuery(text, arguments)
         return rows
 
     return steps
@@ -433,7 +433,7 @@ def test_without_the_record_many_run(
 ):
     """Looking first and writing later lets several in."""
 
-    def look_and_leap(wanted: records.Wanted, *_: Any) -> Any:
+    def look_and_leap(wanted: records.KeyRequest, *_: Any) -> Any:
         found = yield from records.read(wanted)
         return found if found != "free" else Fresh(KeyClaim(*wanted[:3], wanted.owner, 1))
 
@@ -467,8 +467,8 @@ def asking(steps: Any, *answers: Any) -> list[str]:
     return asked
 
 
-WANTED = records.Wanted("s", "o", b"h", b"f", "me")
-TERMS = records.Terms(30_000_000, 60_000_000, 10)
+WANTED = records.KeyRequest("s", "o", b"h", b"f", "me")
+TERMS = records.KeyTerms(30_000_000, 60_000_000, 10)
 
 
 def test_who_waited_for_a_transaction_has_its_lease_from_then_on():

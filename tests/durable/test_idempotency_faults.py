@@ -14,13 +14,13 @@ import pytest
 from seawall import deadline, models
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database import statements as _sql
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.idempotency import decorator as functions
 from seawall.durable.idempotency import idempotency as module
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.idempotency import Idempotency
-from seawall.durable.idempotency.lease_renewal import Keeper
-from seawall.durable.idempotency.records import Waiting
+from seawall.durable.idempotency.lease_renewal import LeaseKeeper
+from seawall.durable.idempotency.records import KeyWait
 from seawall.errors import AnswerNotKept, RecordGarbled
 from seawall.models import idempotency as rules
 from seawall.models.idempotency import Answer, Fresh, Mismatch, Pending, Replay
@@ -167,9 +167,9 @@ def test_cleaning_looks_at_what_is_over_alone(postgres: Postgres, tmp_path: Path
                 text = _sql.statements("postgres", file)[name]
 
                 def steps(text: str = text) -> Any:
-                    yield AskText("SET LOCAL enable_seqscan = off", {})
-                    yield AskText("SET LOCAL enable_bitmapscan = off", {})
-                    return (yield AskText("EXPLAIN " + text, {"batch": 10}))
+                    yield TextQuery("SET LOCAL enable_seqscan = off", {})
+                    yield TextQuery("SET LOCAL enable_bitmapscan = off", {})
+                    return (yield TextQuery("EXPLAIN " + text, {"batch": 10}))
 
                 plan = "\n".join(row[0] for row in await database.arun(steps))
                 assert "Index Cond: (expires_at <=" in plan
@@ -240,7 +240,7 @@ def test_who_is_cancelled_after_its_work_stores_the_result(
 ):
     """Also while the renewal of its lease is waited for: what was done is not done again."""
     if not safe:
-        monkeypatch.setattr(functions, "uncut", lambda work: work)
+        monkeypatch.setattr(functions, "uninterrupted", lambda work: work)
 
     async def main() -> None:
         async with opening() as database:
@@ -310,12 +310,12 @@ def test_who_waits_does_not_wait_beyond_its_deadline():
     """It gives up a little before: so it can still say why."""
     clock = VirtualClock(5.0)
     with deadline(1.0, clock=clock):
-        waiting, now = Waiting(30.0, 100.0), 100.0
+        waiting, now = KeyWait(30.0, 100.0), 100.0
         while (pause := waiting.pause(Pending(9.0), now)) is not None:
             now += pause
     assert 100.4 < now < 101.0
     assert waiting.pause(Mismatch(), 100.0) is None
-    unlimited = Waiting(1.0, 100.0)
+    unlimited = KeyWait(1.0, 100.0)
     assert unlimited.pause(Pending(9.0), 100.995) == pytest.approx(0.005)
     assert unlimited.pause(Pending(9.0), 101.0) is None
 
@@ -432,7 +432,7 @@ def test_a_lease_that_is_lost_is_told_once(local: Idempotency):
         lost.append(1)
         told_so.set()
 
-    keeper = Keeper(0.003, renew, lose)
+    keeper = LeaseKeeper(0.003, renew, lose)
     claim = local.reserve("t", "o", "k", None)
     assert isinstance(claim, Fresh)
     with keeper.keeping(claim.claim):

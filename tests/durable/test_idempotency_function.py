@@ -418,10 +418,10 @@ def test_who_was_taken_over_does_not_tell_its_own(local: Idempotency, error: Exc
         return len(key)
 
     def take() -> None:
-        from seawall.durable.database.connections import AskText
+        from seawall.durable.database.connections import TextQuery
 
         def steps() -> Any:
-            yield AskText("UPDATE {idempotency} SET lease_until = 0", {})
+            yield TextQuery("UPDATE {idempotency} SET lease_until = 0", {})
 
         local.database.run(steps)
         found = local.reserve("t", "o", "k", None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database import statements as _sql
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from tests.durable.postgres import Postgres
@@ -99,7 +99,7 @@ class Server:
 
     def _tell(self, text: str, **arguments: Any) -> None:
         def steps() -> Any:
-            yield AskText(text, arguments)
+            yield TextQuery(text, arguments)
 
         self.database.run(steps)
 

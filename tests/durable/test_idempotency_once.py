@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.idempotency.once import Once
 from seawall.durable.outbox.events import NewEvent
@@ -28,13 +28,13 @@ SYNC_KINDS = ["psycopg", "Session", "sqlite3", "plain sqlite3"]
 
 def put(text: str = "INSERT INTO {orders} (name) VALUES ('x')") -> Any:
     """Do something of the user's own."""
-    rows = yield AskText(text, {})
+    rows = yield TextQuery(text, {})
     return rows
 
 
 def orders() -> Any:
     """Count what was done."""
-    rows = yield AskText("SELECT count(*) FROM {orders}", {})
+    rows = yield TextQuery("SELECT count(*) FROM {orders}", {})
     return rows[0][0]
 
 

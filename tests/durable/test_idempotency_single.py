@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.idempotency.single_statement import Single, text_of
 from seawall.durable.outbox.events import FromRow, NewEvent
@@ -28,7 +28,7 @@ def told(text: str, **arguments: Any) -> Any:
     """Ask one thing."""
 
     def steps() -> Any:
-        rows = yield AskText(text, arguments)
+        rows = yield TextQuery(text, arguments)
         return rows
 
     return steps

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.inbox import Inbox, _Once
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo_support import begun
@@ -29,20 +29,22 @@ class Effects:
 
     async def set_up(self) -> None:
         def steps() -> Any:
-            yield AskText("CREATE TABLE IF NOT EXISTS {effects} (message text)", {})
+            yield TextQuery("CREATE TABLE IF NOT EXISTS {effects} (message text)", {})
 
         await self.database.arun(steps)
 
     async def add(self, connection: Any, message: str) -> None:
         def steps() -> Any:
-            yield AskText("INSERT INTO {effects} (message) VALUES (:message)", {"message": message})
+            yield TextQuery(
+                "INSERT INTO {effects} (message) VALUES (:message)", {"message": message}
+            )
 
         own = self.database.connection(connection)
         await own.arun(steps()) if own.kind.is_async else own.run(steps())
 
     async def all(self) -> list[str]:
         def steps() -> Any:
-            rows = yield AskText("SELECT message FROM {effects} ORDER BY message", {})
+            rows = yield TextQuery("SELECT message FROM {effects} ORDER BY message", {})
             return [message for (message,) in rows]
 
         return await self.database.arun(steps)

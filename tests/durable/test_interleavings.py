@@ -17,9 +17,9 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import Ask
+from seawall.durable.database.connections import Query
 from seawall.durable.deferred.calls import Later
-from seawall.durable.outbox.operations import Settled, claiming, renewing, settling
+from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
 from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.stepping import Steps
 from tests.durable.conftest import Opening, opening_by
@@ -43,7 +43,7 @@ async def soon(work: Awaitable[T]) -> T:
 
 def asked(which: str, **arguments: Any) -> Steps[list[tuple[Any, ...]]]:
     """Ask one statement."""
-    return (yield Ask(which, arguments))
+    return (yield Query(which, arguments))
 
 
 # The outbox
@@ -64,7 +64,7 @@ def test_who_dies_in_its_transaction_stalls_its_own_aggregates_only(server: Open
                 await database.arun(lambda: claiming("postgres", outbox.name, **where, **claim))
             ).lanes
             held = {"lanes": str(lanes[0].lane), "epochs": str(lanes[0].epoch), "uptos": "1"}
-            failed = [Settled(lane, 0, "again", 1) for lane in lanes]
+            failed = [AggregateOutcome(lane, 0, "again", 1) for lane in lanes]
             steps: dict[str, Steps[Any]] = {
                 "renewing": renewing("postgres", "dead", lanes, 1000),
                 "telling": settling("postgres", outbox.name, "dead", failed, keep=False),
@@ -96,7 +96,7 @@ def test_a_file_is_locked_from_the_look_at_ones_claims_on(tmp_path: Path):
     lanes = database.run(claimed).lanes
     late = sqlite3.connect(source.path)  # as its default is, and as SQLAlchemy has it
     try:
-        settled = [Settled(lanes[0], 1, "done")]
+        settled = [AggregateOutcome(lanes[0], 1, "done")]
         telling = settling("sqlite", outbox.name, "me", settled, keep=False)
         looked = database.connection(late).run(first_of(telling))
         assert looked == [(lanes[0].lane,)]

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from seawall import UnknownJob
 from seawall.clock import VirtualClock
 from seawall.durable import amigrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import statements
 from seawall.durable.jobs import operations as steps
 from seawall.durable.jobs.jobs import Jobs
-from seawall.durable.jobs.operations import Room
+from seawall.durable.jobs.operations import OpenJobsLimit
 from seawall.errors import JobExpired, KeyReused, QueueFull, RecordGarbled
 from seawall.models.durable_jobs import DurableJob
 from tests.durable.conftest import Opening, opening_by
@@ -34,7 +34,7 @@ def ask(text: str, **arguments: Any) -> Any:
     """Return an operation of one statement."""
 
     def operation() -> Any:
-        return (yield AskText(text, arguments))
+        return (yield TextQuery(text, arguments))
 
     return operation
 
@@ -141,7 +141,9 @@ def test_the_life_of_a_job(opening: Opening):
             (claim,) = await jobs.aclaim(["report", "mail"], 5, owner="w")
             assert (claim.id, claim.payload, claim.attempt) == (made.id, {"n": 7}, 1)
             assert await jobs.aclaim(["report"], owner="v") == []
-            held = await jobs._abeat("w", [steps.Beat(claim.id, claim.epoch, 0.5, "half")], [])
+            held = await jobs._abeat(
+                "w", [steps.JobHeartbeat(claim.id, claim.epoch, 0.5, "half")], []
+            )
             assert held == {(claim.id, claim.epoch): False}
             seen = await jobs.aget(made.id, scope="acme")
             assert (seen.state, seen.progress, seen.message) == ("running", 0.5, "half")
@@ -189,7 +191,10 @@ def test_a_dead_workers_job_is_taken_over_and_the_zombie_refused(opening: Openin
             assert await jobs.afail(zombie, "late") is None
             assert await jobs.agive_back(zombie) is None
             assert (
-                await jobs._abeat("zombie", [steps.Beat(zombie.id, zombie.epoch, 0, "")], []) == {}
+                await jobs._abeat(
+                    "zombie", [steps.JobHeartbeat(zombie.id, zombie.epoch, 0, "")], []
+                )
+                == {}
             )
             assert jobs.snapshot()["refused_late"] == 3
             await world.pass_(10)
@@ -293,9 +298,9 @@ def test_what_is_looked_for_has_an_index(
 
             def explaining() -> Any:
                 if not sqlite:  # a table without rows is read whole
-                    yield AskText("SET LOCAL enable_seqscan = off", {})
-                    yield AskText("SET LOCAL enable_bitmapscan = off", {})
-                return (yield AskText(text, asked))
+                    yield TextQuery("SET LOCAL enable_seqscan = off", {})
+                    yield TextQuery("SET LOCAL enable_bitmapscan = off", {})
+                return (yield TextQuery(text, asked))
 
             return str(await database.arun(explaining))
 
@@ -338,7 +343,7 @@ def test_there_is_room_for_so_many(opening: Opening):
 def test_processes_together_are_over_the_bound_by_little(most: int, submits: Any):
     """Three processes count now and then: together they are over by what they may not know of."""
     clock = VirtualClock()
-    rooms = [Room("jobs", most, clock) for _ in range(3)]
+    rooms = [OpenJobsLimit("jobs", most, clock) for _ in range(3)]
     there = 0
     for who, passed in submits:
         clock.advance(passed)
@@ -574,7 +579,7 @@ class Both:
     async def tell(self, operation: str, claim: Any) -> None:
         model, who = self.model, (self.now, claim.owner, claim.epoch)
         if operation == "renew":
-            beat = steps.Beat(claim.id, claim.epoch, 0.0, "")
+            beat = steps.JobHeartbeat(claim.id, claim.epoch, 0.0, "")
             assert bool(await self.jobs._abeat(claim.owner, [beat], [])) == model.renew(*who, LEASE)
         elif operation == "succeed":
             assert await self.jobs.asucceed(claim, 1) == model.succeed(*who, TTL)

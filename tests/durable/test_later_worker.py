@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seawall import Cache, CircuitOpen, Fallback, Guard, idempotency_key
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.deferred import worker as _later_worker
 from seawall.durable.deferred.calls import Later
 from seawall.durable.deferred.worker import LaterWorker
@@ -164,7 +164,7 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
                     raise
 
             def claimed_until() -> Any:
-                return (yield AskText("SELECT max(not_before) FROM {later}", {}))[0][0]
+                return (yield TextQuery("SELECT max(not_before) FROM {later}", {}))[0][0]
 
             async def prolonged(until: int) -> None:
                 while await database.arun(claimed_until) != until:
@@ -181,7 +181,7 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
             assert await LaterWorker(later, slow)._claims(1) == []
 
             def steal() -> Any:
-                yield AskText("UPDATE {later} SET epoch = epoch + 1", {})
+                yield TextQuery("UPDATE {later} SET epoch = epoch + 1", {})
 
             await database.arun(steal)
             assert await task == 1
@@ -266,7 +266,7 @@ class Seen(LaterWorker):
 
             def steps() -> Any:
                 text = "UPDATE {later} SET owner = NULL WHERE id = :id AND state = 0 RETURNING 1"
-                return bool((yield AskText(text, {"id": claim.id})))
+                return bool((yield TextQuery(text, {"id": claim.id})))
 
             told = await self.later.database.arun(steps)
         assert told is (self.latest.get(claim.id) == claim.epoch)

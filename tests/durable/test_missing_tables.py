@@ -14,10 +14,10 @@ import pytest
 
 from seawall.clock import VirtualClock
 from seawall.durable import Idempotency, IdempotentRequests, Outbox, amigrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.missing_tables import TablesMissing, tables_missing
-from seawall.durable.database.outage_log import Trouble
-from seawall.durable.database.statements import Names
+from seawall.durable.database.outage_log import OutageLog
+from seawall.durable.database.statements import TableNames
 from tests.durable.asgi_support import Shop, first, post, user
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, a_moment, committed, dispatcher
@@ -42,7 +42,7 @@ def asking(text: str) -> Callable[[], Any]:
     """Return an operation that asks by this text."""
 
     def steps() -> Any:
-        return (yield AskText(text, {}))
+        return (yield TextQuery(text, {}))
 
     return steps
 
@@ -100,13 +100,13 @@ class Undefined(Exception):
 )
 def test_a_name_tells_whose_it_is(text: str, schema: str | None, prefix: str, ours: bool):  # noqa: FBT001 - a parameter of the test
     """Schema, prefix and the whole name have to be ours, in whatever language it is said."""
-    found = tables_missing(Undefined(text), Names(schema, prefix))
+    found = tables_missing(Undefined(text), TableNames(schema, prefix))
     assert isinstance(found, TablesMissing) is ours
 
 
 def test_other_errors_with_such_words_are_left_alone():
     """Only what a database says counts: a class and a code, not words in a message."""
-    names = Names()
+    names = TableNames()
     assert tables_missing(ValueError("no such table: seawall_jobs"), names) is None
     assert tables_missing(sqlite3.OperationalError("no such column: seawall_jobs"), names) is None
     found = tables_missing(sqlite3.OperationalError("no such table: seawall_jobs"), names)
@@ -164,7 +164,7 @@ def test_a_dispatcher_says_it_once_and_begins_when_it_is_done(quick: Opening, sa
 
 def test_it_is_said_also_after_an_outage(said: Any):
     """A server that comes back without our tables is worth a line of its own; then none more."""
-    trouble = Trouble("outbox 'x'", VirtualClock())
+    trouble = OutageLog("outbox 'x'", VirtualClock())
     missing = TablesMissing("there is no table x")
     for error in (OSError("away"), OSError("away"), missing, missing, OSError("away")):
         trouble.failed(None, "the database", error)

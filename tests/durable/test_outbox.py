@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.outbox.events import FromRow, NewEvent
 from seawall.durable.outbox.outbox import Outbox
 from tests.durable.conftest import Opening, opening_by
@@ -232,7 +232,7 @@ def test_what_somebody_else_stored_does_no_harm(opening: Opening):
                 given = {"n": n, "stored": stored}
 
                 def spoil(given: dict[str, Any] = given) -> Any:
-                    yield AskText(
+                    yield TextQuery(
                         "UPDATE {outbox} SET headers = :stored WHERE sequence = :n", given
                     )
 
@@ -306,4 +306,4 @@ def test_events_of_a_single_statement_use_the_row_it_writes(postgres: Postgres, 
 
 def iter_ask(text: str, arguments: dict[str, Any] | None = None) -> Any:
     """Ask one thing."""
-    return (yield AskText(text, arguments or {}))
+    return (yield TextQuery(text, arguments or {}))

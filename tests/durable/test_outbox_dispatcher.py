@@ -191,7 +191,7 @@ def test_poison_in_a_batch_would_block_all_of_it(opening: Opening, monkeypatch: 
             async def blamed(_self: Any, progress: Any, *_given: Any) -> None:
                 progress.fail("the batch failed")
 
-            monkeypatch.setattr(_outbox_delivery.Delivery, "_one_by_one", blamed)
+            monkeypatch.setattr(_outbox_delivery.SinkDelivery, "_one_by_one", blamed)
             worker = dispatcher(outbox, seen.batch, batched=True, attempts=1)
             assert await worker.drain() == 0
             assert len(await outbox.ablocked()) == 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seawall.clock import VirtualClock
-from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.connections import Query, TextQuery
 from seawall.durable.database.statements import statement
 from seawall.durable.outbox import delivery as _outbox_delivery
 from seawall.durable.outbox import outbox as _outbox_care
@@ -263,9 +263,9 @@ def test_unless_it_looks_at_the_time(file: Opening, monkeypatch: pytest.MonkeyPa
     from seawall.durable.outbox import dispatcher as module
 
     def for_ever(lanes: Any, _until: float) -> Any:
-        return _outbox_delivery.Holding(lanes, float("inf"))
+        return _outbox_delivery.HeldAggregates(lanes, float("inf"))
 
-    monkeypatch.setattr(module, "Holding", for_ever)
+    monkeypatch.setattr(module, "HeldAggregates", for_ever)
     assert asyncio.run(paused_past_its_lease(file)) == [1, 2]
 
 
@@ -383,7 +383,7 @@ def test_no_more_is_read_than_may_be_delivered(opening: Opening):
                 given |= {"lanes": "1", "each": 10, "batch": 10}
 
             def fetch() -> Any:
-                return (yield Ask("outbox.fetch", given))
+                return (yield Query("outbox.fetch", given))
 
             assert len(await database.arun(fetch)) == 3
 
@@ -431,8 +431,8 @@ def test_a_batch_costs_the_same_however_much_is_pending(server: Opening):
         async with server() as database:
 
             def fill() -> Any:
-                yield AskText(MANY, {})
-                yield AskText("ANALYZE {outbox}", {})
+                yield TextQuery(MANY, {})
+                yield TextQuery("ANALYZE {outbox}", {})
 
             await database.arun(fill)
             lanes = ",".join(map(str, range(1, 101)))

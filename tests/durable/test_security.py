@@ -221,13 +221,13 @@ def test_without_its_parts_a_name_would_cross(
         monkeypatch.setattr(asgi, "fingerprint_of", lambda *parts: model.fingerprint_of(parts[-1]))
     else:
         monkeypatch.setattr(
-            asgi, "Name", lambda whose, _operation, *rest: asgi_name(whose, "same", *rest)
+            asgi, "RequestName", lambda whose, _operation, *rest: asgi_name(whose, "same", *rest)
         )
     asgi_name = _NAME
     assert falsified(Crossing(database).check, ASKED)
 
 
-_NAME = asgi.Name
+_NAME = asgi.RequestName
 
 
 @given(
@@ -458,7 +458,7 @@ def test_without_a_tombstone(quick: Opening, monkeypatch: pytest.MonkeyPatch, wi
     """Ablation: all of it kept; nothing but the status; or no record, and it is done again."""
     if without == "cap":
         monkeypatch.setattr(_idempotency_records, "stored", _stored_whole)
-        monkeypatch.setattr(_asgi_request, "Exchange", _endless)
+        monkeypatch.setattr(_asgi_request, "RecordedExchange", _endless)
     elif without == "tombstone":
         monkeypatch.setattr(
             _asgi_answers, "tombstone", lambda status, _: model.Answer(status, [], b"")
@@ -469,7 +469,7 @@ def test_without_a_tombstone(quick: Opening, monkeypatch: pytest.MonkeyPatch, wi
         asyncio.run(_ask_for_much(quick, (b"x" * 101,)))
 
 
-_STORED, _EXCHANGE = _idempotency_records.stored, _asgi_exchange.Exchange
+_STORED, _EXCHANGE = _idempotency_records.stored, _asgi_exchange.RecordedExchange
 
 
 def _stored_whole(answer: object, terms: Any, *, failed: bool) -> dict[str, Any]:

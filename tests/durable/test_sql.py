@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from seawall import durable
 from seawall.durable.database.migrations import migrations
-from seawall.durable.database.statements import Names, Text, quoted, rendered, statements
+from seawall.durable.database.statements import (
+    StatementText,
+    TableNames,
+    quoted,
+    rendered,
+    statements,
+)
 
-NAMES = Names("own", "x_")
+NAMES = TableNames("own", "x_")
 ASKED = "SELECT a FROM {things} WHERE b = :b AND c = ':' || :c AND d = :b -- 100%"
 
 
@@ -33,7 +39,7 @@ def test_each_driver_has_its_own_parameters():
 
 def test_time_is_the_databases_unless_a_test_says_otherwise():
     """`{now}` stands for an expression."""
-    assert rendered("SELECT {now}", "sqlite", "named", NAMES, "7") == Text("SELECT 7", ())
+    assert rendered("SELECT {now}", "sqlite", "named", NAMES, "7") == StatementText("SELECT 7", ())
     assert "clock_timestamp" in rendered("SELECT {now}", "postgres", "dollar", NAMES).sql
 
 
@@ -63,7 +69,7 @@ def test_a_quoted_name_is_one_name_whatever_is_in_it(name: str):
 def test_names_that_cannot_be_are_refused(given_names: dict[str, Any], error: type[Exception]):
     """What no database would take is said at once."""
     with pytest.raises(error, match="write"):
-        Names(**given_names)
+        TableNames(**given_names)
 
 
 def test_both_databases_have_the_same_steps():

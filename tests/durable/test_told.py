@@ -23,7 +23,7 @@ from seawall.durable import (
     Sqlite,
     migrate,
 )
-from seawall.durable.database.outage_log import MOST, PATIENCE, Trouble
+from seawall.durable.database.outage_log import MOST, PATIENCE, OutageLog
 from seawall.durable.outbox import dispatcher as _outbox_page
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, Time, committed, dispatcher, numbered, timed
@@ -356,7 +356,7 @@ def test_jobs_and_calls_that_fail_are_logged_at_each_attempt(
 def test_what_others_have_mended_is_not_waited_for(said: Any):
     """What failed here and is done elsewhere is forgotten some time after its next try."""
     clock = VirtualClock()
-    trouble = Trouble("jobs 'x'", clock)
+    trouble = OutageLog("jobs 'x'", clock)
     for key in range(MOST + 10):
         trouble.failed(key, f"job {key}", ValueError("no"), delay=5.0)
     assert len(trouble._failing) == MOST

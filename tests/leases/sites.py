@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from seawall.durable import Database, Sqlite, amigrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.redis.store import RedisStore
 from tests.durable.postgres import Postgres
 from tests.redis.support import FrozenClock, Server
@@ -119,7 +119,7 @@ class Site:
 
     async def _sql(self, text: str, **arguments: Any) -> None:
         def steps() -> Any:
-            yield AskText(text, arguments)
+            yield TextQuery(text, arguments)
 
         await self._pods[0].arun(steps)
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall.durable.database import statements as _sql
-from seawall.durable.database.connections import AskText, connection_of
+from seawall.durable.database.connections import TextQuery, connection_of
 from seawall.durable.database.leases import _asked
 from seawall.durable.database.migrations import migrations
-from seawall.durable.database.statements import Names, statements
+from seawall.durable.database.statements import TableNames, statements
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
 from seawall.models.lease import Busy, Granted, LeaseModel
 from tests.durable.postgres import Postgres
@@ -47,7 +47,7 @@ def dialect(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def new_lease(dialect: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Answers]]:
     """Return a function that makes a lease on one connection; each answers a command at a time."""
-    names = Names(None, f"agree{next(_serial)}_")
+    names = TableNames(None, f"agree{next(_serial)}_")
     if dialect == "sqlite":
         raw: Any = sqlite3.connect(":memory:", isolation_level=None)
     else:
@@ -57,12 +57,12 @@ def new_lease(dialect: str, request: pytest.FixtureRequest) -> Iterator[Callable
     def make_tables() -> Any:
         (step,) = [step for step in migrations(dialect) if step.name == "leases"]
         for text in step.statements:
-            yield AskText(text, {})
-        yield AskText("CREATE TABLE {test_clock} (us bigint NOT NULL)", {})
-        yield AskText("INSERT INTO {test_clock} VALUES (1)", {})
+            yield TextQuery(text, {})
+        yield TextQuery("CREATE TABLE {test_clock} (us bigint NOT NULL)", {})
+        yield TextQuery("INSERT INTO {test_clock} VALUES (1)", {})
 
     def set_clock(now: int) -> Any:
-        yield AskText("UPDATE {test_clock} SET us = :us", {"us": now})
+        yield TextQuery("UPDATE {test_clock} SET us = :us", {"us": now})
 
     clock = f"(SELECT us FROM {names.table('test_clock')})"  # noqa: S608 - our own table
     connection = connection_of(raw, names, clock)

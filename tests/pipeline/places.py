@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seawall import Channel
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
@@ -284,7 +284,7 @@ class InTable(RealPlace):
 
     async def do(self, text: str) -> None:
         def steps() -> Any:
-            yield AskText(text, {})
+            yield TextQuery(text, {})
 
         await self.database.arun(steps)
 

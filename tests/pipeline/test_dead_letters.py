@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.pipeline import (
     DatabaseDeadLetters,
     DeadLetter,
@@ -677,7 +677,7 @@ def test_blocking_twins_do_the_same(tmp_path: Path) -> None:
 
 
 def _rows() -> Any:
-    return (yield AskText("SELECT id FROM {dead_letters}", {}))
+    return (yield TextQuery("SELECT id FROM {dead_letters}", {}))
 
 
 def test_without_the_epoch_a_late_process_would_delete_what_another_replays(

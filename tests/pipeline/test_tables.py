@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Inbox, Outbox, Sqlite, migrate
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.pipeline import (
     DatabaseCheckpoint,
     InboxSink,
@@ -29,7 +29,7 @@ async def do(database: Database, text: str) -> list[Any]:
     """Carry out one statement in a transaction of its own."""
 
     def steps() -> Any:
-        return (yield AskText(text.replace("{", "{{").replace("}", "}}"), {}))
+        return (yield TextQuery(text.replace("{", "{{").replace("}", "}}"), {}))
 
     answer: list[Any] = await database.arun(steps)
     return answer

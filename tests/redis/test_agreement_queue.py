@@ -21,8 +21,7 @@ from seawall.clock import VirtualClock
 from seawall.events import DeadLetterDropped, JobDied
 from seawall.jobs import LocalQueue
 from seawall.jobs import queue as _steps
-from seawall.jobs.queue import Steps
-from seawall.jobs.records import Ask
+from seawall.jobs.records import QueueCall, QueueSteps
 from seawall.jobs.wakeups import READY
 from seawall.models.queue.jobs import SWEEP, NewJob, QueueRules
 from seawall.models.queue.state import Queue
@@ -53,9 +52,9 @@ QUICK = settings(
 _names = count()
 
 
-def one(operation: str, *args: Any) -> Steps[Any]:
+def one(operation: str, *args: Any) -> QueueSteps[Any]:
     """Ask the rules for a single operation, and return the answer as it is."""
-    return (yield Ask(operation, args))
+    return (yield QueueCall(operation, args))
 
 
 class Three:

@@ -37,8 +37,8 @@ from seawall.jobs import Claim, JobQueue, LocalQueue, Worker, WorkItem
 from seawall.jobs import queue as _steps
 from seawall.jobs.encoding import MOST_BYTES, decode, encode
 from seawall.jobs.queue import POLL
-from seawall.jobs.records import Ask
-from seawall.jobs.wakeups import Bells
+from seawall.jobs.records import QueueCall
+from seawall.jobs.wakeups import Wakeups
 from seawall.redis import queue as module
 from seawall.redis.queue import PARTS, PriorityQueue
 from seawall.redis.store import RedisStore
@@ -246,7 +246,7 @@ def test_claim_waits_for_a_job(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_a_ring_it_would_wait_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nobody rang the bell, a push would be found by the next look only."""
     monkeypatch.setattr(_steps, "POLL", 1.0)
-    monkeypatch.setattr(Bells, "ring", lambda _self, _topic: None)
+    monkeypatch.setattr(Wakeups, "ring", lambda _self, _topic: None)
     queue = make()
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(queue.claim(wait=0.5)))
@@ -1197,6 +1197,6 @@ def test_the_queue_works_in_a_child_process(store: RedisStore) -> None:
 
 def test_asks_are_plain(store: RedisStore) -> None:
     """What is sent holds no setting that a user could mistake for a key."""
-    keys, args = PriorityQueue(store, "mails")._calls.pack([Ask("status", ("x",))])
+    keys, args = PriorityQueue(store, "mails")._calls.pack([QueueCall("status", ("x",))])
     assert len(keys) == len(PARTS)
     assert args[-3:] == ["status", 1, "x"]

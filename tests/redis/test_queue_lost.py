@@ -16,7 +16,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.events import JobDied
 from seawall.jobs import Claim, Worker
-from seawall.jobs.records import Ask
+from seawall.jobs.records import QueueCall
 from seawall.redis import queue as releases
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.store import RedisStore
@@ -132,7 +132,7 @@ def test_who_died_is_told_by_a_release_too(store: RedisStore) -> None:
         (claim,) = queue.claim()
         queue.heartbeat(claim, lease=0.001)
         SYSTEM.sleep(0.01)
-        queue._undo(Ask("release", ("of nobody", SECOND)), SECOND)
+        queue._undo(QueueCall("release", ("of nobody", SECOND)), SECOND)
         wait_until(lambda: died)
     finally:
         stop()
@@ -147,7 +147,7 @@ def test_a_claim_that_was_heard_of_is_an_attempt(
     if not told:
         ask_for_real = PriorityQueue._answering
 
-        def deaf(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+        def deaf(self: PriorityQueue, kind: Any, ask: QueueCall) -> Any:
             return (lambda: None) if ask.operation == "heard" else ask_for_real(self, kind, ask)
 
         monkeypatch.setattr(PriorityQueue, "_answering", deaf)
@@ -178,7 +178,7 @@ def test_who_cannot_say_that_it_has_heard_gets_no_claim(
 
         def abandon(self) -> None: ...
 
-    def answering(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+    def answering(self: PriorityQueue, kind: Any, ask: QueueCall) -> Any:
         if ask.operation != "heard":
             return ask_for_real(self, kind, ask)
         if how == "cancelled":
@@ -224,7 +224,7 @@ def test_a_handler_that_kills_its_process_is_begun_as_often_as_it_may_be(
     def live() -> None:
         ask_for_real = PriorityQueue._answering
 
-        def without(self: PriorityQueue, kind: Any, ask: Ask) -> Any:
+        def without(self: PriorityQueue, kind: Any, ask: QueueCall) -> Any:
             return (lambda: None) if ask.operation == "heard" else ask_for_real(self, kind, ask)
 
         if not waits:  # what was told and not waited for dies with the process
@@ -274,7 +274,7 @@ def test_releases_are_bounded_in_number_and_time(
     monkeypatch.setattr(releases, "MOST_RELEASES", 3)
     made = releases.ClaimReleases()
     for number in range(5):
-        ask = Ask("release", (str(number), SECOND))
+        ask = QueueCall("release", (str(number), SECOND))
         made.add(PriorityQueue(store, "mails")._calls, ask, SECOND)
     assert [ask.args[0] for ask in made._waiting] == ["0", "1", "2"]
     monkeypatch.setattr(releases, "SYSTEM", VirtualClock(1e12))
@@ -285,7 +285,7 @@ def test_releases_are_bounded_in_number_and_time(
 def test_a_child_leaves_to_its_parent_what_is_the_parents(store: RedisStore) -> None:
     """Who was forked has asked for nothing."""
     made = releases.releases_of(store)
-    made._waiting[Ask("release", ("t", 1))] = (PriorityQueue(store, "m")._calls, 1e12)
+    made._waiting[QueueCall("release", ("t", 1))] = (PriorityQueue(store, "m")._calls, 1e12)
     child = fork()
     if child == 0:
         os._exit(len(made))
@@ -304,7 +304,7 @@ def test_a_claim_comes_after_its_own_release(store: RedisStore) -> None:
     """Then it grants nothing, or it would be nobody's."""
     queue = PriorityQueue(store, "mails")
     queue.push(1)
-    for ask in (Ask("release", ("t", 9 * SECOND)), Ask("claim", (1, 9 * SECOND, "t"))):
+    for ask in (QueueCall("release", ("t", 9 * SECOND)), QueueCall("claim", (1, 9 * SECOND, "t"))):
         reply = store.call("queue", *queue._calls.pack([ask]))
         (answer,) = queue._calls.unpack(reply, [ask])
     assert answer == ([], -1)

@@ -26,7 +26,7 @@ from seawall import (
 from seawall.clock import SYSTEM
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
-from seawall.jobs.records import Ask
+from seawall.jobs.records import QueueCall
 from seawall.models.shedding.codel import QueueShed
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.store import RedisStore
@@ -38,9 +38,9 @@ from tests.support import let_pass, new_guard
 class Flaky(LocalQueue):
     """A queue whose store is away now and then: before it was asked, or after it has answered."""
 
-    away: Callable[[Ask], str] = staticmethod(lambda _ask: "no")
+    away: Callable[[QueueCall], str] = staticmethod(lambda _ask: "no")
 
-    def _answering(self, kind: Any, ask: Ask) -> Callable[[], Any]:
+    def _answering(self, kind: Any, ask: QueueCall) -> Callable[[], Any]:
         def answer() -> Any:
             word = self.away(ask)
             if word == "before":
@@ -820,13 +820,13 @@ def test_only_what_the_queue_took_is_counted_as_done() -> None:
             id_ = queue.push(1)
             acks = 0
 
-            def away(ask: Ask) -> str:
+            def away(ask: QueueCall) -> str:
                 nonlocal acks
                 if ask.operation != "ack":
                     return "no"
                 acks += 1
                 if acks == 1 and cancelled:
-                    queue._perform(Ask("cancel", (id_,)))
+                    queue._perform(QueueCall("cancel", (id_,)))
                 return "after" if acks == 1 else "no"
 
             queue.away = away

@@ -19,10 +19,10 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable.database.cleanup import Cleaning
-from seawall.durable.database.connections import Ask, Connection
+from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.connections import Connection, Query
 from seawall.durable.database.database import Database
-from seawall.durable.database.transaction_block import Block, named
+from seawall.durable.database.transaction_block import TransactionBlock, named
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
 
@@ -54,7 +54,7 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox of {self.database!r}: ttl={self.ttl:g}>"
 
-    def once(self, conn: Any, consumer: str, message_id: str) -> Block[bool]:
+    def once(self, conn: Any, consumer: str, message_id: str) -> TransactionBlock[bool]:
         """Yield whether to process this delivery: `async with inbox.once(...) as first:`.
 
         `conn` must have an open transaction, which also contains the effect: commit it after the
@@ -78,18 +78,18 @@ class Inbox:
 
     def _seeing(self, consumer: str, message_id: str) -> Steps[bool]:
         asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
-        return bool((yield Ask("inbox.seen", asked)))
+        return bool((yield Query("inbox.seen", asked)))
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Remove records older than `ttl`, in batches; return how many were removed.
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return await Cleaning(batch, within, _removing).arun(self.database)
+        return await Cleanup(batch, within, _removing).arun(self.database)
 
     def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Sync twin of `acleanup`."""
-        return Cleaning(batch, within, _removing).run(self.database)
+        return Cleanup(batch, within, _removing).run(self.database)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many deliveries this process processed, dropped and failed."""
@@ -115,7 +115,7 @@ class Inbox:
         self._mutex = Mutex()
 
 
-class _Once(Block[bool]):
+class _Once(TransactionBlock[bool]):
     """One delivery."""
 
     def __init__(self, inbox: Inbox, connection: Connection, noting: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class _Once(Block[bool]):
 
     def _begin(self) -> Steps[bool]:
         ttl = int(self._inbox.ttl * 1_000_000)
-        first = self._first = bool((yield Ask("inbox.note", {**self._noting, "ttl": ttl})))
+        first = self._first = bool((yield Query("inbox.note", {**self._noting, "ttl": ttl})))
         return first
 
     def _end(self) -> Steps[None]:
@@ -137,14 +137,14 @@ class _Once(Block[bool]):
     def _undo(self) -> Steps[None]:
         self._count("failed")
         if self._first is not False:  # None: cancelled while asking, so it may have been recorded
-            yield Ask("inbox.forget", self._noting)
+            yield Query("inbox.forget", self._noting)
 
     def _count(self, kind: str) -> None:
         self._inbox._count(kind, self._noting["consumer"])
 
 
 def _removing(batch: int) -> Steps[int]:
-    return len((yield Ask("inbox.cleanup", {"batch": batch})))
+    return len((yield Query("inbox.cleanup", {"batch": batch})))
 
 
 def _digest(message_id: str) -> bytes:

@@ -18,7 +18,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.events import DeadLetterDropped, JobDied
 from seawall.events.bus import emit
 from seawall.jobs.queue import JobQueue
-from seawall.jobs.records import Ask
+from seawall.jobs.records import QueueCall
 from seawall.jobs.wakeups import READY
 from seawall.models.queue.state import Queue
 from seawall.runtime.layers import Kind
@@ -68,16 +68,16 @@ class LocalQueue(JobQueue):
     def __repr__(self) -> str:
         return f"LocalQueue({self.name!r})"
 
-    def _answering(self, kind: Kind, ask: Ask) -> Callable[[], Any]:
+    def _answering(self, kind: Kind, ask: QueueCall) -> Callable[[], Any]:
         return lambda: self._perform(ask)
 
-    def _telling(self, kind: Kind, ask: Ask) -> None:
+    def _telling(self, kind: Kind, ask: QueueCall) -> None:
         self._perform(ask)
 
-    def _undo(self, ask: Ask, lease: int) -> None:
+    def _undo(self, ask: QueueCall, lease: int) -> None:
         self._perform(ask)
 
-    def _perform(self, ask: Ask) -> Any:
+    def _perform(self, ask: QueueCall) -> Any:
         queue = self._queue
         with self._mutex:
             answer = queue.perform(round(self.clock.now() * 1e6), ask.operation, *ask.args)

@@ -1,8 +1,8 @@
 """Job queues: the interface of every queue, wherever its jobs are kept, and its operations.
 
-Each operation is a generator of steps. It yields a call of the queue's rules (`Ask`) or a waiter,
-and is sent the answer; or it yields a call without an answer (`Tell`). A subclass decides who
-answers: the rules in memory, or a store.
+Each operation is a generator of steps. It yields a call of the queue's rules (`QueueCall`) or a
+waiter, and is sent the answer; or it yields a call without an answer (`QueueNotice`). A subclass
+decides who answers: the rules in memory, or a store.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from seawall.jobs.encoding import (
     short_text,
     stored_reason,
 )
-from seawall.jobs.records import Ask, Claim, DeadLetter, JobStatus, QueueSteps, Tell
-from seawall.jobs.wakeups import READY, Bell, Bells
+from seawall.jobs.records import Claim, DeadLetter, JobStatus, QueueCall, QueueNotice, QueueSteps
+from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import (
     OPENED,
-    Asked,
+    PageRequest,
     WorkItem,
     WorkPage,
-    asked_page,
     job_item,
+    page_request,
     place_after,
 )
 from seawall.models.queue.jobs import (
@@ -114,7 +114,7 @@ class JobQueue:
             microseconds(ttl),
             microseconds(window),
         )
-        self._bells = Bells()
+        self._bells = Wakeups()
 
     # For producers
 
@@ -394,7 +394,7 @@ class JobQueue:
     def _pushing(self, jobs: list[NewJob]) -> QueueSteps[list[str]]:
         if not jobs:
             return []
-        ids: list[str] | None = yield Ask("push", (jobs,))
+        ids: list[str] | None = yield QueueCall("push", (jobs,))
         if ids is None:
             raise QueueFull(
                 f"queue {self.name!r} has no room: {self.rules.max_size} jobs are allowed",
@@ -413,7 +413,7 @@ class JobQueue:
         length = microseconds(bounded_seconds("lease", lease, self.keep))
         patience = check.seconds("wait", wait, zero=True, infinite=True)
         until, _late = give_up_at(self.clock.now(), patience)
-        with Bell(self._bells, READY) as bell:
+        with Wakeup(self._bells, READY) as bell:
             if patience:
                 self._listen(READY)
             while True:
@@ -426,7 +426,9 @@ class JobQueue:
                         payload = decode(one.payload)
                     except (ValueError, RecursionError):
                         reason = "the payload cannot be read"
-                        yield Tell(Ask("nack", (one.id, one.fence, 0, reason, "fatal")))
+                        yield QueueNotice(
+                            QueueCall("nack", (one.id, one.fence, 0, reason, "fatal"))
+                        )
                         continue
                     # Counted from before the question, so that the lease expires here first.
                     claims.append(Claim(one, payload, lease, now + lease))
@@ -448,18 +450,18 @@ class JobQueue:
         """
         token, up = token_hex(8), self._up
         try:
-            granted, ahead = yield Ask("claim", (count, lease, token))
+            granted, ahead = yield QueueCall("claim", (count, lease, token))
         except BaseException:
             if up:  # otherwise it was not even sent
-                self._undo(Ask("release", (token, lease)), lease)
+                self._undo(QueueCall("release", (token, lease)), lease)
             raise
         if granted:
             try:
-                yield Ask("heard", (token,))
+                yield QueueCall("heard", (token,))
             except BaseException:
                 for one in granted:
                     back = (one.id, one.fence, 0, NOBODY, "returned")
-                    self._undo(Ask("nack", back), lease)
+                    self._undo(QueueCall("nack", back), lease)
                 raise
         return granted, ahead
 
@@ -468,13 +470,13 @@ class JobQueue:
             claim_of(claim).lease if lease is None else bounded_seconds("lease", lease, self.keep)
         )
         now = self.clock.now()
-        answer = yield Ask("extend", (claim.id, claim.fence, microseconds(seconds)))
+        answer = yield QueueCall("extend", (claim.id, claim.fence, microseconds(seconds)))
         self._check_held(claim, answer)
         claim.lease, claim.until = seconds, now + seconds
 
     def _acking(self, claim: Claim, result: Any) -> QueueSteps[None]:
         data = encode("the result", result, self.max_payload)
-        answer = yield Ask("ack", (claim_of(claim).id, claim.fence, data))
+        answer = yield QueueCall("ack", (claim_of(claim).id, claim.fence, data))
         self._check_held(claim, answer)
 
     def _nacking(
@@ -493,7 +495,7 @@ class JobQueue:
         if not check.flag("retry", retry):
             how = "fatal"
         args = (claim_of(claim).id, claim.fence, wait, said, how)
-        answer = yield Ask("nack", args)
+        answer = yield QueueCall("nack", args)
         return self._check_held(claim, answer)
 
     def _check_held(self, claim: Claim, answer: tuple[bool, str]) -> str:
@@ -509,21 +511,21 @@ class JobQueue:
 
     # Operators' actions, status and waiting
 
-    def _browsing(self, asked: Asked) -> QueueSteps[WorkPage]:
+    def _browsing(self, asked: PageRequest) -> QueueSteps[WorkPage]:
         search = asked.search.encode().lower()
         args = (asked.state, asked.number, asked.id, search, asked.limit, asked.cut)
-        found, place = yield Ask("browse", args)
+        found, place = yield QueueCall("browse", args)
         after = None if place is None else place_after(*place)
         return WorkPage([job_item(one) for one in found], after)
 
     def _asked(
         self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> Asked:
-        return asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+    ) -> PageRequest:
+        return page_request(self.WORK_STATES, state, search, after, limit, payloads)
 
     def _inspecting(self, id_: str, *, payload: bool) -> QueueSteps[WorkItem | None]:
         cut = OPENED if check.flag("payload", payload) else 0
-        found: Browsed | None = yield Ask("inspect", (short_text("id", id_), cut))
+        found: Browsed | None = yield QueueCall("inspect", (short_text("id", id_), cut))
         return None if found is None else job_item(found)
 
     def _dropping(self, id_: str) -> QueueSteps[bool]:
@@ -532,7 +534,7 @@ class JobQueue:
 
     def _changing(self, operation: str, id_: str) -> QueueSteps[bool]:
         """Cancel, requeue or drop a job; return False if its state does not allow that."""
-        done, state = yield Ask(operation, (short_text("id", id_),))
+        done, state = yield QueueCall(operation, (short_text("id", id_),))
         if state == "unknown":
             raise self._unknown(id_)
         if state == "full" and not done:
@@ -548,7 +550,7 @@ class JobQueue:
         )
 
     def _looking(self, id_: str) -> QueueSteps[Seen]:
-        seen: Seen | None = yield Ask("status", (short_text("id", id_),))
+        seen: Seen | None = yield QueueCall("status", (short_text("id", id_),))
         if seen is None:
             raise self._unknown(id_)
         return seen
@@ -559,7 +561,7 @@ class JobQueue:
         )
         began = self.clock.now()
         until, _late = give_up_at(began, patience)
-        with Bell(self._bells, short_text("id", id_)) as bell:
+        with Wakeup(self._bells, short_text("id", id_)) as bell:
             self._listen(id_)
             while True:
                 bell.reset()
@@ -599,7 +601,7 @@ class JobQueue:
 
     def _listing(self, limit: int) -> QueueSteps[list[DeadLetter]]:
         check.count("limit", limit, maximum=MOST_AT_ONCE)
-        letters = yield Ask("dead", (limit,))
+        letters = yield QueueCall("dead", (limit,))
         return [
             DeadLetter(
                 one.id,
@@ -613,7 +615,7 @@ class JobQueue:
         ]
 
     def _counting(self) -> QueueSteps[dict[str, Any]]:
-        counts: Counts = yield Ask("counts", ())
+        counts: Counts = yield QueueCall("counts", ())
         totals = dict(zip(TOTALS, counts.totals, strict=True))
         counted = {
             "name": self.name,
@@ -634,15 +636,15 @@ class JobQueue:
 
     # Hooks that answer, in memory or in a store
 
-    def _answering(self, kind: Kind, ask: Ask) -> Waiter | Callable[[], Any]:
+    def _answering(self, kind: Kind, ask: QueueCall) -> Waiter | Callable[[], Any]:
         """Return a waiter for the answer, or a function that returns it at once."""
         raise NotImplementedError
 
-    def _telling(self, kind: Kind, ask: Ask) -> None:
+    def _telling(self, kind: Kind, ask: QueueCall) -> None:
         """Send `ask` without waiting for its answer. It may get lost."""
         raise NotImplementedError
 
-    def _undo(self, ask: Ask, lease: int) -> None:
+    def _undo(self, ask: QueueCall, lease: int) -> None:
         """Undo a claim by `ask`. Callable from anywhere; never blocks or raises."""
         raise NotImplementedError
 
@@ -660,24 +662,26 @@ class JobQueue:
         return False
 
     def _sync(self, steps: QueueSteps[T]) -> T:
-        def answer(request: Ask | Tell | Waiter) -> Any:
+        def answer(request: QueueCall | QueueNotice | Waiter) -> Any:
             waiter = self._begin("sync", request)
             return waiter() if callable(waiter) else wait_sync(waiter, self.clock)
 
         return drive(steps, answer)
 
     async def _async(self, steps: QueueSteps[T]) -> T:
-        async def answer(request: Ask | Tell | Waiter) -> Any:
+        async def answer(request: QueueCall | QueueNotice | Waiter) -> Any:
             waiter = self._begin("async", request)
             return waiter() if callable(waiter) else await wait_async(waiter, self.clock)
 
         return await adrive(steps, answer)
 
-    def _begin(self, kind: Kind, request: Ask | Tell | Waiter) -> Waiter | Callable[[], Any]:
+    def _begin(
+        self, kind: Kind, request: QueueCall | QueueNotice | Waiter
+    ) -> Waiter | Callable[[], Any]:
         """Return a waiter for the answer, or a function that returns it at once."""
-        if isinstance(request, Ask):
+        if isinstance(request, QueueCall):
             return self._answering(kind, request)
-        if isinstance(request, Tell):
+        if isinstance(request, QueueNotice):
             return partial(self._telling, kind, request.ask)
         return request
 

@@ -11,20 +11,20 @@ from seawall.runtime.layers import Waiter
 T = TypeVar("T")
 
 
-class Ask(NamedTuple):
+class QueueCall(NamedTuple):
     """A question: one operation of the queue's rules, with its arguments."""
 
     operation: str
     args: tuple[Any, ...]
 
 
-class Tell(NamedTuple):
+class QueueNotice(NamedTuple):
     """An operation whose answer is not awaited."""
 
-    ask: Ask
+    ask: QueueCall
 
 
-QueueSteps: TypeAlias = Generator[Ask | Tell | Waiter, Any, T]
+QueueSteps: TypeAlias = Generator[QueueCall | QueueNotice | Waiter, Any, T]
 """An operation of a queue that returns a T."""
 
 

@@ -13,13 +13,13 @@ READY: Final = ""
 """The topic of waiters for any job. Waiters for the end of a job use the job's id as topic."""
 
 
-class Bells:
+class Wakeups:
     """The waiters by topic: threads, and tasks of any event loop."""
 
     def __init__(self) -> None:
         """Start with no waiters."""
         self.mutex = Mutex()
-        self._bells: dict[str, dict[Bell, None]] = {}
+        self._bells: dict[str, dict[Wakeup, None]] = {}
         survives_fork(self)
 
     def ring(self, topic: str) -> None:
@@ -37,16 +37,16 @@ class Bells:
         for topic in topics:
             self.ring(topic)
 
-    def add(self, bell: Bell) -> None:
+    def add(self, bell: Wakeup) -> None:
         """Register `bell`."""
         with self.mutex:
             self._bells.setdefault(bell.topic, {})[bell] = None
 
-    def remove(self, bell: Bell) -> None:
+    def remove(self, bell: Wakeup) -> None:
         """Unregister `bell`."""
         self.mutex.do(lambda: self._forget(bell))
 
-    def _forget(self, bell: Bell) -> None:
+    def _forget(self, bell: Wakeup) -> None:
         bells = self._bells.get(bell.topic, {})
         bells.pop(bell, None)
         if not bells:
@@ -57,14 +57,14 @@ class Bells:
         self._bells = {}
 
 
-class Bell:
+class Wakeup:
     """A waiter that waits repeatedly inside a `with` block.
 
     Call `reset()` before asking the queue: news between the question and the wait then ends the
     wait at once.
     """
 
-    def __init__(self, bells: Bells, topic: str) -> None:
+    def __init__(self, bells: Wakeups, topic: str) -> None:
         """Wait for news of `topic`."""
         self.until: float | None = None
         self.topic = topic

@@ -105,7 +105,7 @@ class WorkList(Protocol):
         ...
 
 
-class Asked(NamedTuple):
+class PageRequest(NamedTuple):
     """A checked request for a page."""
 
     state: str
@@ -117,9 +117,9 @@ class Asked(NamedTuple):
     """Bytes of each payload to return; with 0, payloads are not searched either."""
 
 
-def asked_page(
+def page_request(
     states: tuple[str, ...], state: str, search: str, after: str | None, limit: int, payloads: Any
-) -> Asked:
+) -> PageRequest:
     """Return the checked request, or raise an error that says what to write instead."""
     if state not in states:
         raise ValueError(f"state={state!r}: write one of {', '.join(map(repr, states))}")
@@ -131,7 +131,7 @@ def asked_page(
     check.count("limit", limit, maximum=MOST_LISTED)
     number, id_ = _read_place(after)
     cut = PREVIEW if check.flag("payloads", payloads) else 0
-    return Asked(state, search, number, id_, limit, cut)
+    return PageRequest(state, search, number, id_, limit, cut)
 
 
 def place_after(number: int, id_: str) -> str:

@@ -125,7 +125,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._halt: asyncio.Event | None = None
         self._news: asyncio.Event | None = None
-        self._runs: set[Run] = set()
+        self._runs: set[JobRun] = set()
         self._stopped = False
         self._end_at = inf
         self._resume_at = -inf
@@ -239,7 +239,7 @@ class Worker:
             self._oldest_age = (await self.queue.asnapshot())["oldest"]
         return self._oldest_age
 
-    def _judged(self, claims: list[Claim], oldest: float) -> Iterator[Run]:
+    def _judged(self, claims: list[Claim], oldest: float) -> Iterator[JobRun]:
         """Mark the jobs that have waited too long, by the rule of `shed`.
 
         The rule looks at the longest waiting job of the queue, because jobs of higher priority
@@ -249,7 +249,7 @@ class Worker:
         if discipline is not None and not claims:
             discipline.emptied(now)
         for claim in claims:
-            run = Run(claim, wanted=not self._stopped)
+            run = JobRun(claim, wanted=not self._stopped)
             if discipline is not None:
                 run.shed = claim.attempt == 1 and discipline.sheds(claim.waited, now, oldest)
                 if not run.shed:
@@ -313,7 +313,7 @@ class Worker:
             answered = await asyncio.gather(*(self._extend(run) for run in list(self._runs)))
             nap = self.lease / (3 if all(answered) else 12)
 
-    async def _extend(self, run: Run) -> bool:
+    async def _extend(self, run: JobRun) -> bool:
         """Renew one claim; return False if the store did not answer."""
         if run.lost:
             return True
@@ -329,13 +329,13 @@ class Worker:
 
     # Executing
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: JobRun) -> None:
         import asyncio
 
         self._runs.add(run)
         run.task = asyncio.create_task(self._work(run))
 
-    async def _work(self, run: Run) -> None:
+    async def _work(self, run: JobRun) -> None:
         outcome, began = "lost", self._clock.now()
         try:
             outcome = await self._outcome(run)
@@ -374,7 +374,7 @@ class Worker:
             runs = [run.task for run in self._runs if run.task is not None]
             await end([fetching, *aside, *runs], LEAVING)
 
-    async def _outcome(self, run: Run) -> str:
+    async def _outcome(self, run: JobRun) -> str:
         """Execute a job and report it to the queue; return the name of its outcome."""
         import asyncio
 
@@ -400,7 +400,7 @@ class Worker:
         run.settling = True
         return await self._succeeded(run, result)
 
-    async def _call(self, run: Run) -> Any:
+    async def _call(self, run: JobRun) -> Any:
         handler, pool = self._handler, self._pool
 
         def begin(claim: Claim) -> Any:
@@ -418,12 +418,12 @@ class Worker:
             return await work(run.claim)
         return await self._guard.acall(work, run.claim)
 
-    async def _give_back(self, run: Run) -> str:
+    async def _give_back(self, run: JobRun) -> str:
         if self._pool is not None and run.begun:
             return "lost"  # its thread is still running: free only when the lease expires
         return await self._tell(run, "returned", self.queue.anack, counted=False)
 
-    async def _succeeded(self, run: Run, result: Any) -> str:
+    async def _succeeded(self, run: JobRun, result: Any) -> str:
         try:
             return await self._tell(run, "done", self.queue.aack, result)
         except Exception as error:  # noqa: BLE001 - an unstorable result fails the job
@@ -432,7 +432,7 @@ class Worker:
             self._log_failure(run, error, 0.0)
             return outcome
 
-    async def _failed(self, run: Run, error: BaseException) -> str:
+    async def _failed(self, run: JobRun, error: BaseException) -> str:
         # A guard gave up on a thread that still runs: no other worker may start the job until it
         # ends.
         while self._pool is not None and run.begun and not run.returned:
@@ -455,11 +455,11 @@ class Worker:
         self._log_failure(run, error, delay)
         return outcome
 
-    def _log_failure(self, run: Run, error: BaseException, delay: float) -> None:
+    def _log_failure(self, run: JobRun, error: BaseException, delay: float) -> None:
         job, dead = run.claim.id, run.state == "dead"
         self._failures.failed(f"job {job}", job, run.claim.attempt, error, delay=delay, dead=dead)
 
-    def _refused(self, run: Run, error: BaseException) -> bool:
+    def _refused(self, run: JobRun, error: BaseException) -> bool:
         """Return whether the guard or the thread pool refused before the handler was started."""
         return isinstance(error, Rejected) and not run.begun
 
@@ -474,7 +474,7 @@ class Worker:
             return min(PAUSE, self.queue.keep)
 
     async def _tell(
-        self, run: Run, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
+        self, run: JobRun, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
     ) -> str:
         """Report a job's outcome to the queue; retry until the lease expires.
 
@@ -502,7 +502,7 @@ class Worker:
         return "lost"
 
 
-class Run:
+class JobRun:
     """A job that a worker is executing."""
 
     def __init__(self, claim: Claim, *, wanted: bool = True) -> None:

@@ -26,7 +26,7 @@ from seawall.errors import StoreUnavailable
 from seawall.events import DeadLetterDropped, JobDied, SettingsDiffer
 from seawall.events.bus import emit
 from seawall.jobs.queue import JobQueue
-from seawall.jobs.records import Ask
+from seawall.jobs.records import QueueCall
 from seawall.jobs.wakeups import READY
 from seawall.models.queue.jobs import (
     PRIORITIES,
@@ -59,10 +59,10 @@ class Calls(Protocol):
     script: str
     most: int
 
-    def pack(self, items: Sequence[Ask]) -> tuple[Sequence[str], Sequence[Any]]:
+    def pack(self, items: Sequence[QueueCall]) -> tuple[Sequence[str], Sequence[Any]]:
         """Return keys and arguments."""
 
-    def unpack(self, reply: Any, items: Sequence[Ask]) -> Sequence[Any]:
+    def unpack(self, reply: Any, items: Sequence[QueueCall]) -> Sequence[Any]:
         """Read the reply."""
 
 
@@ -71,7 +71,7 @@ class ClaimReleases:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._waiting: dict[Ask, tuple[Calls, float]] = {}
+        self._waiting: dict[QueueCall, tuple[Calls, float]] = {}
         # Both are weak references: this is kept for as long as the store lives, and no longer.
         self._store: Callable[[], RedisStore | None] = lambda: None
         self._handle: Callable[[], Handle | None] = lambda: None
@@ -88,7 +88,7 @@ class ClaimReleases:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, calls: Calls, ask: Ask, lease: int) -> None:
+    def add(self, calls: Calls, ask: QueueCall, lease: int) -> None:
         """Add the release `ask` of a claim. Takes no lock: the garbage collector may call it."""
         if len(self._waiting) < MOST_RELEASES:
             until = SYSTEM.now() + max(RELEASES_KEPT, lease / 1e6)
@@ -104,7 +104,7 @@ class ClaimReleases:
     async def flush(self) -> None:
         """Send all releases; those without an answer are sent again next time."""
         store, now = self._store(), SYSTEM.now()
-        by_queue: dict[Calls, list[Ask]] = {}
+        by_queue: dict[Calls, list[QueueCall]] = {}
         for ask, (calls, until) in list(self._waiting.items()):
             if until <= now:
                 self._waiting.pop(ask, None)
@@ -238,17 +238,17 @@ class PriorityQueue(JobQueue):
     def __repr__(self) -> str:
         return f"PriorityQueue({self.store!r}, {self.name!r})"
 
-    def _answering(self, kind: Kind, ask: Ask) -> StoreQuestion:
+    def _answering(self, kind: Kind, ask: QueueCall) -> StoreQuestion:
         self.store.start()
         if not self._announced:
             self._announce()
         calls = self._additions if ask.operation == "push" else self._calls
         return self.store.ask(kind, calls, ask, self.clock)
 
-    def _telling(self, kind: Kind, ask: Ask) -> None:
+    def _telling(self, kind: Kind, ask: QueueCall) -> None:
         self._answering(kind, ask).publish(lambda: True)
 
-    def _undo(self, ask: Ask, lease: int) -> None:
+    def _undo(self, ask: QueueCall, lease: int) -> None:
         self._releases.add(self._calls, ask, lease)
 
     @property
@@ -264,7 +264,7 @@ class PriorityQueue(JobQueue):
         return self._last_waiting
 
     def _ask_for_counts(self) -> None:
-        asking = self._answering("sync", Ask("counts", ()))
+        asking = self._answering("sync", QueueCall("counts", ()))
 
         def take() -> bool:
             try:
@@ -343,14 +343,14 @@ class _Calls:
         self._keys = [store.key("queue", name, part) for part in PARTS]
         self._settings = (*rules, self.stirred, self.ended, expiry)
 
-    def pack(self, items: Sequence[Ask]) -> tuple[list[str], list[Any]]:
+    def pack(self, items: Sequence[QueueCall]) -> tuple[list[str], list[Any]]:
         args: list[Any] = [*self._settings]
         for operation, given in items:
             values = [value for job in given[0] for value in job] if operation == "push" else given
             args += (operation, len(values), *values)
         return self._keys, args
 
-    def unpack(self, reply: Any, items: Sequence[Ask]) -> list[Any]:
+    def unpack(self, reply: Any, items: Sequence[QueueCall]) -> list[Any]:
         replies, died, dropped = reply
         answers = [_READERS[item.operation](one) for one, item in zip(replies, items, strict=True)]
         for id_, attempts, reason in _rows(died, 3):
@@ -361,7 +361,7 @@ class _Calls:
             emit(DeadLetterDropped, self._name, job=_str(id_))
         return answers
 
-    def unwanted(self, item: Ask, answer: Any) -> None:
+    def unwanted(self, item: QueueCall, answer: Any) -> None:
         """Do nothing: the caller releases a claim whose answer it did not get."""
 
 

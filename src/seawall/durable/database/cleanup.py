@@ -21,7 +21,7 @@ LARGEST: Final = 100_000
 """Maximum rows of a batch."""
 
 
-class Cleaning:
+class Cleanup:
     """One run of a cleanup."""
 
     def __init__(self, batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> None:
@@ -57,7 +57,7 @@ class Cleaning:
         return bool(self._removals) and self._clock.now() < self._until
 
 
-class Cleaned(Protocol):
+class SupportsCleanup(Protocol):
     """A store with expired rows: `Idempotency`, `Inbox`, `Outbox`..."""
 
     async def acleanup(self) -> int:
@@ -65,7 +65,7 @@ class Cleaned(Protocol):
         ...
 
 
-def cleaning(*stores: Cleaned, every: float = 60.0) -> AbstractAsyncContextManager[None]:
+def cleaning(*stores: SupportsCleanup, every: float = 60.0) -> AbstractAsyncContextManager[None]:
     """Clean up `stores` every `every` seconds while the block runs.
 
     For the lifespan of an app, or around the main loop of a consumer. Several processes may do it
@@ -78,7 +78,7 @@ def cleaning(*stores: Cleaned, every: float = 60.0) -> AbstractAsyncContextManag
 
 
 @asynccontextmanager
-async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[None]:
+async def _cleaning(stores: tuple[SupportsCleanup, ...], pause: float) -> AsyncIterator[None]:
     task = asyncio.get_running_loop().create_task(_clean(stores, pause))
     try:
         yield
@@ -86,7 +86,7 @@ async def _cleaning(stores: tuple[Cleaned, ...], pause: float) -> AsyncIterator[
         await end([task])
 
 
-async def _clean(stores: tuple[Cleaned, ...], pause: float) -> None:
+async def _clean(stores: tuple[SupportsCleanup, ...], pause: float) -> None:
     deadline_var.set(None)  # affects this task alone
     while True:
         await sleep_async(pause)

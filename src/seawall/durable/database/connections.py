@@ -16,9 +16,9 @@ from seawall.durable.database.missing_tables import tables_missing
 from seawall.durable.database.statements import (
     Arguments,
     Dialect,
-    Names,
+    StatementText,
     Style,
-    Text,
+    TableNames,
     rendered,
     statement,
 )
@@ -28,14 +28,14 @@ T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
 
-class Ask(NamedTuple):
+class Query(NamedTuple):
     """A query of an operation: a statement by its name, "file.name"."""
 
     which: str
     arguments: Arguments
 
 
-class AskText(NamedTuple):
+class TextQuery(NamedTuple):
     """A query with a composed text, written as in `sql/`."""
 
     text: str
@@ -46,7 +46,12 @@ class Connection:
     """One connection behind the common interface."""
 
     def __init__(
-        self, raw: Any, kind: Kind, dialect: Dialect, names: Names, now: str | None = None
+        self,
+        raw: Any,
+        kind: ConnectionKind,
+        dialect: Dialect,
+        names: TableNames,
+        now: str | None = None,
     ) -> None:
         """Wrap `raw`, for the tables of `names`."""
         self.raw = raw
@@ -58,9 +63,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection of {self.kind.name}>"
 
-    def _text(self, asked: Ask | AskText) -> Text:
+    def _text(self, asked: Query | TextQuery) -> StatementText:
         style = self.kind.style
-        if isinstance(asked, Ask):
+        if isinstance(asked, Query):
             return statement(self.dialect, style, self.names, asked.which, self._now)
         return rendered(asked.text, self.dialect, style, self.names, self._now)
 
@@ -68,7 +73,7 @@ class Connection:
         """Run an operation."""
         ask = self.kind.ask
 
-        def answer(asked: Ask | AskText) -> Any:
+        def answer(asked: Query | TextQuery) -> Any:
             try:
                 return ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:
@@ -83,7 +88,7 @@ class Connection:
         """Async twin of `run`."""
         ask = self.kind.ask
 
-        async def answer(asked: Ask | AskText) -> Any:
+        async def answer(asked: Query | TextQuery) -> Any:
             try:
                 return await ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:
@@ -95,23 +100,23 @@ class Connection:
         return await adrive(steps, answer)
 
 
-class Kind(NamedTuple):
+class ConnectionKind(NamedTuple):
     """A kind of connection: how to query it, and which database is behind it."""
 
     name: str
     style: Style
-    ask: Callable[[Any, Text, Arguments], Any]
+    ask: Callable[[Any, StatementText, Arguments], Any]
     dialect: Callable[[Any], str]
     is_async: bool = True
 
 
-def connection_of(raw: Any, names: Names, now: str | None = None) -> Connection:
+def connection_of(raw: Any, names: TableNames, now: str | None = None) -> Connection:
     """Return `raw` wrapped; or raise an error that names the supported libraries."""
     kind = kind_of(raw)
     return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
 
 
-def kind_of(raw: Any) -> Kind:
+def kind_of(raw: Any) -> ConnectionKind:
     """Return the kind of a connection; or raise an error that names the supported libraries."""
     kind = _kind_of(type(raw))  # type: ignore[arg-type]  # a class is hashable
     if kind is None:
@@ -123,7 +128,7 @@ def kind_of(raw: Any) -> Kind:
 
 
 @lru_cache(maxsize=64)
-def _kind_of(given: Any) -> Kind | None:
+def _kind_of(given: Any) -> ConnectionKind | None:
     for owner in given.__mro__:
         kind = _KINDS.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
         if kind is not None:
@@ -139,7 +144,7 @@ def _dialect(name: str) -> Dialect:
     raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
 
 
-def in_transaction(kind: Kind, raw: Any) -> bool:
+def in_transaction(kind: ConnectionKind, raw: Any) -> bool:
     """Return whether changes are committed later; True if the library does not say.
 
     An `AsyncSession` can say so only when awaited: `ain_transaction` handles that.
@@ -157,7 +162,7 @@ def in_transaction(kind: Kind, raw: Any) -> bool:
     return not _commits_each(raw)
 
 
-async def ain_transaction(kind: Kind, raw: Any) -> bool:
+async def ain_transaction(kind: ConnectionKind, raw: Any) -> bool:
     """Return the same as `in_transaction`, for any async connection."""
     if hasattr(raw, "sync_session"):
         raw = await raw.connection()  # the next statement would check it out of the pool anyway
@@ -231,11 +236,11 @@ def still_open(connection: Connection) -> bool:
 # The query functions of each kind
 
 
-async def _ask_asyncpg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+async def _ask_asyncpg(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     return [tuple(row) for row in await raw.fetch(text.sql, *text.positional(arguments))]
 
 
-async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+async def _ask_psycopg_async(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     from psycopg import AsyncCursor
     from psycopg.rows import tuple_row
 
@@ -244,7 +249,7 @@ async def _ask_psycopg_async(raw: Any, text: Text, arguments: Arguments) -> Rows
     return await cursor.fetchall() if cursor.description else []
 
 
-def _ask_psycopg(raw: Any, text: Text, arguments: Arguments) -> Rows:
+def _ask_psycopg(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
@@ -252,27 +257,27 @@ def _ask_psycopg(raw: Any, text: Text, arguments: Arguments) -> Rows:
     return cursor.fetchall() if cursor.description else []
 
 
-async def _ask_sqlalchemy_async(raw: Any, text: Text, arguments: Arguments) -> Rows:
+async def _ask_sqlalchemy_async(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     from sqlalchemy import text as clause
 
     result = await raw.execute(clause(text.sql), arguments)
     return [tuple(row) for row in result.all()] if result.returns_rows else []
 
 
-def _ask_sqlalchemy(raw: Any, text: Text, arguments: Arguments) -> Rows:
+def _ask_sqlalchemy(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     from sqlalchemy import text as clause
 
     result = raw.execute(clause(text.sql), arguments)
     return [tuple(row) for row in result.all()] if result.returns_rows else []
 
 
-def _ask_sqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+def _ask_sqlite(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     cursor = raw.cursor()
     cursor.row_factory = None  # the user's factory may turn a row into anything
     return list(cursor.execute(text.sql, arguments).fetchall())
 
 
-async def _ask_aiosqlite(raw: Any, text: Text, arguments: Arguments) -> Rows:
+async def _ask_aiosqlite(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
     async with raw.cursor() as cursor:
         cursor.row_factory = None
         await cursor.execute(text.sql, arguments)
@@ -297,21 +302,25 @@ def _of_connection(raw: Any) -> str:
     return name
 
 
-_KINDS: Final[dict[str, Kind]] = {
-    "asyncpg.Connection": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
-    "asyncpg.PoolConnectionProxy": Kind("asyncpg", "dollar", _ask_asyncpg, _postgres),
-    "psycopg.AsyncConnection": Kind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
-    "psycopg.Connection": Kind("psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False),
-    "sqlalchemy.AsyncSession": Kind("SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_session),
-    "sqlalchemy.AsyncConnection": Kind(
+_KINDS: Final[dict[str, ConnectionKind]] = {
+    "asyncpg.Connection": ConnectionKind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "asyncpg.PoolConnectionProxy": ConnectionKind("asyncpg", "dollar", _ask_asyncpg, _postgres),
+    "psycopg.AsyncConnection": ConnectionKind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
+    "psycopg.Connection": ConnectionKind(
+        "psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False
+    ),
+    "sqlalchemy.AsyncSession": ConnectionKind(
+        "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_session
+    ),
+    "sqlalchemy.AsyncConnection": ConnectionKind(
         "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_connection
     ),
-    "sqlalchemy.Session": Kind(
+    "sqlalchemy.Session": ConnectionKind(
         "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_session, is_async=False
     ),
-    "sqlalchemy.Connection": Kind(
+    "sqlalchemy.Connection": ConnectionKind(
         "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_connection, is_async=False
     ),
-    "sqlite3.Connection": Kind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
-    "aiosqlite.Connection": Kind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
+    "sqlite3.Connection": ConnectionKind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
+    "aiosqlite.Connection": ConnectionKind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
 }

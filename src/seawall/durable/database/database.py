@@ -27,7 +27,7 @@ from seawall.clock import Clock
 from seawall.context import deadline_var, reset
 from seawall.durable.database.connections import Connection, connection_of
 from seawall.durable.database.sqlite import Sqlite
-from seawall.durable.database.statements import Dialect, Names
+from seawall.durable.database.statements import Dialect, TableNames
 from seawall.guard import Guard
 from seawall.models.backoff import full_jitter
 from seawall.policies.retry import Retry
@@ -89,7 +89,7 @@ def without_deadline() -> Iterator[None]:
         reset(deadline_var, token)
 
 
-class Source(NamedTuple):
+class ConnectionSource(NamedTuple):
     """A kind of connection source."""
 
     name: str
@@ -121,7 +121,7 @@ class Database:
         """
         self.source = source
         self._kind, self.dialect = _source_of(source)
-        self.names = Names(schema, prefix)
+        self.names = TableNames(schema, prefix)
         conflicts = Retry(
             on=lambda error, _value: error is not None and is_conflict(error),
             attempts=check.count("attempts", attempts),
@@ -266,17 +266,21 @@ def _sqlite(_raw: Any) -> str:
     return "sqlite"
 
 
-_SOURCES: Final[dict[str, Source]] = {
-    "asyncpg.Pool": Source("asyncpg", _postgres, _begin_asyncpg),
-    "psycopg_pool.AsyncConnectionPool": Source("psycopg", _postgres, _begin_psycopg_async),
-    "psycopg_pool.ConnectionPool": Source("psycopg", _postgres, _begin_psycopg, is_async=False),
-    "sqlalchemy.AsyncEngine": Source("SQLAlchemy", _of_engine, _begin_engine),
-    "sqlalchemy.Engine": Source("SQLAlchemy", _of_engine, _begin_engine, is_async=False),
-    "seawall.Sqlite": Source("sqlite3", _sqlite, _begin_sqlite, is_async=False),
+_SOURCES: Final[dict[str, ConnectionSource]] = {
+    "asyncpg.Pool": ConnectionSource("asyncpg", _postgres, _begin_asyncpg),
+    "psycopg_pool.AsyncConnectionPool": ConnectionSource(
+        "psycopg", _postgres, _begin_psycopg_async
+    ),
+    "psycopg_pool.ConnectionPool": ConnectionSource(
+        "psycopg", _postgres, _begin_psycopg, is_async=False
+    ),
+    "sqlalchemy.AsyncEngine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine),
+    "sqlalchemy.Engine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine, is_async=False),
+    "seawall.Sqlite": ConnectionSource("sqlite3", _sqlite, _begin_sqlite, is_async=False),
 }
 
 
-def _source_of(raw: Any) -> tuple[Source, Dialect]:
+def _source_of(raw: Any) -> tuple[ConnectionSource, Dialect]:
     for owner in type(raw).__mro__:
         kind = _SOURCES.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
         if kind is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall import _checks as check
 from seawall._failures import described
 from seawall._forks import survives_fork
-from seawall.durable.database.connections import Ask, arequire_transaction, require_transaction
+from seawall.durable.database.connections import Query, arequire_transaction, require_transaction
 from seawall.durable.database.database import aautocommit, autocommit
 from seawall.durable.database.missing_tables import TablesMissing
 from seawall.durable.database.sqlite import Sqlite
@@ -355,14 +355,14 @@ def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
             if seen is not None and seen[0].left and seen[1] != holder:
                 return seen[0]
             asked = {"name": name, "holder": holder, "attempt": attempt, "ttl": ttl}
-            rows = yield Ask("leases.take", asked)
+            rows = yield Query("leases.take", asked)
         case Renew(token, ttl):
-            rows = yield Ask("leases.renew", {"name": name, "token": token, "ttl": ttl})
+            rows = yield Query("leases.renew", {"name": name, "token": token, "ttl": ttl})
         case Release(token):
-            rows = yield Ask("leases.release", {"name": name, "token": token})
+            rows = yield Query("leases.release", {"name": name, "token": token})
         case Withdraw(holder, attempt):
             asked = {"name": name, "holder": holder, "attempt": attempt}
-            rows = yield Ask("leases.withdraw", asked)
+            rows = yield Query("leases.withdraw", asked)
     if rows:
         return Granted(rows[0][0])
     seen = yield from _look(name)
@@ -371,12 +371,12 @@ def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
 
 def _look(name: str) -> Steps[tuple[Busy, str] | None]:
     """Return the current state and holder of the lease; None if it was never taken."""
-    rows = yield Ask("leases.look", {"name": name})
+    rows = yield Query("leases.look", {"name": name})
     if not rows:
         return None
     token, holder, left, behind = rows[0]
     if behind:
-        yield Ask("leases.clamp", {"name": name})
+        yield Query("leases.clamp", {"name": name})
     return Busy(token, left), holder
 
 
@@ -469,10 +469,10 @@ class Fence:
 
     def _steps(self, token: int) -> Steps[int | None]:
         asked = {"resource": self.resource, "token": token}
-        rows = yield Ask("leases.pass_fence", asked)
+        rows = yield Query("leases.pass_fence", asked)
         if rows:
             return None
-        rows = yield Ask("leases.fence", {"resource": self.resource})
+        rows = yield Query("leases.fence", {"resource": self.resource})
         highest: int = rows[0][0]
         return highest
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from seawall.durable.database.connections import AskText
+from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import Dialect
 from seawall.runtime.stepping import Steps
@@ -71,11 +71,11 @@ def _steps(database: Database) -> Steps[list[int]]:
     if database.dialect == "postgres":
         # The end of the transaction releases it: no session has to be kept.
         lock = crc32(f"seawall {names.schema} {names.prefix}".encode())
-        yield AskText(_LOCK, {"lock": lock})
+        yield TextQuery(_LOCK, {"lock": lock})
         if names.schema is not None:
-            yield AskText(_SCHEMA, {})
-    yield AskText(_VERSIONS, {})
-    rows = yield AskText(_APPLIED, {})
+            yield TextQuery(_SCHEMA, {})
+    yield TextQuery(_VERSIONS, {})
+    rows = yield TextQuery(_APPLIED, {})
     applied = {version for (version,) in rows}
     newest = known[-1].version if known else 0
     if applied and max(applied) > newest:
@@ -88,7 +88,7 @@ def _steps(database: Database) -> Steps[list[int]]:
         if step.version in applied:
             continue
         for text in step.statements:
-            yield AskText(text, {})
-        yield AskText(_APPLY, {"version": step.version, "name": step.name})
+            yield TextQuery(text, {})
+        yield TextQuery(_APPLY, {"version": step.version, "name": step.name})
         done.append(step.version)
     return done

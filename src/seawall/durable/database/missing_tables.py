@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from seawall.durable.database.statements import Names
+from seawall.durable.database.statements import TableNames
 
 UNDEFINED_TABLE: Final = "42P01"
 """PostgreSQL's SQLSTATE for a missing table, also if its schema is missing."""
@@ -26,7 +26,7 @@ class TablesMissing(RuntimeError):
     """Our tables were never created. Only the operator can fix that; waiting does not help."""
 
 
-def tables_missing(error: Exception, names: Names) -> TablesMissing | None:
+def tables_missing(error: Exception, names: TableNames) -> TablesMissing | None:
     """Return the exception to raise from `error` if a table of ours is missing; else None."""
     table = _missing(error, names)
     if table is None:
@@ -36,7 +36,7 @@ def tables_missing(error: Exception, names: Names) -> TablesMissing | None:
     )
 
 
-def _missing(error: Exception, names: Names) -> str | None:
+def _missing(error: Exception, names: TableNames) -> str | None:
     """Return the table of ours that a driver reports as missing."""
     seen: BaseException | None = error
     for _ in range(4):  # SQLAlchemy wraps the driver's exception
@@ -51,7 +51,7 @@ def _missing(error: Exception, names: Names) -> str | None:
     return None
 
 
-def _named(text: str, names: Names) -> str | None:
+def _named(text: str, names: TableNames) -> str | None:
     # The message and its quotation marks are localised: only the name counts.
     line = text.partition("\n")[0]
     for table in _tables():

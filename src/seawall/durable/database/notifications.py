@@ -22,7 +22,7 @@ AGAIN: Final = full_jitter(0.5, cap=30.0)
 CLOSING: Final = 2.0
 
 
-class Listening:
+class NotificationListener:
     """Calls `heard` at each notification on a channel."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Listening:
         self._task: asyncio.Task[None] | None = None
         self.is_listening = False
 
-    def start(self, rng: Random) -> Listening:
+    def start(self, rng: Random) -> NotificationListener:
         """Start in this event loop."""
         import asyncio
 

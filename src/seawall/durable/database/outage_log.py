@@ -26,7 +26,7 @@ PATIENCE: Final = 60.0
 """Seconds to wait after a retry is due; after that, another worker must have done it."""
 
 
-class Trouble:
+class OutageLog:
     """The current failures of one worker. For use in one event loop."""
 
     __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_told", "_who")

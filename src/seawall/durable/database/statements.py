@@ -49,12 +49,12 @@ _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _LONGEST_TABLE: Final = 24
 
 
-class _Names(NamedTuple):
+class _SchemaAndPrefix(NamedTuple):
     schema: str | None
     prefix: str
 
 
-class Names(_Names):
+class TableNames(_SchemaAndPrefix):
     """The location of the tables: their schema, and the prefix of their names."""
 
     __slots__ = ()
@@ -102,7 +102,7 @@ def containing(text: str) -> str:
     return f"%{escaped}%"
 
 
-class Text(NamedTuple):
+class StatementText(NamedTuple):
     """A statement for one driver: its text, and its parameters in order."""
 
     sql: str
@@ -116,7 +116,7 @@ class Text(NamedTuple):
 class _Filling(dict[str, str]):
     """The replacements for words in braces."""
 
-    def __init__(self, dialect: Dialect, names: Names, now: str | None) -> None:
+    def __init__(self, dialect: Dialect, names: TableNames, now: str | None) -> None:
         super().__init__(now=now or NOW[dialect], schema=quoted(names.schema or "public"))
         self._names = names
 
@@ -146,8 +146,8 @@ def statement_names(dialect: Dialect, file: str) -> list[str]:
 
 @cache
 def statement(
-    dialect: Dialect, style: Style, names: Names, which: str, now: str | None = None
-) -> Text:
+    dialect: Dialect, style: Style, names: TableNames, which: str, now: str | None = None
+) -> StatementText:
     """Return a statement, named "file.name", for one database and driver.
 
     `now` is an SQL expression that replaces the time, for tests.
@@ -157,15 +157,17 @@ def statement(
 
 
 def rendered(
-    text: str, dialect: Dialect, style: Style, names: Names, now: str | None = None
-) -> Text:
+    text: str, dialect: Dialect, style: Style, names: TableNames, now: str | None = None
+) -> StatementText:
     """Return `text` with tables and time inserted, and parameters in the driver's style."""
     render = _rendered if len(text) <= LONGEST_REMEMBERED else _rendered.__wrapped__
     return render(text, dialect, style, names, now)
 
 
 @lru_cache(maxsize=512)
-def _rendered(text: str, dialect: Dialect, style: Style, names: Names, now: str | None) -> Text:
+def _rendered(
+    text: str, dialect: Dialect, style: Style, names: TableNames, now: str | None
+) -> StatementText:
     text = text.format_map(_Filling(dialect, names, now))
     order: list[str] = []
 
@@ -186,4 +188,4 @@ def _rendered(text: str, dialect: Dialect, style: Style, names: Names, now: str 
         if match["name"] is not None:
             parts += [plain(text[end : match.start()]), parameter(match["name"])]
             end = match.end()
-    return Text("".join([*parts, plain(text[end:])]), tuple(order))
+    return StatementText("".join([*parts, plain(text[end:])]), tuple(order))

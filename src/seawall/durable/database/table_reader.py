@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.connections import Query, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import quoted
 from seawall.durable.database.transaction_block import named
@@ -41,13 +41,13 @@ class DatabaseCheckpoint:
     async def load(self) -> Any:
         """Return the last saved position, None if there is none."""
         rows = await self.database.arun(
-            lambda: _asked(Ask("checkpoints.load", {"name": self.name}))
+            lambda: _asked(Query("checkpoints.load", {"name": self.name}))
         )
         return json.loads(rows[0][0]) if rows else None
 
     async def save(self, place: Any) -> None:
         """Replace the saved position by `place`."""
-        asked = Ask("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
+        asked = Query("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
         await self.database.arun(lambda: _asked(asked))
 
 
@@ -58,11 +58,11 @@ def checked_database(where: str, database: Any) -> Database:
     return database
 
 
-def _asked(asked: Ask | AskText) -> Steps[Any]:
+def _asked(asked: Query | TextQuery) -> Steps[Any]:
     return (yield asked)
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row and its position."""
 
     position: int
@@ -94,7 +94,7 @@ class TableReader:
         """Return up to which position rows wait for transactions that may fill an earlier gap."""
         return None if self._held is None else self._held.until
 
-    async def read(self, after: int, most: int) -> tuple[list[Row], bool]:
+    async def read(self, after: int, most: int) -> tuple[list[TableRow], bool]:
         """Return the rows after `after` up to the first open gap, and whether there are more."""
         if not self._select:
             self._select = self._text(await self.database.arun(self._describing))
@@ -114,8 +114,8 @@ class TableReader:
             # A transaction that begins now sees the rows committed since: read again.
             self._settled, self._held = self._held.until, None
 
-    def _up_to_gap(self, rows: list[Row], after: int) -> list[Row]:
-        sure: list[Row] = []
+    def _up_to_gap(self, rows: list[TableRow], after: int) -> list[TableRow]:
+        sure: list[TableRow] = []
         for row in rows:
             if row.position > max(self._settled, after + 1) and self.database.dialect != "sqlite":
                 break
@@ -131,7 +131,7 @@ class TableReader:
     # Queries
 
     def _describing(self) -> Steps[Any]:
-        return (yield Ask("tables.columns", {"table": self._name}))
+        return (yield Query("tables.columns", {"table": self._name}))
 
     def _text(self, found: list[tuple[Any, ...]]) -> str:
         """Return the statement that reads rows, or raise if the table cannot be read."""
@@ -163,18 +163,18 @@ class TableReader:
             f" ORDER BY {position} LIMIT :most"
         )
 
-    def _reading(self, after: int, most: int) -> Steps[tuple[list[Row], _Held]]:
+    def _reading(self, after: int, most: int) -> Steps[tuple[list[TableRow], _Held]]:
         columns = self._columns or ()
-        found = yield AskText(self._select, {"after": after, "most": most})
-        rows = [Row(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
+        found = yield TextQuery(self._select, {"after": after, "most": most})
+        rows = [TableRow(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
         if not rows or self._up_to_gap(rows[:1], after):
             return rows, _NOTHING
         # The order matters: a transaction that drew a smaller number than the largest visible one
         # had the table lock before. So it is among the writers now, or has ended.
         position = _literal(self._position)
         text = f"SELECT max({position}) FROM {self._table}"  # noqa: S608 - quoted
-        largest = yield AskText(text, {})
-        writers = yield Ask("tables.writers", {"table": self._name})
+        largest = yield TextQuery(text, {})
+        writers = yield Query("tables.writers", {"table": self._name})
         until = max(rows[-1].position, largest[0][0] or 0)
         return rows, _Held(until, frozenset(writer for (writer,) in writers))
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 TOGETHER: Final = "what is noted is committed with its effect"
 
 
-class Block(Generic[T]):
+class TransactionBlock(Generic[T]):
     """A block whose parts are steps on the connection."""
 
     def __init__(self, connection: Connection) -> None:

@@ -21,8 +21,8 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import split_report
 from seawall.context import current_idempotency_key, current_tenant
-from seawall.durable.database.cleanup import Cleaning
-from seawall.durable.database.connections import Ask
+from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.connections import Query
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
 from seawall.errors import LaterFull
@@ -158,20 +158,20 @@ class Later:
 
     def _storing(self, storing: dict[str, Any]) -> Steps[Stored]:
         for _ in range(2):
-            rows = yield Ask("later.store", storing)
+            rows = yield Query("later.store", storing)
             if rows:
                 return Stored(storing["id"], self.name)
             if storing["key_hash"] is None:
                 break
             asked = {"queue": self.name, "key_hash": storing["key_hash"]}
-            rows = yield Ask("later.of_key", asked)
+            rows = yield Query("later.of_key", asked)
             if not rows:
                 continue
             found, state, expired = rows[0]
             if state != DONE or not expired:
                 word: Any = STATES[state]
                 return Stored(found, self.name, word, again=True)
-            yield Ask("later.drop_done", {"id": found})
+            yield Query("later.drop_done", {"id": found})
         self._counts["refused"] += 1
         raise LaterFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
 
@@ -199,7 +199,7 @@ class Later:
 
     def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
         most = check.count("limit", limit, maximum=10_000)
-        rows = yield Ask("later.dead_letters", {"queue": self.name, "most": most})
+        rows = yield Query("later.dead_letters", {"queue": self.name, "most": most})
         letters = []
         for found, attempts, call, error in rows:
             args, kwargs = decoded(call) or ([], {})
@@ -224,7 +224,7 @@ class Later:
 
     def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
         asked = {"queue": self.name, "id": named("id", which), **more}
-        return bool((yield Ask(f"later.{what}", asked)))
+        return bool((yield Query(f"later.{what}", asked)))
 
     async def acounts(self) -> dict[str, Any]:
         """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
@@ -235,7 +235,7 @@ class Later:
         return self.database.run(self._counting)
 
     def _counting(self) -> Steps[dict[str, Any]]:
-        rows = yield Ask("later.counts", {"queue": self.name})
+        rows = yield Query("later.counts", {"queue": self.name})
         found = {state: (number, age) for state, number, age in rows}
         counts: dict[str, Any] = {
             word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
@@ -249,15 +249,15 @@ class Later:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return await Cleaning(batch, within, self._cleaning).arun(self.database)
+        return await Cleanup(batch, within, self._cleaning).arun(self.database)
 
     def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Sync twin of `acleanup`."""
-        return Cleaning(batch, within, self._cleaning).run(self.database)
+        return Cleanup(batch, within, self._cleaning).run(self.database)
 
     def _cleaning(self, batch: int) -> Steps[int]:
         asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
-        return len((yield Ask("later.cleanup", asked)))
+        return len((yield Query("later.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""

@@ -23,10 +23,10 @@ from seawall import registry
 from seawall._failures import described, report_of, split_report
 from seawall._forks import survives_fork
 from seawall.context import idempotency_key, reset, tenant
-from seawall.durable.database.connections import Ask
-from seawall.durable.database.outage_log import Trouble
+from seawall.durable.database.connections import Query
+from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.deferred.calls import Later, decoded, redoing
-from seawall.durable.idempotency.lease_renewal import uncut
+from seawall.durable.idempotency.lease_renewal import uninterrupted
 from seawall.errors import Rejected, matches
 from seawall.events import JobDied
 from seawall.events.bus import emit
@@ -132,7 +132,7 @@ class LaterWorker:
         self._stopped = False
         self._end_at = inf
         self._failures = FailureLog("later", later.name, self._clock)
-        self._outage = Trouble(f"later {later.name!r}", self._clock)
+        self._outage = OutageLog(f"later {later.name!r}", self._clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._halt: asyncio.Event | None = None
@@ -279,10 +279,10 @@ class LaterWorker:
 
         def steps() -> Steps[list[Any]]:
             if not self.ordered:
-                return list((yield Ask("later.claim", asked)))
+                return list((yield Query("later.claim", asked)))
             if self.later.database.dialect == "postgres":
-                yield Ask("later.one_claims", {"queue": self.later.name})
-            return list((yield Ask("later.claim_first", asked)))
+                yield Query("later.one_claims", {"queue": self.later.name})
+            return list((yield Query("later.claim_first", asked)))
 
         try:
             rows = await self.later.database.arun(steps)
@@ -322,7 +322,7 @@ class LaterWorker:
             return None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         # the call is done: finish the report even if cancelled
-        return await uncut(self._report(claim, error))
+        return await uninterrupted(self._report(claim, error))
 
     async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Execute the call in the context in which it was stored."""
@@ -434,7 +434,7 @@ class LaterWorker:
         asked = {"id": claim.id, "owner": self._owner, "epoch": claim.epoch, **more}
 
         def steps() -> Steps[bool]:
-            return bool((yield Ask(f"later.{what}", asked)))
+            return bool((yield Query(f"later.{what}", asked)))
 
         return await self.later.database.arun(steps)
 

@@ -17,10 +17,10 @@ from typing import Any, Final, Literal
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable.database.cleanup import Cleaning
-from seawall.durable.database.connections import Ask, Connection
+from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.connections import Connection, Query
 from seawall.durable.database.database import Database
-from seawall.durable.database.transaction_block import Block, named
+from seawall.durable.database.transaction_block import TransactionBlock, named
 from seawall.durable.fifo.messages import (
     LARGEST,
     FifoAck,
@@ -89,7 +89,7 @@ class FifoReceiver:
 
     def receive(
         self, conn: Any, sender: str, sequence: int, payload: bytes | str, epoch: int = 1
-    ) -> Block[Received]:
+    ) -> TransactionBlock[Received]:
         """Receive a message: `async with receiver.receive(conn, *message) as ready:`.
 
         `ready` are the messages that are deliverable now, in order: none, this one, or this one and
@@ -100,7 +100,7 @@ class FifoReceiver:
         message = checked_message(sender, sequence, payload, epoch, self.max_payload)
         return _Receiving(self, self.database.connection(conn), message.sender, message)
 
-    def drain(self, conn: Any, sender: str) -> Block[Received]:
+    def drain(self, conn: Any, sender: str) -> TransactionBlock[Received]:
         """Deliver buffered messages without a new one: after an expired gap, or if `more`."""
         own = self.database.connection(conn)
         return _Receiving(self, own, named("sender", sender), None)
@@ -117,7 +117,7 @@ class FifoReceiver:
 
     def _gaps(self, limit: int) -> Steps[list[Gap]]:
         most = check.count("limit", limit, maximum=WIDEST)
-        rows = yield Ask("fifo.gaps", {"receiver": self.name, "most": most})
+        rows = yield Query("fifo.gaps", {"receiver": self.name, "most": most})
         gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
         for gap in gaps:
             if gap.age >= self.gap_timeout:
@@ -138,20 +138,20 @@ class FifoReceiver:
     def _skipping(self, sender: str, to: int) -> Steps[int]:
         pair = {"receiver": self.name, "sender": named("sender", sender)}
         check.count("to", to)
-        rows = yield Ask("fifo.place", pair)
+        rows = yield Query("fifo.place", pair)
         if not rows or rows[0][1] >= to:
             return 0
         epoch, expected, _, _, version = rows[0]
         yield from self._record(pair, Position(epoch, expected), to)
         # Skipped messages may be among the buffered ones: remove them.
         moved = {"epoch": epoch, "expected": to, "buffered": 1, "version": version}
-        yield Ask("fifo.move", {**pair, **moved})  # the next call finds out whether any remain
-        yield Ask("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
+        yield Query("fifo.move", {**pair, **moved})  # the next call finds out whether any remain
+        yield Query("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
         return int(to - expected)
 
     def _record(self, pair: dict[str, Any], position: Position, to: int) -> Steps[None]:
         epoch, first = position
-        yield Ask("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
+        yield Query("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
 
     async def askipped(self, limit: int = 100) -> list[Skipped]:
         """Return the skipped messages, the latest first."""
@@ -163,7 +163,7 @@ class FifoReceiver:
 
     def _skipped(self, limit: int) -> Steps[list[Skipped]]:
         most = check.count("limit", limit, maximum=WIDEST)
-        rows = yield Ask("fifo.skips", {"receiver": self.name, "most": most})
+        rows = yield Query("fifo.skips", {"receiver": self.name, "most": most})
         return [Skipped(*row[:4]) for row in rows]
 
     async def acleanup(
@@ -173,20 +173,20 @@ class FifoReceiver:
 
         Works in batches. It ends after about `within` seconds, finished or not.
         """
-        return await Cleaning(batch, within, self._cleaning(older_than)).arun(self.database)
+        return await Cleanup(batch, within, self._cleaning(older_than)).arun(self.database)
 
     def cleanup(
         self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
     ) -> int:
         """Sync twin of `acleanup`."""
-        return Cleaning(batch, within, self._cleaning(older_than)).run(self.database)
+        return Cleanup(batch, within, self._cleaning(older_than)).run(self.database)
 
     def _cleaning(self, older_than: float) -> Callable[[int], Steps[int]]:
         age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
 
         def removing(batch: int) -> Steps[int]:
             asked = {"receiver": self.name, "age": age, "batch": batch}
-            return len((yield Ask("fifo.forget_skipped", asked)))
+            return len((yield Query("fifo.forget_skipped", asked)))
 
         return removing
 
@@ -246,7 +246,7 @@ class Received:
         return len(self.messages)
 
 
-class _Receiving(Block[Received]):
+class _Receiving(TransactionBlock[Received]):
     """A message from its arrival until the position has moved past it.
 
     Everything is written at the end, the position first: rows left behind it are never used.
@@ -273,17 +273,17 @@ class _Receiving(Block[Received]):
 
     def _begin(self) -> Steps[Received]:
         receiver, message = self._receiver, self._message
-        rows = yield Ask("fifo.place", self._pair)
+        rows = yield Query("fifo.place", self._pair)
         if not rows and message is not None:
-            yield Ask("fifo.begin", {**self._pair, "epoch": message.epoch})
-            rows = yield Ask("fifo.place", self._pair)
+            yield Query("fifo.begin", {**self._pair, "epoch": message.epoch})
+            rows = yield Query("fifo.place", self._pair)
         if not rows:
             return self._received("drained", [])
         epoch, expected, self._noted, now, self._version = rows[0]
         position = self._before = self._after = Position(epoch, expected)
         if self._noted:
             wanted = {"epoch": epoch, "expected": expected, "most": WIDEST}
-            self._held = dict((yield Ask("fifo.buffered", {**self._pair, **wanted})))
+            self._held = dict((yield Query("fifo.buffered", {**self._pair, **wanted})))
         verdict = "drained"
         if message is not None:
             position, verdict = judge(
@@ -295,7 +295,7 @@ class _Receiving(Block[Received]):
                 self._held[message.sequence] = now
             elif verdict == "duplicate" and message.sequence < position.expected:
                 asked = {"epoch": message.epoch, "sequence": message.sequence}
-                if (yield Ask("fifo.was_skipped", {**self._pair, **asked})):
+                if (yield Query("fifo.was_skipped", {**self._pair, **asked})):
                     verdict = "late"
         position = self._look_at_gap(position, now)
         length = run_length(position.expected, self._held, receiver.batch)
@@ -335,7 +335,7 @@ class _Receiving(Block[Received]):
             payloads[message.sequence] = message.payload
         if length > 1 or first not in payloads:
             asked = {"epoch": epoch, "first": first, "last": first + length - 1}
-            for sequence, payload in (yield Ask("fifo.payloads", {**self._pair, **asked})):
+            for sequence, payload in (yield Query("fifo.payloads", {**self._pair, **asked})):
                 payloads[sequence] = bytes(payload)
         numbers = range(first, first + length)
         return [FifoMessage(sender, number, payloads[number], epoch) for number in numbers]
@@ -352,7 +352,7 @@ class _Receiving(Block[Received]):
         if (*after, waiting) != (*before, self._noted):
             moved = {"epoch": after.epoch, "expected": after.expected, "buffered": waiting}
             moved["version"] = self._version
-            if not (yield Ask("fifo.move", {**self._pair, **moved})):
+            if not (yield Query("fifo.move", {**self._pair, **moved})):
                 raise RuntimeError(
                     f"{self._receiver!r}: the transaction was rolled back inside the block, and"
                     " nothing was received: let the error leave the block instead"
@@ -363,10 +363,10 @@ class _Receiving(Block[Received]):
             receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
         if message is not None and message.sequence >= after.expected and self._kept:
             kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
-            yield Ask("fifo.buffer", {**self._pair, **kept})
+            yield Query("fifo.buffer", {**self._pair, **kept})
         if self._noted and after != before:
             place = {"epoch": after.epoch, "expected": after.expected}
-            yield Ask("fifo.drop_buffered", {**self._pair, **place})
+            yield Query("fifo.drop_buffered", {**self._pair, **place})
         self._count()
 
     @property

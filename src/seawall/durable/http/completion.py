@@ -18,8 +18,9 @@ from seawall import _checks as check
 from seawall.durable.database.connections import Connection, in_transaction, still_open
 from seawall.durable.http.responses import Reply, check_sendable, recorded
 from seawall.durable.idempotency import Idempotency, records
-from seawall.durable.idempotency.once import Outbox, checked_events
+from seawall.durable.idempotency.once import checked_events
 from seawall.durable.outbox.events import FromRow
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
 from seawall.runtime.stepping import Steps
@@ -29,7 +30,7 @@ _LENGTH: Final = b"content-length"
 _JSON: Final = (b"content-type", b"application/json")
 
 
-class Name(NamedTuple):
+class RequestName(NamedTuple):
     """The identity of a request's record: owner, operation, key and payload."""
 
     scope: str | None
@@ -57,7 +58,7 @@ class Keyed:
     """A request with a key that is being executed: its identity, and its completion."""
 
     def __init__(
-        self, name: Name, claim: KeyClaim, idempotency: Idempotency, never: frozenset[bytes]
+        self, name: RequestName, claim: KeyClaim, idempotency: Idempotency, never: frozenset[bytes]
     ) -> None:
         """Create it for a request; only the middleware does so. See `keyed`."""
         self.scope, self.operation, self.key, self.fingerprint = name
@@ -185,7 +186,7 @@ class Keyed:
         self, answer: object, outbox: Outbox | None, events: Iterable[Any]
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """Return the handler's return value, its stored form and the events; or raise."""
-        back, (status, headers, body) = told(answer)
+        back, (status, headers, body) = response_of(answer)
         database, terms = self._idempotency.database, self._idempotency.terms
         kept = recorded(status, headers, body if len(body) <= terms.max_body else None, self._never)
         said = records.stored(kept, terms, failed=status >= FAILURE)
@@ -246,7 +247,7 @@ class Keyed:
             self._outbox.wake()
 
 
-def told(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
+def response_of(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
     """Return the handler's return value, and the response that the client gets; or raise."""
     back = answer
     if isinstance(answer, Answer) or not _is_response(answer):

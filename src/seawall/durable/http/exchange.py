@@ -44,7 +44,7 @@ class StillOpen(RuntimeError):
     """The app has responded, but the transaction that completes the claim is still open."""
 
 
-class Settling(Protocol):
+class OutcomeHandler(Protocol):
     """The handler of the claim's outcome."""
 
     async def settle(
@@ -58,11 +58,11 @@ class Settling(Protocol):
         ...
 
 
-class Exchange:
+class RecordedExchange:
     """The `receive` and `send` of the app."""
 
     def __init__(
-        self, body: bytes, to: Send, settling: Settling, most: int, never: frozenset[bytes]
+        self, body: bytes, to: Send, settling: OutcomeHandler, most: int, never: frozenset[bytes]
     ) -> None:
         """Pass `body` to the app and its response `to` the client; record up to `most` bytes."""
         self._body: bytes | None = body

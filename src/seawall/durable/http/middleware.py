@@ -35,8 +35,8 @@ from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import cleaning
 from seawall.durable.database.json_values import canonical_document
 from seawall.durable.http import responses as answers
-from seawall.durable.http.completion import Keyed, Name
-from seawall.durable.http.request import KEYED, Request, Scope
+from seawall.durable.http.completion import Keyed, RequestName
+from seawall.durable.http.request import KEYED, RequestExecution, Scope
 from seawall.durable.http.responses import Keep
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.idempotency.records import payload_of
@@ -281,7 +281,7 @@ class IdempotentRequests:
         root, query = scope.get("root_path") or "", scope.get("query_string") or b""
         payload = self._compared(incoming, body, name)
         name = name._replace(fingerprint=fingerprint_of(root, path, query, payload))
-        await Request(self, name, send).serve(scope, body)
+        await RequestExecution(self, name, send).serve(scope, body)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Clean up periodically, from the app's start to its end."""
@@ -305,7 +305,7 @@ class IdempotentRequests:
         # scope or the headers. A header from outside must not count as authenticated.
         return Incoming(scope, seen.trust if isinstance(seen, Incoming) else self._trust)
 
-    def _name(self, incoming: Incoming, operation: str) -> Name | Problem:
+    def _name(self, incoming: Incoming, operation: str) -> RequestName | Problem:
         """Return the identity of the request, or the problem to respond with."""
         if _HEADER not in incoming.named:
             self._count("missing")
@@ -324,9 +324,9 @@ class IdempotentRequests:
             if whose is None:
                 self._count("unknown")
                 return answers.NOBODY
-        return Name(whose, operation, key, b"")
+        return RequestName(whose, operation, key, b"")
 
-    def _compared(self, incoming: Incoming, body: bytes, name: Name) -> bytes | str:
+    def _compared(self, incoming: Incoming, body: bytes, name: RequestName) -> bytes | str:
         """Return the part of the body that a repeat must have in common with the first request."""
         try:
             said = self._fingerprint(incoming, body)

@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol
 from seawall._failures import described
 from seawall.durable.database.database import without_deadline
 from seawall.durable.http import responses as answers
-from seawall.durable.http.completion import Keyed, Name
-from seawall.durable.http.exchange import UNSEEN, Exchange, StillOpen
+from seawall.durable.http.completion import Keyed, RequestName
+from seawall.durable.http.exchange import UNSEEN, RecordedExchange, StillOpen
 from seawall.durable.idempotency import Idempotency, records
-from seawall.durable.idempotency.lease_renewal import Renewal, uncut
+from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupted
 from seawall.errors import RecordGarbled
 from seawall.models.idempotency import (
     Answer,
@@ -41,7 +41,7 @@ PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between attempts to record a response while the database is unreachable."""
 
 
-class Owner(Protocol):
+class RequestSettings(Protocol):
     """The settings shared by all requests: the middleware."""
 
     app: Callable[..., Awaitable[None]]
@@ -56,17 +56,17 @@ class Owner(Protocol):
         ...
 
 
-class Request:
+class RequestExecution:
     """One request with a key: the decision by its record, and the outcome of its claim."""
 
-    def __init__(self, owner: Owner, name: Name, send: Send) -> None:
+    def __init__(self, owner: RequestSettings, name: RequestName, send: Send) -> None:
         self._owner = owner
         self._idempotency = owner.idempotency
         self._name = name
         self._send = send
         self._claim: KeyClaim | None = None
         self._keyed: Keyed | None = None
-        self._renewal: Renewal | None = None
+        self._renewal: LeaseRenewal | None = None
 
     async def serve(self, scope: Scope, body: bytes) -> None:
         """Look up the record, and run the request or send the stored response."""
@@ -124,8 +124,8 @@ class Request:
         owner._count("executed")
         if claim.taken_over:
             owner._count("taken_over")
-        exchange = Exchange(body, self._send, self, idempotency.max_body, owner.never)
-        self._renewal = renewal = Renewal(idempotency.lease, lambda: idempotency.arenew(claim))
+        exchange = RecordedExchange(body, self._send, self, idempotency.max_body, owner.never)
+        self._renewal = renewal = LeaseRenewal(idempotency.lease, lambda: idempotency.arenew(claim))
         offered = scope.get("extensions")
         outer = scope.get(KEYED)
         scope[KEYED] = self._keyed
@@ -174,7 +174,7 @@ class Request:
         for pause in (*PAUSES, None):
             try:
                 done = self._idempotency.acomplete(self._claim, answer, failed=failed)
-                if await uncut(done):
+                if await uninterrupted(done):
                     await self._stop_renewing()
                     return None
             except Exception as error:  # noqa: BLE001 - from any driver; retried, then reported
@@ -240,7 +240,7 @@ class Request:
             # On SQLite the query would wait for that transaction, which may be waiting for us.
             if not (open_ and self._idempotency.database.dialect == "sqlite"):
                 try:
-                    found = await uncut(self._look())
+                    found = await uninterrupted(self._look())
                 except Exception as error:
                     self._log(error)
                     if pause is None:
@@ -277,7 +277,7 @@ class Request:
             await send_problem(self._send, answers.store_away(error, 1.0), [])
             return
         if isinstance(found, Fresh):  # the worker that took over has abandoned it
-            await uncut(self._idempotency.aabandon(found.claim))
+            await uninterrupted(self._idempotency.aabandon(found.claim))
             found = Pending(1.0)
         await self._tell(found)
 
@@ -295,7 +295,7 @@ class Request:
         assert self._claim is not None  # noqa: S101 - the request has a claim here
         held = True
         try:
-            held = await uncut(self._idempotency.aabandon(self._claim))
+            held = await uninterrupted(self._idempotency.aabandon(self._claim))
         except Exception as error:  # noqa: BLE001 - from any driver
             self._log(error)
             if self._completion_tried:  # it may be committed after all: only the record knows

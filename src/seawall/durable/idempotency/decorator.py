@@ -17,7 +17,7 @@ from seawall import _checks as check
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable.database.json_values import canonical_json
 from seawall.durable.idempotency import records
-from seawall.durable.idempotency.lease_renewal import Renewal, uncut
+from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupted
 from seawall.durable.idempotency.once import refuse
 from seawall.errors import AnswerNotKept, KeyMissing, LeaseLost, RecordedFailure, RecordGarbled
 from seawall.models.idempotency import Answer, Fresh, KeyClaim, Replay, check_key, check_name
@@ -38,7 +38,7 @@ PAUSES: Final = (0.1, 0.4, 1.6)
 _NOT_KEPT: Final = Answer(200, [], b"", kept=False)
 
 
-class Codec(Protocol):
+class ResultCodec(Protocol):
     """How results are encoded."""
 
     def dumps(self, value: Any, /) -> bytes:
@@ -50,7 +50,7 @@ class Codec(Protocol):
         ...
 
 
-class Rules(NamedTuple):
+class FunctionRules(NamedTuple):
     """The settings of one decorated function."""
 
     function: Function
@@ -63,24 +63,24 @@ class Rules(NamedTuple):
     fingerprint: Literal["arguments"] | Function | None
     wait: float
     keep: tuple[type[Exception], ...]
-    codec: Codec | None
+    codec: ResultCodec | None
 
 
-class _Do(NamedTuple):
+class _MethodCall(NamedTuple):
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-class _Run(NamedTuple):
+class _FunctionCall(NamedTuple):
     claim: KeyClaim
 
 
-class _Pause(NamedTuple):
+class _Sleep(NamedTuple):
     seconds: float
 
 
-class _Uncut(NamedTuple):
+class _Uninterrupted(NamedTuple):
     steps: Steps[Any]
     """Steps that must run to their end, even if the caller is cancelled."""
 
@@ -94,7 +94,7 @@ def idempotent_function(
     *,
     wait: float,
     keep: type[Exception] | Sequence[type[Exception]],
-    codec: Codec | None,
+    codec: ResultCodec | None,
 ) -> Callable[[F], F]:
     """Return the decorator."""
     check.seconds("wait", wait, zero=True)
@@ -121,7 +121,9 @@ def idempotent_function(
         own = operation if operation is not None else _name_of(function)
         check_name("operation", own)
         inside = _is_in_class(function)
-        rules = Rules(function, shape, inside, own, key, scope, fingerprint, wait, kept, codec)
+        rules = FunctionRules(
+            function, shape, inside, own, key, scope, fingerprint, wait, kept, codec
+        )
         wrapper = _wrapped_async if how == "async" else _wrapped
         return wrapper(idempotency, rules)  # type: ignore[return-value]
 
@@ -140,19 +142,19 @@ def _is_in_class(function: Function) -> bool:
     return bool(around) and not around.endswith("<locals>")
 
 
-def _wrapped(idempotency: Idempotency, rules: Rules) -> Function:
+def _wrapped(idempotency: Idempotency, rules: FunctionRules) -> Function:
     @wraps(rules.function)
     def call(*args: Any, **kwargs: Any) -> Any:
         def answer(asked: Any) -> Any:
             match asked:
-                case _Run(claim):
+                case _FunctionCall(claim):
                     with idempotency.keeping(claim):
                         return rules.function(*args, **kwargs)
-                case _Pause(seconds):
+                case _Sleep(seconds):
                     return idempotency.clock.sleep(seconds)
-                case _Uncut(steps):
+                case _Uninterrupted(steps):
                     return drive(steps, answer)
-                case _Do(method, given, options):
+                case _MethodCall(method, given, options):
                     return getattr(idempotency, method)(*given, **options)
 
         return drive(_steps(rules, args, kwargs), answer)
@@ -160,22 +162,22 @@ def _wrapped(idempotency: Idempotency, rules: Rules) -> Function:
     return call
 
 
-def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
+def _wrapped_async(idempotency: Idempotency, rules: FunctionRules) -> Function:
     @wraps(rules.function)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        renewal: Renewal | None = None
+        renewal: LeaseRenewal | None = None
 
         async def answer(asked: Any) -> Any:
             nonlocal renewal
             match asked:
-                case _Run(claim):
-                    renewal = Renewal(idempotency.lease, lambda: idempotency.arenew(claim))
+                case _FunctionCall(claim):
+                    renewal = LeaseRenewal(idempotency.lease, lambda: idempotency.arenew(claim))
                     return await rules.function(*args, **kwargs)
-                case _Pause(seconds):
+                case _Sleep(seconds):
                     return await sleep_async(seconds)
-                case _Uncut(steps):
-                    return await uncut(settled(steps))
-                case _Do(method, given, options):
+                case _Uninterrupted(steps):
+                    return await uninterrupted(settled(steps))
+                case _MethodCall(method, given, options):
                     return await getattr(idempotency, "a" + method)(*given, **options)
 
         async def settled(steps: Steps[Any]) -> Any:
@@ -195,27 +197,27 @@ def _wrapped_async(idempotency: Idempotency, rules: Rules) -> Function:
     return call
 
 
-def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
+def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
     named = _named(rules, args, kwargs)
-    found = yield _Do("reserve", named, {"wait": rules.wait})
+    found = yield _MethodCall("reserve", named, {"wait": rules.wait})
     if isinstance(found, Replay):
         return _replayed(rules, found)
     if not isinstance(found, Fresh):
         refuse(found, rules.operation, _ignored)  # already counted by `reserve`
     claim = found.claim
     try:
-        result = yield _Run(claim)
+        result = yield _FunctionCall(claim)
     except GeneratorExit:
         raise  # nothing can be awaited any more: the lease expires
     except rules.keep as error:
         told = {"error": type(error).__name__, "message": _message(error)}
-        good = yield _Uncut(_store(claim, told, failed=True))
+        good = yield _Uninterrupted(_store(claim, told, failed=True))
         if not good:
             raise _lost(rules) from error
         raise
     except BaseException:
         with suppress(Exception):
-            yield _Uncut(_give_up(claim))
+            yield _Uninterrupted(_give_up(claim))
         raise
     try:
         answer = _written(rules, result)
@@ -223,21 +225,21 @@ def _steps(rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps
         if _is_not_begun(result):
             result.close()
             with suppress(Exception):
-                yield _Uncut(_give_up(claim))
+                yield _Uninterrupted(_give_up(claim))
             raise TypeError(
                 f"{rules.operation!r} returned a coroutine, which did not run: write `async def`,"
                 " and await there what it calls"
             ) from None
         # The function has run, and must not run again because its result cannot be stored.
-        yield _Uncut(_store(claim, _NOT_KEPT))
+        yield _Uninterrupted(_store(claim, _NOT_KEPT))
         raise
-    good = yield _Uncut(_store(claim, answer))
+    good = yield _Uninterrupted(_store(claim, answer))
     if not good:
         raise _lost(rules)
     return result
 
 
-def _lost(rules: Rules) -> LeaseLost:
+def _lost(rules: FunctionRules) -> LeaseLost:
     return LeaseLost(f"{rules.operation!r} took longer than its lease: another one does it now")
 
 
@@ -254,20 +256,20 @@ def _is_not_begun(result: Any) -> bool:
 
 def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
     """Complete the claim, with retries: completing twice has the effect of once."""
-    asked = _Do("complete", (claim, answer), {"failed": failed})
+    asked = _MethodCall("complete", (claim, answer), {"failed": failed})
     for pause in PAUSES:
         try:
             return bool((yield asked))
         except Exception:  # noqa: BLE001 - from any driver; the last one is raised
-            yield _Pause(pause)
+            yield _Sleep(pause)
     return bool((yield asked))
 
 
 def _give_up(claim: KeyClaim) -> Steps[None]:
-    yield _Do("abandon", (claim,), {})
+    yield _MethodCall("abandon", (claim,), {})
 
 
-def _written(rules: Rules, result: Any) -> Any:
+def _written(rules: FunctionRules, result: Any) -> Any:
     """Return a result in its stored form, or raise."""
     if rules.codec is not None:
         if iscoroutine(result):
@@ -277,7 +279,7 @@ def _written(rules: Rules, result: Any) -> Any:
     return result
 
 
-def _replayed(rules: Rules, found: Replay) -> Any:
+def _replayed(rules: FunctionRules, found: Replay) -> Any:
     if not found.answer.kept:
         raise AnswerNotKept(f"what {rules.operation!r} returned could not be kept")
     value = records.value_of(found)
@@ -291,7 +293,7 @@ def _replayed(rules: Rules, found: Replay) -> Any:
 
 
 def _named(
-    rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]
+    rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str | None, str, str, object]:
     """Return the arguments that name the record of one call."""
     bound = rules.shape.bind(*args, **kwargs)
@@ -316,7 +318,7 @@ def _named(
     return scope, rules.operation, key, payload
 
 
-def _arguments_text(rules: Rules, arguments: dict[str, Any]) -> str:
+def _arguments_text(rules: FunctionRules, arguments: dict[str, Any]) -> str:
     name, first = next(iter(arguments.items()), ("", None))
     if (
         name == "self"
@@ -333,7 +335,7 @@ def _arguments_text(rules: Rules, arguments: dict[str, Any]) -> str:
         ) from error
 
 
-def _is_owner(rules: Rules, first: Any) -> bool:
+def _is_owner(rules: FunctionRules, first: Any) -> bool:
     """Return whether `first` is the owner of the method: an instance, or the class.
 
     The argument's name does not decide: a static method is defined in a class too, but its first

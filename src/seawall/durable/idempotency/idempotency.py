@@ -25,21 +25,22 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.database import Database, without_deadline
 from seawall.durable.database.transaction_block import named
 from seawall.durable.idempotency import records
-from seawall.durable.idempotency.decorator import Codec, Function, idempotent_function
-from seawall.durable.idempotency.lease_renewal import Keeper, akeeping
-from seawall.durable.idempotency.once import Once, Outbox
+from seawall.durable.idempotency.decorator import Function, ResultCodec, idempotent_function
+from seawall.durable.idempotency.lease_renewal import LeaseKeeper, akeeping
+from seawall.durable.idempotency.once import Once
 from seawall.durable.idempotency.records import (
     KeyRecord,
-    Terms,
-    Waiting,
-    Wanted,
-    wanted_of,
+    KeyRequest,
+    KeyTerms,
+    KeyWait,
+    key_request,
 )
 from seawall.durable.idempotency.single_statement import Single, asingle, single
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import (
     KeyInFlight,
 )
@@ -95,11 +96,11 @@ class Idempotency:
             raise ValueError(f"ttl={ttl!r}: write more than the lease of {lease!r} seconds")
         self.max_body = check.count("max_body", max_body, minimum=0)
         self.unscoped = check.flag("unscoped", unscoped)
-        self.terms = Terms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
+        self.terms = KeyTerms(int(lease * _SECOND), int(ttl * _SECOND), max_body)
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._mutex = Mutex()
-        self._keeper = Keeper(self.lease, self._renewed, lambda: self._count("refused_late"))
+        self._keeper = LeaseKeeper(self.lease, self._renewed, lambda: self._count("refused_late"))
         survives_fork(self)
         registry.enter(self, "idempotency", self.name)
 
@@ -149,7 +150,7 @@ class Idempotency:
         """
         wanted = self._wanted(scope, operation, key, fingerprint)
         clock = self.clock
-        waiting = Waiting(wait, clock.now())
+        waiting = KeyWait(wait, clock.now())
         while True:
             found = self.database.run(lambda: records.reserve(wanted, self.terms))
             pause = waiting.pause(found, clock.now())
@@ -169,7 +170,7 @@ class Idempotency:
         """Async twin of `reserve`. If cancelled meanwhile, it has taken nothing."""
         wanted = self._wanted(scope, operation, key, fingerprint)
         loop = asyncio.get_running_loop()
-        waiting = Waiting(wait, loop.time())
+        waiting = KeyWait(wait, loop.time())
         while True:
             try:
                 found = await self.database.arun(lambda: records.reserve(wanted, self.terms))
@@ -185,9 +186,9 @@ class Idempotency:
                 return self._counted(found)
             await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
 
-    def _wanted(self, *named: Any, owned: bool = True) -> Wanted:
-        """Check the arguments that name a record with `wanted_of`, and return them."""
-        return wanted_of(*named, unscoped=self.unscoped, owned=owned)
+    def _wanted(self, *named: Any, owned: bool = True) -> KeyRequest:
+        """Check the arguments that name a record with `key_request`, and return them."""
+        return key_request(*named, unscoped=self.unscoped, owned=owned)
 
     def _counted(self, found: KeyState) -> KeyState:
         match found:
@@ -387,7 +388,7 @@ class Idempotency:
         fingerprint: Literal["arguments"] | Function | None = "arguments",
         wait: float = 0.0,
         keep: type[Exception] | Sequence[type[Exception]] = (),
-        codec: Codec | None = None,
+        codec: ResultCodec | None = None,
     ) -> Callable[[F], F]:
         """Decorate a function to run once for each key; repeats return the stored result.
 
@@ -411,12 +412,12 @@ class Idempotency:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        gone = Cleaning(batch, within, records.clean).run(self.database)
+        gone = Cleanup(batch, within, records.clean).run(self.database)
         self._count("cleaned", by=gone)
         return gone
 
     async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
         """Async twin of `cleanup`."""
-        gone = await Cleaning(batch, within, records.clean).arun(self.database)
+        gone = await Cleanup(batch, within, records.clean).arun(self.database)
         self._count("cleaned", by=gone)
         return gone

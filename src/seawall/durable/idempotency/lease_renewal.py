@@ -26,7 +26,7 @@ PATIENCE: Final = 5.0
 """Seconds that a cancelled request waits for the database."""
 
 
-async def uncut(work: Coroutine[Any, Any, T]) -> T:
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end and return its result; a cancellation takes effect after that."""
     task = asyncio.get_running_loop().create_task(work)
     try:
@@ -48,7 +48,7 @@ async def _wind_up(task: asyncio.Future[Any]) -> None:
             task.exception()
 
 
-class Renewal:
+class LeaseRenewal:
     """Renews a lease every third of its duration, until it is stopped or lost."""
 
     __slots__ = ("_asking", "_lease", "_loop", "_renew", "_stopped", "_task", "_timer")
@@ -106,7 +106,7 @@ class Renewal:
 @asynccontextmanager
 async def akeeping(renew: Callable[[], Awaitable[bool]], lease: float) -> AsyncIterator[None]:
     """Call `renew` every third of a lease, until it returns False or the block ends."""
-    renewal = Renewal(lease, renew)
+    renewal = LeaseRenewal(lease, renew)
     try:
         yield
     finally:
@@ -114,7 +114,7 @@ async def akeeping(renew: Callable[[], Awaitable[bool]], lease: float) -> AsyncI
         await renewal.stop()
 
 
-class Keeper:
+class LeaseKeeper:
     """Renews the leases of blocking callers."""
 
     def __init__(

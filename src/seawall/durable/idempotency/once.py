@@ -13,46 +13,19 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 from weakref import WeakValueDictionary
 
 from seawall import _checks as check
 from seawall.durable.database.connections import Connection
-from seawall.durable.database.database import Database
-from seawall.durable.database.statements import Dialect, Names
-from seawall.durable.database.transaction_block import Block
+from seawall.durable.database.statements import TableNames
+from seawall.durable.database.transaction_block import TransactionBlock
 from seawall.durable.idempotency import records
-from seawall.durable.idempotency.records import Terms, Wanted
+from seawall.durable.idempotency.records import KeyRequest, KeyTerms
+from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import KeyInFlight, KeyReused
 from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from seawall.runtime.stepping import Steps
-
-
-class Outbox(Protocol):
-    """What a block needs of an outbox: adding events, in our statement (PostgreSQL) or its own."""
-
-    def rows_cte(self, events: Any, *, source: str | None = None) -> Any:
-        """Return the events as members of a WITH clause: text and arguments."""
-        ...
-
-    database: Database
-    name: str
-    max_payload: int
-
-    def _adding_all(
-        self, dialect: Dialect, events: Any, *, notify: bool, trail: str | None = None
-    ) -> Steps[Any]:
-        """Add the events in the transaction that runs the steps; their ids start with `trail`."""
-        ...
-
-    def _notifying(self, dialect: Dialect) -> Steps[None]:
-        """Notify dispatchers elsewhere at the commit, with a rate limit."""
-        ...
-
-    def wake(self) -> None:
-        """Wake the dispatchers of this process."""
-        ...
-
 
 _at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
 """The open blocks that were first with their key, by connection and key.
@@ -61,7 +34,7 @@ A repeat nested in one of them sees its record, which is not committed and has n
 """
 
 
-class Once(Block["Once"]):
+class Once(TransactionBlock["Once"]):
     """One block: `first` says whether to run it, `value` is the answer of the first one.
 
     Created by `Idempotency.once` only.
@@ -70,8 +43,8 @@ class Once(Block["Once"]):
     def __init__(
         self,
         connection: Connection,
-        wanted: Wanted,
-        terms: Terms,
+        wanted: KeyRequest,
+        terms: KeyTerms,
         count: Callable[[str], None],
         *,
         wait: bool = True,
@@ -199,7 +172,7 @@ class Once(Block["Once"]):
         yield from records.withdraw(self._wanted)
 
 
-def checked_events(outbox: Outbox | None, events: Iterable[Any], names: Names) -> list[Any]:
+def checked_events(outbox: Outbox | None, events: Iterable[Any], names: TableNames) -> list[Any]:
     """Return the events as a list, if `outbox` uses the same tables (`names`) as the key."""
     given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
     if outbox is None:

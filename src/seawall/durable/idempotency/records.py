@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
 from seawall.context import give_up_at
-from seawall.durable.database.connections import Ask, AskText
+from seawall.durable.database.connections import Query, TextQuery
 from seawall.durable.database.json_values import canonical_json, json_text
-from seawall.durable.database.statements import Arguments, Names, statements
+from seawall.durable.database.statements import Arguments, TableNames, statements
 from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import (
     Answer,
@@ -82,7 +82,7 @@ class KeyRecord(NamedTuple):
     events: list[KeyEvent]
 
 
-class Terms(NamedTuple):
+class KeyTerms(NamedTuple):
     """How long a record is held and kept (microseconds), and the maximum body of an answer."""
 
     lease: int
@@ -90,7 +90,7 @@ class Terms(NamedTuple):
     max_body: int
 
 
-class Wanted(NamedTuple):
+class KeyRequest(NamedTuple):
     """The requested record and the new owner."""
 
     scope: str
@@ -105,14 +105,14 @@ class Wanted(NamedTuple):
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
-def reserve(wanted: Wanted, terms: Terms, state: State = State.PENDING) -> Steps[KeyState]:
+def reserve(wanted: KeyRequest, terms: KeyTerms, state: State = State.PENDING) -> Steps[KeyState]:
     """Take the record, or return why that is not possible."""
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
 
 
 def reserve_once(
-    wanted: Wanted, terms: Terms, names: Names | None, *, wait: bool
+    wanted: KeyRequest, terms: KeyTerms, names: TableNames | None, *, wait: bool
 ) -> Steps[KeyState]:
     """Take the record in the transaction of the effect: invisible to others until its commit.
 
@@ -130,24 +130,24 @@ def reserve_once(
 
 
 def _reserve(
-    wanted: Wanted, terms: Terms, state: State, taking: Arguments, how: str, *, wait: bool
+    wanted: KeyRequest, terms: KeyTerms, state: State, taking: Arguments, how: str, *, wait: bool
 ) -> Steps[KeyState]:
     for _ in range(LOOKS):
-        rows = yield Ask(f"idempotency.take{how}", taking)
+        rows = yield Query(f"idempotency.take{how}", taking)
         if not rows:
-            rows = yield Ask("idempotency.read", wanted.name)
+            rows = yield Query("idempotency.read", wanted.name)
             found: KeyState | Literal["free"] = decision(rows, wanted.fingerprint)
             if found != "free":
                 return found
             if rows:
-                rows = yield Ask(f"idempotency.take_over{how}", taking)
+                rows = yield Query(f"idempotency.take_over{how}", taking)
             if not rows and not wait:
                 return Pending(COME_AGAIN)
         if rows:
             epoch, takeovers, rest, *marked = rows[0]
             claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
             if marked == [False]:
-                yield Ask("idempotency.mark", {"lock": taking["lock"]})
+                yield Query("idempotency.mark", {"lock": taking["lock"]})
             if state is State.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that wait.
                 yield from renew(claim, terms)
@@ -171,20 +171,20 @@ def value_of(found: Replay) -> Any:
         raise RecordGarbled(f"the stored record makes no sense: {error}") from None
 
 
-def complete(claim: KeyClaim, said: Arguments, terms: Terms) -> Steps[bool]:
+def complete(claim: KeyClaim, said: Arguments, terms: KeyTerms) -> Steps[bool]:
     """Store an answer (encoded by `stored`) if the claim is valid; return whether it was."""
-    rows = yield Ask("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
+    rows = yield Query("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
     if rows:
         return True
     # The same claim may have completed it before, with its answer lost: then confirm it.
-    rows = yield Ask("idempotency.completed", _held(claim))
+    rows = yield Query("idempotency.completed", _held(claim))
     return bool(rows)
 
 
 def complete_with(
     claim: KeyClaim,
     said: Arguments,
-    terms: Terms,
+    terms: KeyTerms,
     members: str = "",
     arguments: Arguments | None = None,
 ) -> Steps[bool]:
@@ -197,15 +197,15 @@ def complete_with(
     if members:
         own = statements("postgres", "idempotency")["complete"]
         text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
-        rows = yield AskText(text, asked)
+        rows = yield TextQuery(text, asked)
     else:
-        rows = yield Ask("idempotency.complete", asked)
+        rows = yield Query("idempotency.complete", asked)
     return bool(rows)
 
 
 def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
     """Return the state of a claim: completed, still open, or None if it was taken over."""
-    rows = yield Ask("idempotency.held", _held(claim))
+    rows = yield Query("idempotency.held", _held(claim))
     if not rows:
         return None
     found = decision(rows, b"")
@@ -215,7 +215,7 @@ def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
 def set_answer(
     claim: KeyClaim,
     answer: object,
-    terms: Terms,
+    terms: KeyTerms,
     members: str = "",
     arguments: Arguments | None = None,
 ) -> Steps[bool]:
@@ -226,38 +226,38 @@ def set_answer(
     said = {**_held(claim), **stored(answer, terms, failed=False), **(arguments or {})}
     if members:
         own = statements("postgres", "idempotency")["answer"]
-        rows = yield AskText(f"WITH {members}\n{own}", said)
+        rows = yield TextQuery(f"WITH {members}\n{own}", said)
     else:
-        rows = yield Ask("idempotency.answer", said)
+        rows = yield Query("idempotency.answer", said)
     return bool(rows)
 
 
-def renew(claim: KeyClaim, terms: Terms) -> Steps[bool]:
+def renew(claim: KeyClaim, terms: KeyTerms) -> Steps[bool]:
     """Restart the lease, if the claim is still valid."""
     said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
-    rows = yield Ask("idempotency.renew", said)
+    rows = yield Query("idempotency.renew", said)
     return bool(rows)
 
 
 def abandon(claim: KeyClaim) -> Steps[bool]:
     """Remove the record if the claim is still valid, so that the next request runs."""
-    rows = yield Ask("idempotency.abandon", _held(claim))
+    rows = yield Query("idempotency.abandon", _held(claim))
     return bool(rows)
 
 
-def forget(wanted: Wanted) -> Steps[bool | Pending]:
+def forget(wanted: KeyRequest) -> Steps[bool | Pending]:
     """Remove the record unless it is in flight; return whether there was one."""
-    rows = yield Ask("idempotency.forget", wanted.name)
+    rows = yield Query("idempotency.forget", wanted.name)
     if rows:
         return True
-    rows = yield Ask("idempotency.read", wanted.name)
+    rows = yield Query("idempotency.read", wanted.name)
     found = decision(rows, b"")
     return found if isinstance(found, Pending) else False
 
 
-def lookup(wanted: Wanted) -> Steps[KeyRecord | None]:
+def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
     """Return a record for an operator, with the events that were committed with it."""
-    rows = yield Ask("idempotency.lookup", wanted.name)
+    rows = yield Query("idempotency.lookup", wanted.name)
     if not rows or rows[0][9] <= rows[0][10]:  # it has expired
         return None
     state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
@@ -266,7 +266,7 @@ def lookup(wanted: Wanted) -> Steps[KeyRecord | None]:
     else:
         word = "in flight" if lease > now else "given up"
     pattern = f"{trail_of(owner, epoch)}-%"
-    found = yield Ask("outbox.trail", {"pattern": pattern, "most": MOST_EVENTS})
+    found = yield Query("outbox.trail", {"pattern": pattern, "most": MOST_EVENTS})
     events = [
         KeyEvent(outbox, id_, aggregate, whose, kind, EVENT_STATES[int(how)])
         for outbox, id_, aggregate, whose, kind, how in found
@@ -293,28 +293,28 @@ def trail_of(owner: str, epoch: int) -> str:
     return blake2b(named, digest_size=16, person=b"seawall trail").hexdigest()
 
 
-def withdraw(wanted: Wanted) -> Steps[bool]:
+def withdraw(wanted: KeyRequest) -> Steps[bool]:
     """Remove the record if this very request has taken it."""
-    rows = yield Ask("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
+    rows = yield Query("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
     return bool(rows)
 
 
-def clear(wanted: Wanted) -> Steps[bool]:
+def clear(wanted: KeyRequest) -> Steps[bool]:
     """Remove a record that is free to be taken."""
     said = {**wanted.name, "fingerprint": wanted.fingerprint}
-    rows = yield Ask("idempotency.clear", said)
+    rows = yield Query("idempotency.clear", said)
     return bool(rows)
 
 
-def read(wanted: Wanted) -> Steps[Any]:
+def read(wanted: KeyRequest) -> Steps[Any]:
     """Return the state of a record without taking it."""
-    rows = yield Ask("idempotency.read", wanted.name)
+    rows = yield Query("idempotency.read", wanted.name)
     return decision(rows, wanted.fingerprint)
 
 
 def clean(batch: int) -> Steps[int]:
     """Remove up to `batch` expired records; return how many were removed."""
-    rows = yield Ask("idempotency.clean", {"batch": batch})
+    rows = yield Query("idempotency.clean", {"batch": batch})
     return len(rows)
 
 
@@ -324,7 +324,7 @@ def _held(claim: KeyClaim) -> dict[str, Any]:
     return said
 
 
-def stored(answer: object, terms: Terms, *, failed: bool) -> Arguments:
+def stored(answer: object, terms: KeyTerms, *, failed: bool) -> Arguments:
     """Return the columns of an answer; only the status if it is too large.
 
     Raises if the answer cannot be stored.
@@ -376,7 +376,7 @@ def json_bytes(value: object) -> bytes:
         ) from error
 
 
-def wanted_of(
+def key_request(
     scope: str | None,
     operation: str,
     key: str,
@@ -384,7 +384,7 @@ def wanted_of(
     *,
     unscoped: bool,
     owned: bool = True,
-) -> Wanted:
+) -> KeyRequest:
     """Check the arguments that name a record and return them, with a new owner if `owned`."""
     if scope is None and unscoped:
         scope = ""
@@ -398,7 +398,7 @@ def wanted_of(
     check_name("operation", operation)
     hashed = key_digest(scope, operation, check_key(key))
     payload = b"" if fingerprint is None else fingerprint_of(payload_of(fingerprint))
-    return Wanted(scope, operation, hashed, payload, urandom(16).hex() if owned else "")
+    return KeyRequest(scope, operation, hashed, payload, urandom(16).hex() if owned else "")
 
 
 def payload_of(fingerprint: object) -> bytes | str:
@@ -416,7 +416,7 @@ def payload_of(fingerprint: object) -> bytes | str:
         ) from None
 
 
-class Waiting:
+class KeyWait:
     """The schedule of a waiter's looks."""
 
     def __init__(self, wait: float, now: float) -> None:

@@ -13,20 +13,21 @@ from collections.abc import Awaitable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from seawall.durable.database.connections import Kind, Rows, in_transaction, kind_of
+from seawall.durable.database.connections import ConnectionKind, Rows, in_transaction, kind_of
 from seawall.durable.database.database import Database, aautocommit, autocommit, in_thread
 from seawall.durable.database.statements import (
     LONGEST_REMEMBERED,
     Arguments,
-    Names,
+    StatementText,
     Style,
-    Text,
+    TableNames,
     rendered,
     statements,
 )
 from seawall.durable.idempotency import records
-from seawall.durable.idempotency.once import Outbox, checked_events, refuse
-from seawall.durable.idempotency.records import LOOKS, Terms, Wanted
+from seawall.durable.idempotency.once import checked_events, refuse
+from seawall.durable.idempotency.records import LOOKS, KeyRequest, KeyTerms
+from seawall.durable.outbox.outbox import Outbox
 from seawall.durable.outbox.with_clause import FROM_ROW, write
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
 from seawall.models.idempotency import Garbled, Replay, json_of
@@ -60,7 +61,7 @@ class Single(NamedTuple):
 class _Statement(NamedTuple):
     sql: str
     events: str
-    terms: Terms
+    terms: KeyTerms
     arguments: Arguments
 
 
@@ -68,7 +69,7 @@ def single(
     idempotency: Idempotency,
     sql: str,
     arguments: Arguments,
-    wanted: Wanted,
+    wanted: KeyRequest,
     outbox: Outbox | None,
     events: Iterable[Any],
     conn: Any,
@@ -100,7 +101,7 @@ async def asingle(
     idempotency: Idempotency,
     sql: str,
     arguments: Arguments,
-    wanted: Wanted,
+    wanted: KeyRequest,
     outbox: Outbox | None,
     events: Iterable[Any],
     conn: Any,
@@ -128,7 +129,7 @@ async def asingle(
     return await adrive(_steps(idempotency, statement, wanted, outbox, failure), answer)
 
 
-def _alone(conn: Any, *, awaited: bool) -> Kind:
+def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
     """Return the kind of `conn` if each of its statements is its own transaction; or raise."""
     kind = kind_of(conn)
     if kind.is_async != awaited:
@@ -145,7 +146,7 @@ def _alone(conn: Any, *, awaited: bool) -> Kind:
 def _steps(
     idempotency: Idempotency,
     statement: _Statement,
-    wanted: Wanted,
+    wanted: KeyRequest,
     outbox: Outbox | None,
     failure: Exception | None,
 ) -> Steps[Single]:
@@ -186,7 +187,7 @@ def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single
         raise RecordGarbled("it was done, but the rows are no JSON that can be read") from None
 
 
-def _repeated(idempotency: Idempotency, found: Replay, wanted: Wanted) -> Single:
+def _repeated(idempotency: Idempotency, found: Replay, wanted: KeyRequest) -> Single:
     idempotency._count("replays")
     if not found.answer.kept:
         raise AnswerNotKept(f"the rows of {wanted.operation!r} were too large to be kept")
@@ -197,7 +198,7 @@ def _checked(
     idempotency: Idempotency,
     sql: str,
     arguments: Arguments,
-    wanted: Wanted,
+    wanted: KeyRequest,
     outbox: Outbox | None,
     events: Iterable[Any],
 ) -> _Statement:
@@ -225,7 +226,7 @@ def _checked(
     return _Statement(sql, text, idempotency.terms, own)
 
 
-def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
+def _text(database: Database, kind: ConnectionKind, asked: _Statement) -> StatementText:
     sql, events, terms, _ = asked
     made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
     return made(kind.style, database.names, database._now, sql, events, terms)
@@ -234,12 +235,12 @@ def _text(database: Database, kind: Kind, asked: _Statement) -> Text:
 @lru_cache(maxsize=256)
 def text_of(
     style: Style,
-    names: Names,
+    names: TableNames,
     now: str | None,
     sql: str,
     events: str,
-    terms: Terms,
-) -> Text:
+    terms: KeyTerms,
+) -> StatementText:
     """Return the whole statement for a driver's style."""
     # The user's SQL is taken literally: braces have no meaning in it.
     users = sql.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
@@ -262,14 +263,16 @@ def text_of(
 # On the user's connection, or on one of the database's in autocommit mode
 
 
-def _asent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Awaitable[Rows]:
+def _asent(
+    database: Database, conn: Any, kind: ConnectionKind | None, asked: _Statement
+) -> Awaitable[Rows]:
     if kind is None:
         return database.guard.acall(_aexecute, database, asked)
     rows: Awaitable[Rows] = kind.ask(conn, _text(database, kind, asked), asked.arguments)
     return rows
 
 
-def _sent(database: Database, conn: Any, kind: Kind | None, asked: _Statement) -> Rows:
+def _sent(database: Database, conn: Any, kind: ConnectionKind | None, asked: _Statement) -> Rows:
     if kind is None:
         return database.guard.call(_execute, database, asked)
     rows: Rows = kind.ask(conn, _text(database, kind, asked), asked.arguments)
@@ -312,7 +315,7 @@ def _is_answer(error: BaseException) -> bool:
     return bool(states) and not any(state.startswith(AWAY) for state in states)
 
 
-def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
+def _explained(error: Exception, asked: _Statement, names: TableNames) -> Exception:
     """Return a more helpful exception than `error`, if the call was wrong."""
     said = ""
     order = text_of.__wrapped__("dollar", names, None, *asked[:3]).order
@@ -333,7 +336,7 @@ def _explained(error: Exception, asked: _Statement, names: Names) -> Exception:
     return told
 
 
-def _is_ours(error: BaseException, names: Names) -> bool:
+def _is_ours(error: BaseException, names: TableNames) -> bool:
     """Return whether the index of our key caused the conflict."""
     own = names.prefix + "idempotency_key"
     return any(

@@ -25,11 +25,17 @@ from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.connections import arequire_transaction, require_transaction
 from seawall.durable.database.database import Database, Operation
 from seawall.durable.jobs import operations as steps
-from seawall.durable.jobs.operations import MICRO, Beat, Room, Standing, Taken
+from seawall.durable.jobs.operations import (
+    MICRO,
+    ClaimedRow,
+    JobHeartbeat,
+    JobSchedule,
+    OpenJobsLimit,
+)
 from seawall.durable.jobs.records import (
     Job,
     JobClaim,
@@ -45,8 +51,8 @@ from seawall.errors import TimedOut, UnknownJob
 from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.jobs import WorkItem, WorkPage
-from seawall.jobs.wakeups import READY, Bell, Bells
-from seawall.jobs.work_list import asked_page
+from seawall.jobs.wakeups import READY, Wakeup, Wakeups
+from seawall.jobs.work_list import page_request
 from seawall.models.durable_jobs import HEAD_START, LOST, LOWEST
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.runners import wait_async, wait_sync
@@ -112,8 +118,8 @@ class Jobs:
         self.max_size = None if max_size is None else check.count("max_size", max_size)
         self.notify = check.flag("notify", notify)
         self.clock = current_clock() if clock is None else check_clock(clock)
-        self.bells = Bells()
-        self._room = Room(self.name, self.max_size, self.clock)
+        self.bells = Wakeups()
+        self._room = OpenJobsLimit(self.name, self.max_size, self.clock)
         self._notified = float("-inf")
         self._mutex = Mutex()
         survives_fork(self)
@@ -215,7 +221,7 @@ class Jobs:
         """
 
         def answer(asked: Any) -> Any:
-            return wait_sync(asked, self.clock) if isinstance(asked, Bell) else self._run(asked)
+            return wait_sync(asked, self.clock) if isinstance(asked, Wakeup) else self._run(asked)
 
         return drive(self._waiting(id, scope, timeout), answer)
 
@@ -229,7 +235,7 @@ class Jobs:
         """Async twin of `wait`."""
 
         async def answer(asked: Any) -> Any:
-            if isinstance(asked, Bell):
+            if isinstance(asked, Wakeup):
                 return await wait_async(asked, self.clock)
             return await self.database.arun(asked)
 
@@ -323,11 +329,11 @@ class Jobs:
 
         It ends after about `within` seconds, finished or not.
         """
-        return Cleaning(batch, within, *self._sweeps()).run(self.database)
+        return Cleanup(batch, within, *self._sweeps()).run(self.database)
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Async twin of `cleanup`."""
-        return await Cleaning(batch, within, *self._sweeps()).arun(self.database)
+        return await Cleanup(batch, within, *self._sweeps()).arun(self.database)
 
     def snapshot(self) -> dict[str, int]:
         """Return the counters of this object."""
@@ -351,7 +357,7 @@ class Jobs:
     def _browsing(
         self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
     ) -> Operation[WorkPage]:
-        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
         return lambda: steps.browsing(asked)
 
     def _retried(self, done: bool) -> bool:  # noqa: FBT001 - the database's answer
@@ -440,7 +446,7 @@ class Jobs:
         left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
         end = None if left is None else self.clock.now() + left
         look = FIRST_LOOK
-        with Bell(self.bells, id_) as bell:
+        with Wakeup(self.bells, id_) as bell:
             while True:
                 bell.reset()
                 job: Job = yield self._viewing(id_, scope)
@@ -525,13 +531,13 @@ class Jobs:
         return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
 
     async def _abeat(
-        self, owner: str, beats: list[Beat], looks: list[str]
+        self, owner: str, beats: list[JobHeartbeat], looks: list[str]
     ) -> dict[tuple[str, int], bool]:
         """Renew claims and check others; return the valid ones, and which are to be cancelled."""
         lease = self._lease
         return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
 
-    async def _astanding(self, id: str) -> Standing | None:  # noqa: A002
+    async def _astanding(self, id: str) -> JobSchedule | None:  # noqa: A002
         """Return the state of a job of any scope; None if it does not exist."""
         return await self.database.arun(lambda: steps.standing(id))
 
@@ -552,12 +558,14 @@ class Jobs:
         with self._mutex:
             self._counts[word] += more
 
-    def _claiming(self, kinds: Iterable[str], count: int, owner: str) -> Operation[list[Taken]]:
+    def _claiming(
+        self, kinds: Iterable[str], count: int, owner: str
+    ) -> Operation[list[ClaimedRow]]:
         named = _kinds(kinds)
         most = check.count("count", count, maximum=1_000)
         return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
 
-    def _claimed(self, taken: list[Taken], owner: str, begun: float) -> list[JobClaim]:
+    def _claimed(self, taken: list[ClaimedRow], owner: str, begun: float) -> list[JobClaim]:
         """Return the claims that are ours; the other jobs have ended without attempts left."""
         claims = []
         for one in taken:

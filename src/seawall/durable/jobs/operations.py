@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock
-from seawall.durable.database.connections import Ask
+from seawall.durable.database.connections import Query
 from seawall.durable.database.statements import containing
 from seawall.durable.jobs.records import Job, job_of
 from seawall.errors import Contended, JobExpired, KeyReused, QueueFull, RecordGarbled, UnknownJob
 from seawall.jobs.encoding import decode
-from seawall.jobs.work_list import BEYOND, OPENED, Asked, WorkItem, WorkPage, page_of
+from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, WorkItem, WorkPage, page_of
 from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, REACH
 from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.mutex import Mutex
@@ -33,7 +33,7 @@ SHARE: Final = 16
 """Count again after using 1/16 of the free places found: other processes use them too."""
 
 
-class Taken(NamedTuple):
+class ClaimedRow(NamedTuple):
     """A row of a claim: ours if it is running; otherwise it has ended instead."""
 
     id: str
@@ -49,20 +49,20 @@ class Taken(NamedTuple):
 
 
 def submitting(
-    arguments: dict[str, Any], room: Room, to_notify: Callable[[], str | None]
+    arguments: dict[str, Any], room: OpenJobsLimit, to_notify: Callable[[], str | None]
 ) -> Steps[Job]:
     """Add a job if there is room, unless its key already has one; notify listening workers."""
     if room.wants_a_look():
-        rows = yield Ask("jobs.depth", {"most": room.most})
+        rows = yield Query("jobs.depth", {"most": room.most})
         room.found(rows[0][0])
     has_room = room.take()
     for _ in range(TRIES):
         if has_room:
-            rows = yield Ask("jobs.submit", arguments)
+            rows = yield Query("jobs.submit", arguments)
             if rows:
                 channel = to_notify()
                 if channel is not None:
-                    yield Ask("jobs.notify", {"channel": channel})
+                    yield Query("jobs.notify", {"channel": channel})
                 return job_of(rows[0], is_new=True)
             # The key exists; its transaction has committed by now, as our insert waited for it.
         same = yield from _of_key(arguments)
@@ -76,12 +76,12 @@ def submitting(
 def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
     """Return the job of the key, if there is one that has not expired."""
     same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
-    rows = [] if same["key_hash"] is None else (yield Ask("jobs.by_key", same))
+    rows = [] if same["key_hash"] is None else (yield Query("jobs.by_key", same))
     if not rows:
         return None  # it does not exist, or was removed meanwhile
     job = job_of(rows[0])
     if job.state == "expired":
-        yield Ask("jobs.free_key", same)
+        yield Query("jobs.free_key", same)
         return None
     if bytes(rows[0][-2]) != arguments["fingerprint"]:
         raise KeyReused(
@@ -92,7 +92,7 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
     """Read a job of that scope; a job of another scope is reported as unknown."""
-    rows = yield Ask("jobs.view", {"id": id_, "scope": scope})
+    rows = yield Query("jobs.view", {"id": id_, "scope": scope})
     if not rows:
         raise UnknownJob("there is no such job")
     job = job_of(rows[0])
@@ -103,31 +103,35 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
 
 def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
     """Cancel a job; return it, and whether the cancellation had an effect."""
-    rows = yield Ask("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
+    rows = yield Query("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
     job = yield from viewing(id_, scope)
     return job, bool(rows)
 
 
-def claiming(kinds: list[str], most: int, owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
+def claiming(
+    kinds: list[str], most: int, owner: str, lease: int, ttl: int
+) -> Steps[list[ClaimedRow]]:
     """Claim the next due jobs."""
-    due = yield Ask("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
+    due = yield Query("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
     return (yield from _taking(due, owner, lease, ttl))
 
 
-def _taking(due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int) -> Steps[list[Taken]]:
+def _taking(
+    due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int
+) -> Steps[list[ClaimedRow]]:
     """Claim the jobs found, and end those that have no attempts left."""
     over = [id_ for id_, is_over in due if is_over]
     fresh = [id_ for id_, is_over in due if not is_over]
     rows: list[tuple[Any, ...]] = []
     if over:
-        rows += yield Ask("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
+        rows += yield Query("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
     if fresh:
-        rows += yield Ask("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
+        rows += yield Query("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
     rows.sort(key=lambda row: (row[8], row[0]))
     return [_taken(row) for row in rows]
 
 
-class Beat(NamedTuple):
+class JobHeartbeat(NamedTuple):
     """The heartbeat of one running job."""
 
     id: str
@@ -136,7 +140,9 @@ class Beat(NamedTuple):
     message: str
 
 
-def beating(owner: str, lease: int, beats: list[Beat], looks: list[str]) -> Steps[dict[Any, bool]]:
+def beating(
+    owner: str, lease: int, beats: list[JobHeartbeat], looks: list[str]
+) -> Steps[dict[Any, bool]]:
     """Renew the lease of jobs, and check others.
 
     Return the ones that are still held, by id and epoch, and whether each is to be cancelled.
@@ -144,22 +150,22 @@ def beating(owner: str, lease: int, beats: list[Beat], looks: list[str]) -> Step
     held: dict[Any, bool] = {}
     # In the order of their ids, as all workers do it, so that two cannot deadlock.
     for beat in sorted(beats):
-        rows = yield Ask("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
+        rows = yield Query("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
         if rows:
             held[beat.id, beat.epoch] = bool(rows[0][0])
     if looks:
-        rows = yield Ask("jobs.look", {"ids": dumps(looks), "owner": owner})
+        rows = yield Query("jobs.look", {"ids": dumps(looks), "owner": owner})
         held.update({(id_, epoch): bool(wanted) for id_, epoch, wanted in rows})
     return held
 
 
 def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     """Report a job's outcome; return its new state, or None if it is no longer ours."""
-    rows = yield Ask(f"jobs.{which}", arguments)
+    rows = yield Query(f"jobs.{which}", arguments)
     return str(rows[0][0]) if rows else None
 
 
-class Standing(NamedTuple):
+class JobSchedule(NamedTuple):
     """The scheduling state of a job, of any scope."""
 
     state: str
@@ -170,25 +176,25 @@ class Standing(NamedTuple):
     """Seconds until `due_at`."""
 
 
-def standing(id_: str) -> Steps[Standing | None]:
+def standing(id_: str) -> Steps[JobSchedule | None]:
     """Return the state of a job; None if it does not exist or is not committed yet."""
-    rows = yield Ask("jobs.standing", {"id": id_})
+    rows = yield Query("jobs.standing", {"id": id_})
     if not rows:
         return None
     state, epoch, due_at, now = rows[0]
-    return Standing(str(state), epoch, due_at, max(0, due_at - now) / MICRO)
+    return JobSchedule(str(state), epoch, due_at, max(0, due_at - now) / MICRO)
 
 
 def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
     """Run one batch of a cleanup; return the number of rows."""
-    rows = yield Ask(f"jobs.{which}", arguments)
+    rows = yield Query(f"jobs.{which}", arguments)
     return len(rows)
 
 
 # For operators
 
 
-def browsing(asked: Asked) -> Steps[WorkPage]:
+def browsing(asked: PageRequest) -> Steps[WorkPage]:
     """Return a page of the jobs of a state, of any scope."""
     ended = asked.state in ENDED
     number, id_ = asked.number, asked.id
@@ -202,34 +208,34 @@ def browsing(asked: Asked) -> Steps[WorkPage]:
         "cut": asked.cut,
         "most": BROWSED,
     }
-    rows = yield Ask("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
+    rows = yield Query("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
     return page_of(rows, asked.limit, _item)
 
 
 def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
     """Return one job, of any scope."""
-    rows = yield Ask("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
+    rows = yield Query("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
     return _item(rows[0]) if rows else None
 
 
 def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
     """Queue a failed job again; notify listening workers."""
-    rows = yield Ask("jobs.retry", {"id": id_, "head_start": HEAD_START})
+    rows = yield Query("jobs.retry", {"id": id_, "head_start": HEAD_START})
     channel = to_notify() if rows else None
     if channel is not None:
-        yield Ask("jobs.notify", {"channel": channel})
+        yield Query("jobs.notify", {"channel": channel})
     return bool(rows)
 
 
 def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
     """Expire a failed job, or cancel one that has not ended."""
-    if (yield Ask("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
+    if (yield Query("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
         return True
     seen = yield from inspecting(id_, payload=False)
     if seen is None or seen.state in ENDED:
         return False
     asked = {"id": id_, "scope": seen.owner, "ttl": ttl}
-    return bool((yield Ask("jobs.cancel", asked)))
+    return bool((yield Query("jobs.cancel", asked)))
 
 
 def _item(row: tuple[Any, ...]) -> WorkItem:
@@ -259,20 +265,20 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
 
 def counting() -> Steps[dict[str, tuple[int, float]]]:
     """Return the number of jobs in each state, and the age of the oldest."""
-    rows = yield Ask("jobs.counts", {})
+    rows = yield Query("jobs.counts", {})
     return {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
 
 
-def _taken(row: tuple[Any, ...]) -> Taken:
+def _taken(row: tuple[Any, ...]) -> ClaimedRow:
     id_, scope, kind, state, epoch, attempt, most, payload, _rank, progress, message = row
     try:
         said = decode(payload.encode())
     except (ValueError, AttributeError):
         said = RecordGarbled(f"job {id_}: its payload cannot be read")
-    return Taken(id_, scope, kind, state, epoch, attempt, most, said, progress, message)
+    return ClaimedRow(id_, scope, kind, state, epoch, attempt, most, said, progress, message)
 
 
-class Room:
+class OpenJobsLimit:
     """A limit on the jobs that have not ended. Several processes may exceed it slightly."""
 
     def __init__(self, name: str, most: int | None, clock: Clock) -> None:

@@ -178,25 +178,25 @@ def payload_of(value: Any, limit: int) -> tuple[str, bytes]:
     return text, blake2b(ordered, digest_size=32, person=b"seawall job body").digest()
 
 
-class Stored(NamedTuple):
+class StoredResult(NamedTuple):
     """A result in its stored form."""
 
     body: bytes | None
     content_type: str | None
 
 
-def result_of(value: Any, limit: int) -> Stored:
+def result_of(value: Any, limit: int) -> StoredResult:
     """Return a result in its stored form, or raise."""
-    if isinstance(value, Stored):
+    if isinstance(value, StoredResult):
         return value
     if value is None:
-        return Stored(None, None)
+        return StoredResult(None, None)
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         if len(data) > limit:
             raise ValueError(f"the result has {len(data)} bytes, and {limit} are allowed")
-        return Stored(data, BYTES)
-    return Stored(encode("the result", value, limit), JSON)
+        return StoredResult(data, BYTES)
+    return StoredResult(encode("the result", value, limit), JSON)
 
 
 def stored_error(error: str | BaseException) -> str:

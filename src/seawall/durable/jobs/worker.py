@@ -25,14 +25,14 @@ from uuid import uuid4
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
-from seawall.durable.database.notifications import Listening
-from seawall.durable.database.outage_log import Trouble
+from seawall.durable.database.notifications import NotificationListener
+from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.jobs.jobs import CANCELLED, Jobs
-from seawall.durable.jobs.operations import Beat
+from seawall.durable.jobs.operations import JobHeartbeat
 from seawall.durable.jobs.records import JobClaim, name_of, result_of, shown
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.events.log import FailureLog
-from seawall.jobs.wakeups import READY, Bell, Bells
+from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.durable_jobs import poll_of
 from seawall.resources.executors.executors import IoPool
@@ -127,10 +127,10 @@ class Running:
     def __repr__(self) -> str:
         return f"<Running {self.claim!r}>"
 
-    def beat(self) -> Beat:
+    def beat(self) -> JobHeartbeat:
         """Return the heartbeat of this job."""
         self.said = self.handle._told
-        return Beat(self.claim.id, self.claim.epoch, *self.said)
+        return JobHeartbeat(self.claim.id, self.claim.epoch, *self.said)
 
     @property
     def has_news(self) -> bool:
@@ -228,21 +228,23 @@ class JobWorker:
         self._clock = jobs.clock
         self._pool: IoPool | None = None
         self._runs: set[Running] = set()
-        self._trouble = Trouble(f"jobs {jobs.name!r}", self._clock)
+        self._trouble = OutageLog(f"jobs {jobs.name!r}", self._clock)
         self._failures = FailureLog("jobs", jobs.name, self._clock)
         words = ("succeeded", "retried", "failed", "cancelled", "returned", "lost")
         self._counts = dict.fromkeys(words, 0)
         self._poll = poll_of(poll)
         if listen is not None and jobs.database.dialect != "postgres":
             raise ValueError("listen=...: only PostgreSQL notifies; leave it out")
-        self._listening = None if listen is None else Listening(jobs.channel, listen, self._ring)
+        self._listening = (
+            None if listen is None else NotificationListener(jobs.channel, listen, self._ring)
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._looks: asyncio.Event | None = None
         self._halt: asyncio.Event | None = None
         self._stopped = False
         self._end_at = inf
-        self._outage = Trouble(f"jobs {jobs.name!r}", self._clock)
+        self._outage = OutageLog(f"jobs {jobs.name!r}", self._clock)
         registry.enter(self, "job_worker", jobs.name)
 
     def __repr__(self) -> str:
@@ -643,10 +645,10 @@ class JobWorker:
             run.cancel()
 
 
-class _Ear(Bell):
+class _Ear(Wakeup):
     """A bell that calls a function of the worker."""
 
-    def __init__(self, bells: Bells, topic: str, tell: Callable[[], bool]) -> None:
+    def __init__(self, bells: Wakeups, topic: str, tell: Callable[[], bool]) -> None:
         super().__init__(bells, topic)
         self._tell = tell
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall._expiry import EXPIRED
 from seawall.durable.outbox.events import OutboxEvent
-from seawall.durable.outbox.operations import Lane, Settled
+from seawall.durable.outbox.operations import AggregateOutcome, ClaimedAggregate
 from seawall.errors import Rejected, TimedOut
 from seawall.models.outbox import Settings, after_failure, first_failure
 from seawall.resources.executors.executors import IoPool
@@ -40,12 +40,12 @@ FULL_PAUSE: Final = 1.0
 """Seconds until the dispatcher tries again at that limit."""
 
 
-class Progress:
+class DeliveryProgress:
     """The progress of an aggregate in a batch; also valid if the delivery was cut short."""
 
     __slots__ = ("abandoned", "delivered", "error", "lane", "refused")
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: ClaimedAggregate) -> None:
         """Start with nothing delivered."""
         self.lane = lane
         self.delivered = 0
@@ -64,42 +64,42 @@ class Progress:
             self.error = error
 
 
-def judged(
-    progress: Progress, settings: Settings, rng: Callable[[], float], *, rest: int
-) -> Settled:
+def outcome_of(
+    progress: DeliveryProgress, settings: Settings, rng: Callable[[], float], *, rest: int
+) -> AggregateOutcome:
     """Return the outcome to store; an abandoned aggregate pauses for `rest` microseconds."""
     lane, delivered = progress.lane, progress.delivered
     least = rest if progress.abandoned else 0
     if progress.error is None:
         attempts = 0 if delivered else lane.attempts
         if not attempts and not least:
-            return Settled(lane, delivered, "done")
+            return AggregateOutcome(lane, delivered, "done")
         # no attempt was made: the state does not change
-        return Settled(lane, delivered, "again", attempts, least)
+        return AggregateOutcome(lane, delivered, "again", attempts, least)
     verdict = after_failure(settings, lane.attempts, progressed=delivered > 0, rng=rng)
     action, attempts, delay = verdict
-    return Settled(lane, delivered, action, attempts, max(delay, least), progress.error)
+    return AggregateOutcome(lane, delivered, action, attempts, max(delay, least), progress.error)
 
 
-class Ended(NamedTuple):
+class RoundResult(NamedTuple):
     """The result of a round, and whether there may be more to do at once."""
 
     delivered: int
     goes_on: bool
 
 
-class Holding:
+class HeldAggregates:
     """The aggregates that are still claimed, and until when that is certain."""
 
     __slots__ = ("held", "until")
 
-    def __init__(self, lanes: list[Lane], until: float) -> None:
+    def __init__(self, lanes: list[ClaimedAggregate], until: float) -> None:
         """Start with all of `lanes`."""
         self.held = {lane.lane for lane in lanes}
         self.until = until
 
 
-class Delivery:
+class SinkDelivery:
     """A sink, and how to call it."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Delivery:
         """Number of abandoned calls of the sink that are still running."""
         return len(self._abandoned)
 
-    async def deliver(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
+    async def deliver(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
         """Deliver the events of a batch."""
         if self._abandoned:  # calls of a closed event loop have ended
             going = [task for task in self._abandoned if not task.get_loop().is_closed()]
@@ -144,7 +144,7 @@ class Delivery:
         """Forget calls: a child process has none of its parent's."""
         self._abandoned.clear()
 
-    async def _ask(self, given: Any, progress: Progress | None = None) -> Any:
+    async def _ask(self, given: Any, progress: DeliveryProgress | None = None) -> Any:
         """Return the sink's complete result; raise if it takes too long."""
         if len(self._abandoned) >= self._most_abandoned:
             raise self._too_many()
@@ -170,7 +170,7 @@ class Delivery:
             told += "; it was cancelled, and goes on"
         raise TimedOut(told, seconds=self.timeout)
 
-    def _abandon(self, task: asyncio.Task[Any], progress: Progress | None) -> None:
+    def _abandon(self, task: asyncio.Task[Any], progress: DeliveryProgress | None) -> None:
         from seawall.runtime.abandon import abandon
 
         event = None
@@ -181,7 +181,7 @@ class Delivery:
         task.add_done_callback(lambda over: self._abandoned.pop(over, None))
         abandon(task)
 
-    def _rests(self, progress: Progress) -> bool:
+    def _rests(self, progress: DeliveryProgress) -> bool:
         """Return whether an earlier call for this aggregate is still running: then it must wait.
 
         For the event of that call, this is another failure. Other events were not attempted.
@@ -218,7 +218,7 @@ class Delivery:
 
     # One event at a time
 
-    async def _each(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
+    async def _each(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
         import asyncio
 
         todo = iter(all_of_it)
@@ -239,7 +239,7 @@ class Delivery:
             for _ in range(min(self._concurrency, len(all_of_it))):
                 group.create_task(work())
 
-    async def _one_by_one(self, progress: Progress, goes_on: GoesOn) -> None:
+    async def _one_by_one(self, progress: DeliveryProgress, goes_on: GoesOn) -> None:
         if self._rests(progress):
             return
         for event in progress.lane.events:
@@ -261,7 +261,7 @@ class Delivery:
 
     # A batch at a time
 
-    async def _together(self, all_of_it: list[Progress], goes_on: GoesOn) -> None:
+    async def _together(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
         held = [
             progress
             for progress in all_of_it

@@ -28,13 +28,20 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
-from seawall.durable.database.notifications import Listening
-from seawall.durable.database.outage_log import Trouble
-from seawall.durable.outbox.delivery import Delivery, Ended, Holding, Progress, Sink, judged
+from seawall.durable.database.notifications import NotificationListener
+from seawall.durable.database.outage_log import OutageLog
+from seawall.durable.outbox.delivery import (
+    DeliveryProgress,
+    HeldAggregates,
+    RoundResult,
+    Sink,
+    SinkDelivery,
+    outcome_of,
+)
 from seawall.durable.outbox.events import error_text
 from seawall.durable.outbox.operations import (
-    Lane,
-    Settled,
+    AggregateOutcome,
+    ClaimedAggregate,
     claiming,
     renewing,
     settling,
@@ -113,10 +120,12 @@ class Dispatcher:
             full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff),
             check.choice("poison", poison, ("block", "skip")),
         )
-        self._delivery = Delivery(
+        self._delivery = SinkDelivery(
             sink, name=outbox.name, batched=batched, concurrency=concurrency, timeout=timeout
         )
-        self._listening = None if listen is None else Listening(outbox.channel, listen, self.wake)
+        self._listening = (
+            None if listen is None else NotificationListener(outbox.channel, listen, self.wake)
+        )
         self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
         self._own_rng = rng is None
         self._clock = outbox.clock
@@ -125,7 +134,7 @@ class Dispatcher:
         self._stopped = self._cleaning = False
         self._survey: dict[str, Any] = {}
         self._failures = FailureLog("outbox", outbox.name, self._clock)
-        self._outage = Trouble(f"outbox {outbox.name!r}", self._clock)
+        self._outage = OutageLog(f"outbox {outbox.name!r}", self._clock)
         words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
         self._begin_afresh()
@@ -262,7 +271,9 @@ class Dispatcher:
                     log.warning("%r: the database does not answer; the leases run out", self)
             finally:
                 self._begin_idle()
-        return Ended(0, goes_on=False) if task.cancelled() or not task.done() else task.result()
+        return (
+            RoundResult(0, goes_on=False) if task.cancelled() or not task.done() else task.result()
+        )
 
     async def _forever(self) -> None:
         from seawall.runtime.abandon import end
@@ -329,7 +340,7 @@ class Dispatcher:
 
     # One round: claim, deliver, store the outcome
 
-    async def _one_round(self) -> Ended:
+    async def _one_round(self) -> RoundResult:
         outbox, database = self.outbox, self.outbox.database
         self._round += 1
         self._counts["rounds"] += 1
@@ -359,9 +370,9 @@ class Dispatcher:
                 break
             far = not claimed.ended  # the nearest cannot be claimed: look further
         if not claimed.lanes:
-            return Ended(0, goes_on=False)
-        progress = [Progress(lane) for lane in claimed.lanes]
-        holding = Holding(claimed.lanes, asked_at + self.lease)
+            return RoundResult(0, goes_on=False)
+        progress = [DeliveryProgress(lane) for lane in claimed.lanes]
+        holding = HeldAggregates(claimed.lanes, asked_at + self.lease)
         try:
             await self._deliver(progress, owner, holding)
         finally:
@@ -371,9 +382,11 @@ class Dispatcher:
         if refused:
             self._after = max(refused)  # others first: the refusal may concern this one alone
         delivered = sum(one.delivered for one in progress)
-        return Ended(delivered, goes_on=not refused and not self._stopped)
+        return RoundResult(delivered, goes_on=not refused and not self._stopped)
 
-    async def _deliver(self, progress: list[Progress], owner: str, holding: Holding) -> None:
+    async def _deliver(
+        self, progress: list[DeliveryProgress], owner: str, holding: HeldAggregates
+    ) -> None:
         import asyncio
 
         from seawall.runtime.abandon import end
@@ -397,7 +410,9 @@ class Dispatcher:
             finally:
                 self._delivering = None
 
-    async def _renew(self, holding: Holding, lanes: list[Lane], owner: str) -> None:
+    async def _renew(
+        self, holding: HeldAggregates, lanes: list[ClaimedAggregate], owner: str
+    ) -> None:
         """Renew the leases while the sink is working; note which were lost."""
         from seawall.runtime.runners import sleep_async
 
@@ -414,11 +429,13 @@ class Dispatcher:
             holding.held &= held
             holding.until = asked_at + self.lease
 
-    async def _settle(self, progress: list[Progress], owner: str, holding: Holding) -> None:
+    async def _settle(
+        self, progress: list[DeliveryProgress], owner: str, holding: HeldAggregates
+    ) -> None:
         counts = self._counts
         rest = round(self.lease * 1e6)
-        settled = [judged(one, self._settings, self._rng.random, rest=rest) for one in progress]
-        page = Page(self.outbox, owner, settled, keep=self.keep > 0)
+        settled = [outcome_of(one, self._settings, self._rng.random, rest=rest) for one in progress]
+        page = RoundOutcome(self.outbox, owner, settled, keep=self.keep > 0)
         until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
         while True:
             try:
@@ -444,10 +461,12 @@ class Dispatcher:
         page.tell(self._failures)
 
 
-class Page:
+class RoundOutcome:
     """The outcome of one round, to be stored."""
 
-    def __init__(self, outbox: Outbox, owner: str, settled: list[Settled], *, keep: bool) -> None:
+    def __init__(
+        self, outbox: Outbox, owner: str, settled: list[AggregateOutcome], *, keep: bool
+    ) -> None:
         """Write as `owner`; with `keep`, delivered events are kept for a while."""
         self._outbox = outbox
         self._owner = owner
@@ -484,7 +503,7 @@ class Page:
             if one.has_failed and one.lane.lane in self._ours:
                 self._tell_failure(one, failures)
 
-    def _tell_failure(self, one: Settled, failures: FailureLog) -> None:
+    def _tell_failure(self, one: AggregateOutcome, failures: FailureLog) -> None:
         event = one.lane.events[one.delivered]
         whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
         what = f"event {event.id} of {event.aggregate!r} {event.aggregate_id!r}"

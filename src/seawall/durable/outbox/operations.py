@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from seawall.durable.database.connections import Ask
+from seawall.durable.database.connections import Query
 from seawall.durable.database.statements import Dialect
 from seawall.durable.outbox.events import OutboxEvent, error_text, event_of
 from seawall.runtime.stepping import Steps
 
 
-class Lane(NamedTuple):
+class ClaimedAggregate(NamedTuple):
     """A claimed aggregate with its next events."""
 
     lane: int
@@ -25,7 +25,7 @@ class Lane(NamedTuple):
     events: list[OutboxEvent]
 
 
-class Taken(NamedTuple):
+class AggregateClaim(NamedTuple):
     """A claim; on SQLite with the sequence number up to which events are fetched."""
 
     lane: int
@@ -34,19 +34,19 @@ class Taken(NamedTuple):
     tail: int = 0
 
 
-class Claimed(NamedTuple):
+class ClaimedBatch(NamedTuple):
     """The result of a claim, and where the next one continues."""
 
-    lanes: list[Lane]
+    lanes: list[ClaimedAggregate]
     after: int
     ended: bool
     """Whether the search reached the end of the outbox."""
 
 
-class Settled(NamedTuple):
+class AggregateOutcome(NamedTuple):
     """The outcome for one aggregate, of which the first `delivered` events were delivered."""
 
-    lane: Lane
+    lane: ClaimedAggregate
     delivered: int
     action: str
     """One of "done" (released), "again" or "block" (failed), "skip" (the next event is dead)."""
@@ -65,7 +65,7 @@ class Settled(NamedTuple):
         return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
 
 
-class Written(NamedTuple):
+class StoredOutcomes(NamedTuple):
     """The result of storing outcomes."""
 
     late: int
@@ -80,13 +80,13 @@ class Written(NamedTuple):
 def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
     """Add one event; return its sequence number in its aggregate."""
     if dialect == "postgres":
-        rows = yield Ask("outbox.add", arguments)
+        rows = yield Query("outbox.add", arguments)
         number: int = rows[0][0]
         return number
     where = {name: arguments[name] for name in ("outbox", "aggregate", "aggregate_id")}
-    rows = yield Ask("outbox.place", where)
+    rows = yield Query("outbox.place", where)
     lane, number = rows[0]
-    yield Ask("outbox.put", {**arguments, "lane": lane, "sequence": number})
+    yield Query("outbox.put", {**arguments, "lane": lane, "sequence": number})
     return number
 
 
@@ -103,7 +103,7 @@ def claiming(
     largest: int,
     owner: str,
     lease: int,
-) -> Steps[Claimed]:
+) -> Steps[ClaimedBatch]:
     """Claim aggregates behind `after`, and fetch a batch of their events.
 
     These are the aggregates of the next `batch` events; or, with `far`, the next `batch` aggregates
@@ -116,35 +116,35 @@ def claiming(
         "far": batch if far else 0,
     }
     if dialect == "postgres":
-        yield Ask("outbox.by_index", {})
-        rows = yield Ask("outbox.claim", {**given, "owner": owner, "lease": lease})
+        yield Query("outbox.by_index", {})
+        rows = yield Query("outbox.claim", {**given, "owner": owner, "lease": lease})
         looked, furthest = rows[0][:2]
-        taken = [Taken(*row[2:]) for row in rows if row[2] is not None]
+        taken = [AggregateClaim(*row[2:]) for row in rows if row[2] is not None]
         each = batch if not far else max(1, batch // max(1, len(taken)))
     else:
-        rows = yield Ask("outbox.look", given)
+        rows = yield Query("outbox.look", given)
         looked, furthest = sum(row[4] for row in rows), rows[-1][0] if rows else None
         free = {row[0]: row[2:4] for row in rows if row[1]}
         each = max(1, batch // max(1, len(free)))
         got: list[tuple[Any, ...]] = []
         if free:
             listed = ",".join(map(str, free))
-            got = yield Ask("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
+            got = yield Query("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
         # There is no other writer meanwhile: every free one can be claimed.
         ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
-        taken = [Taken(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
+        taken = [AggregateClaim(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
     found = yield from fetching(dialect, outbox, taken, each, batch, largest)
     used = [lane.lane for lane in found if lane.events]
     if used and len(used) < len(found):
         # The batch was full before all aggregates had a turn: continue with the rest.
-        return Claimed(found, used[-1], ended=False)
+        return ClaimedBatch(found, used[-1], ended=False)
     ended = (looked or 0) < batch
-    return Claimed(found, 0 if ended else furthest, ended=ended)
+    return ClaimedBatch(found, 0 if ended else furthest, ended=ended)
 
 
 def fetching(
-    dialect: Dialect, outbox: str, taken: list[Taken], each: int, batch: int, largest: int
-) -> Steps[list[Lane]]:
+    dialect: Dialect, outbox: str, taken: list[AggregateClaim], each: int, batch: int, largest: int
+) -> Steps[list[ClaimedAggregate]]:
     """Return the claimed aggregates with events: `each` per aggregate, `batch` in all.
 
     Fewer if their payloads exceed `largest` bytes together, but at least one.
@@ -158,19 +158,21 @@ def fetching(
         arguments |= {"lanes": lanes, "each": each, "batch": batch}
     else:
         arguments["marks"] = ",".join(f"[{one.lane},{one.tail}]" for one in taken)
-    rows = yield Ask("outbox.fetch", arguments)
-    found = {one.lane: Lane(one.lane, one.epoch, one.attempts, []) for one in taken}
+    rows = yield Query("outbox.fetch", arguments)
+    found = {one.lane: ClaimedAggregate(one.lane, one.epoch, one.attempts, []) for one in taken}
     for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
         event = event_of((number, aggregate, aggregate_id, sequence, *rest))
         found[lane].events.append(event)
     return list(found.values())
 
 
-def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Steps[set[int]]:
+def renewing(
+    dialect: Dialect, owner: str, lanes: list[ClaimedAggregate], lease: int
+) -> Steps[set[int]]:
     """Renew the leases; return the aggregates that are still held."""
     if dialect == "postgres":
-        yield Ask("outbox.by_index", {})
-        rows = yield Ask(
+        yield Query("outbox.by_index", {})
+        rows = yield Query(
             "outbox.renew",
             {
                 "lanes": ",".join(str(lane.lane) for lane in lanes),
@@ -182,7 +184,7 @@ def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Ste
         return {row[0] for row in rows}
     held = yield from _held(owner, lanes)
     listed = ",".join(map(str, held))
-    yield Ask("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
+    yield Query("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
     return held
 
 
@@ -190,30 +192,30 @@ def renewing(dialect: Dialect, owner: str, lanes: list[Lane], lease: int) -> Ste
 
 
 def settling(
-    dialect: Dialect, outbox: str, owner: str, settled: list[Settled], *, keep: bool
-) -> Steps[Written]:
+    dialect: Dialect, outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
+) -> Steps[StoredOutcomes]:
     """Store the outcome of each aggregate; return how many were refused.
 
     An aggregate that was taken over meanwhile is refused: nothing is written for it.
     """
     if not settled:
-        return Written(0, set())
+        return StoredOutcomes(0, set())
     steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
     written = yield from steps(outbox, owner, settled, keep=keep)
     return written
 
 
 def _settling_postgres(
-    outbox: str, owner: str, settled: list[Settled], *, keep: bool
-) -> Steps[Written]:
-    yield Ask("outbox.by_index", {})
+    outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
+) -> Steps[StoredOutcomes]:
+    yield Query("outbox.by_index", {})
     ours = {"outbox": outbox, "owner": owner}
     accepted, in_trouble = 0, set[int]()
     progressed = [one for one in settled if one.delivered]
     if keep and progressed:
-        yield Ask("outbox.keep", {**ours, **_listed(progressed)})
+        yield Query("outbox.keep", {**ours, **_listed(progressed)})
     if done := [one for one in settled if one.action == "done"]:
-        rows = yield Ask("outbox.done", {**ours, **_listed(done)})
+        rows = yield Query("outbox.done", {**ours, **_listed(done)})
         accepted += rows[0][0]
     if troubled := [one for one in settled if one.action in {"again", "block"}]:
         marks = [
@@ -228,7 +230,7 @@ def _settling_postgres(
             }
             for one in troubled
         ]
-        rows = yield Ask("outbox.failed", {**ours, "marks": json.dumps(marks)})
+        rows = yield Query("outbox.failed", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
     if poison := [one for one in settled if one.action == "skip"]:
         marks = [
@@ -242,12 +244,12 @@ def _settling_postgres(
             }
             for one in poison
         ]
-        rows = yield Ask("outbox.bury", {**ours, "marks": json.dumps(marks)})
+        rows = yield Query("outbox.bury", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
-    return Written(len(settled) - accepted - len(in_trouble), in_trouble)
+    return StoredOutcomes(len(settled) - accepted - len(in_trouble), in_trouble)
 
 
-def _listed(settled: list[Settled]) -> dict[str, str]:
+def _listed(settled: list[AggregateOutcome]) -> dict[str, str]:
     return {
         "lanes": ",".join(str(one.lane.lane) for one in settled),
         "epochs": ",".join({str(one.lane.epoch) for one in settled}),
@@ -256,18 +258,18 @@ def _listed(settled: list[Settled]) -> dict[str, str]:
 
 
 def _settling_sqlite(
-    outbox: str, owner: str, settled: list[Settled], *, keep: bool
-) -> Steps[Written]:
+    outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
+) -> Steps[StoredOutcomes]:
     held = yield from _held(owner, [one.lane for one in settled])
     ours = [one for one in settled if one.lane.lane in held]
     if progressed := [one for one in ours if one.delivered]:
         marks = ",".join(f"[{one.lane.lane},{one.upto}]" for one in progressed)
         if keep:
-            yield Ask("outbox.keep", {"outbox": outbox, "marks": marks})
-        yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+            yield Query("outbox.keep", {"outbox": outbox, "marks": marks})
+        yield Query("outbox.gone", {"outbox": outbox, "marks": marks})
     for one in ours:
         if one.action in {"again", "block"}:
-            yield Ask(
+            yield Query(
                 "outbox.trouble",
                 {
                     "lane": one.lane.lane,
@@ -282,16 +284,16 @@ def _settling_sqlite(
             dead = one.lane.events[one.delivered].sequence
             where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
             said = {"attempts": one.attempts, "error": error_text(one.error)}
-            yield Ask("outbox.bury", {**where, **said})
+            yield Query("outbox.bury", {**where, **said})
             marks = f"[{one.lane.lane},{dead}]"
-            yield Ask("outbox.gone", {"outbox": outbox, "marks": marks})
+            yield Query("outbox.gone", {"outbox": outbox, "marks": marks})
     freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
-    yield Ask("outbox.free", {"owner": owner, "lanes": freed})
+    yield Query("outbox.free", {"owner": owner, "lanes": freed})
     in_trouble = {one.lane.lane for one in ours if one.action != "done"}
-    return Written(len(settled) - len(ours), in_trouble)
+    return StoredOutcomes(len(settled) - len(ours), in_trouble)
 
 
-def written_before(outbox: str, settled: list[Settled], *, held: bool) -> Steps[set[int]]:
+def written_before(outbox: str, settled: list[AggregateOutcome], *, held: bool) -> Steps[set[int]]:
     """Return the aggregates whose block or dead event an earlier attempt of ours has stored.
 
     A block is recognised by its epoch. A dead event counts only while our lease is `held`: later,
@@ -302,16 +304,16 @@ def written_before(outbox: str, settled: list[Settled], *, held: bool) -> Steps[
         rows: list[Any] = []
         if one.action == "block":
             place = {"lane": one.lane.lane, "epoch": one.lane.epoch}
-            rows = yield Ask("outbox.was_blocked", place)
+            rows = yield Query("outbox.was_blocked", place)
         elif one.action == "skip" and held:
             event = one.lane.events[one.delivered]
-            rows = yield Ask("outbox.was_buried", {"outbox": outbox, "id": event.id})
+            rows = yield Query("outbox.was_buried", {"outbox": outbox, "id": event.id})
         if rows:
             found.add(one.lane.lane)
     return found
 
 
-def _held(owner: str, lanes: list[Lane]) -> Steps[set[int]]:
+def _held(owner: str, lanes: list[ClaimedAggregate]) -> Steps[set[int]]:
     marks = ",".join(f"[{lane.lane},{lane.epoch}]" for lane in lanes)
-    rows = yield Ask("outbox.held", {"marks": marks, "owner": owner})
+    rows = yield Query("outbox.held", {"marks": marks, "owner": owner})
     return {row[0] for row in rows}

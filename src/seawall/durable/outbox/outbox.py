@@ -24,11 +24,11 @@ from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleaning
+from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.connections import (
-    Ask,
-    AskText,
     Connection,
+    Query,
+    TextQuery,
     arequire_transaction,
     require_transaction,
 )
@@ -46,10 +46,16 @@ from seawall.durable.outbox.events import (
     refuse_column,
     text,
 )
-from seawall.durable.outbox.operations import Settled, Taken, adding, fetching, settling
-from seawall.durable.outbox.with_clause import Members, members
+from seawall.durable.outbox.operations import (
+    AggregateClaim,
+    AggregateOutcome,
+    adding,
+    fetching,
+    settling,
+)
+from seawall.durable.outbox.with_clause import EventMembers, members
 from seawall.jobs import WorkItem, WorkPage
-from seawall.jobs.work_list import BEYOND, OPENED, Asked, asked_page, page_of
+from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.stepping import Steps
@@ -200,7 +206,7 @@ class Outbox:
             told = self.rows_cte(events)
             if trail is not None:
                 told.follow(trail)
-            yield AskText(f"WITH {told.text}\nSELECT 1", told.arguments)
+            yield TextQuery(f"WITH {told.text}\nSELECT 1", told.arguments)
             ids = told.ids
         else:
             ids = []
@@ -214,7 +220,7 @@ class Outbox:
 
     def _notifying(self, dialect: Dialect) -> Steps[None]:
         if dialect == "postgres" and self._may_announce():
-            yield Ask("outbox.notify", {"channel": self.channel})
+            yield Query("outbox.notify", {"channel": self.channel})
 
     def _arguments(self, event: NewEvent) -> dict[str, Any]:
         return {
@@ -227,7 +233,7 @@ class Outbox:
             "headers": headers_text(event.headers),
         }
 
-    def rows_cte(self, events: Iterable[NewEvent], *, source: str | None = None) -> Members:
+    def rows_cte(self, events: Iterable[NewEvent], *, source: str | None = None) -> EventMembers:
         """Return the members of a WITH clause that add `events`: (text, arguments).
 
         For a statement that also writes the business row (PostgreSQL). The text has the form of
@@ -269,7 +275,7 @@ class Outbox:
             known.add(dispatcher)
 
     def _announcing(self) -> Steps[None]:
-        yield Ask("outbox.notify", {"channel": self.channel})
+        yield Query("outbox.notify", {"channel": self.channel})
 
     def _may_announce(self) -> bool:
         """Return whether another notification is allowed now, and count it as sent.
@@ -320,12 +326,12 @@ class Outbox:
     def _browsing(
         self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
     ) -> Operation[WorkPage]:
-        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
         if state == "waiting" and asked.id and not asked.id.isdecimal():
             raise ValueError(f"after={after!r:.50}: write None, or `next` of the page before")
         return lambda: self._page(asked)
 
-    def _page(self, asked: Asked) -> Steps[WorkPage]:
+    def _page(self, asked: PageRequest) -> Steps[WorkPage]:
         number, id_ = asked.number, asked.id
         if not id_:
             number, id_ = (BEYOND if asked.state == "dead" else -BEYOND), ""
@@ -340,7 +346,7 @@ class Outbox:
             arguments["id"] = id_
         elif asked.state == "waiting":
             arguments["id"] = int(id_ or 0)
-        rows = yield Ask(f"outbox.browse_{asked.state}", arguments)
+        rows = yield Query(f"outbox.browse_{asked.state}", arguments)
         item = _waiting_item if asked.state == "waiting" else _item
         return page_of(rows, asked.limit, item)
 
@@ -355,7 +361,7 @@ class Outbox:
     def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
         cut = OPENED if check.flag("payload", payload) else 0
         asked = {"outbox": self.name, "id": text("id", id_), "cut": cut}
-        rows = yield Ask("outbox.inspect", asked)
+        rows = yield Query("outbox.inspect", asked)
         return _item(rows[0]) if rows else None
 
     # Failures
@@ -370,7 +376,7 @@ class Outbox:
 
     def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
-        rows = yield Ask("outbox.dead", {"outbox": self.name, "most": bound})
+        rows = yield Query("outbox.dead", {"outbox": self.name, "most": bound})
         letters = []
         for row in rows:
             error, trace = split_report(row[9] or "")
@@ -387,7 +393,7 @@ class Outbox:
 
     def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
-        rows = yield Ask("outbox.blocked", {"outbox": self.name, "most": bound})
+        rows = yield Query("outbox.blocked", {"outbox": self.name, "most": bound})
         return [
             BlockedAggregate(aggregate, aggregate_id, attempts, *split_report(error or ""))
             for aggregate, aggregate_id, attempts, error in rows
@@ -406,7 +412,7 @@ class Outbox:
 
     def _retry(self, id_: str) -> Steps[bool]:
         given = {"outbox": self.name, "id": text("id", id_)}
-        rows = yield Ask("outbox.exhume", given)
+        rows = yield Query("outbox.exhume", given)
         if not rows:
             blocked = yield from self._blocked_by(id_)
             return blocked is not None and (yield from self._unblock(*blocked, skip=False))
@@ -426,16 +432,16 @@ class Outbox:
 
     def _drop(self, id_: str) -> Steps[bool]:
         given = {"outbox": self.name, "id": text("id", id_)}
-        if (yield Ask("outbox.exhume", given)):
+        if (yield Query("outbox.exhume", given)):
             return True
         blocked = yield from self._blocked_by(id_)
         if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
             return False
-        return bool((yield Ask("outbox.exhume", given)))
+        return bool((yield Query("outbox.exhume", given)))
 
     def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
         """Return the aggregate that an event blocks, or None."""
-        rows = yield Ask("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
+        rows = yield Query("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
         return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
 
     def unblock(
@@ -463,15 +469,15 @@ class Outbox:
             "aggregate_id": text("aggregate_id", aggregate_id),
         }
         if not check.flag("skip", skip):
-            return bool((yield Ask("outbox.unblock", where)))
+            return bool((yield Query("outbox.unblock", where)))
         owner, dialect = new_id(), self.database.dialect
-        rows = yield Ask("outbox.hold_blocked", {**where, "owner": owner})
+        rows = yield Query("outbox.hold_blocked", {**where, "owner": owner})
         for number, epoch, attempts, error in rows:
-            head = yield Ask("outbox.head", {"outbox": self.name, "lane": number})
-            taken = [Taken(number, epoch, attempts, head[0][0] or 0)]
+            head = yield Query("outbox.head", {"outbox": self.name, "lane": number})
+            taken = [AggregateClaim(number, epoch, attempts, head[0][0] or 0)]
             (lane,) = yield from fetching(dialect, self.name, taken, 1, 1, 0)
             action = "skip" if lane.events else "done"
-            ended = Settled(lane, 0, action, attempts, 0, error or "")
+            ended = AggregateOutcome(lane, 0, action, attempts, 0, error or "")
             yield from settling(dialect, self.name, owner, [ended], keep=False)
         return bool(rows)
 
@@ -490,7 +496,7 @@ class Outbox:
         Works in batches and returns how many were deleted. It ends after about `within` seconds,
         finished or not.
         """
-        return Cleaning(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
+        return Cleanup(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
 
     async def acleanup(
         self,
@@ -501,7 +507,7 @@ class Outbox:
         within: float = 10.0,
     ) -> int:
         """Async twin of `cleanup`."""
-        return await Cleaning(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
+        return await Cleanup(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
 
     async def _aclean_some(self, *, keep: float) -> bool:
         """Delete one batch; return whether there may be more. For callers with other work to do."""
@@ -516,13 +522,13 @@ class Outbox:
         again; ids do not repeat. `idle` must be longer than any transaction that adds events. Works
         in batches for about `within` seconds, as `cleanup` does.
         """
-        return Cleaning(batch, within, self._to_forget(idle)).run(self.database)
+        return Cleanup(batch, within, self._to_forget(idle)).run(self.database)
 
     async def aforget(
         self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
     ) -> int:
         """Async twin of `forget`."""
-        return await Cleaning(batch, within, self._to_forget(idle)).arun(self.database)
+        return await Cleanup(batch, within, self._to_forget(idle)).arun(self.database)
 
     def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
         ages = (
@@ -539,7 +545,7 @@ class Outbox:
         return partial(self._removing, "forget", {"age": age})
 
     def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
-        rows = yield Ask(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
+        rows = yield Query(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
         return len(rows)
 
     # Statistics
@@ -556,7 +562,7 @@ class Outbox:
         return await self.database.arun(self._survey)
 
     def _survey(self) -> Steps[dict[str, Any]]:
-        rows = yield Ask("outbox.survey", {"outbox": self.name})
+        rows = yield Query("outbox.survey", {"outbox": self.name})
         pending, oldest, dead, blocked = rows[0]
         age = 0.0 if oldest is None else max(0, oldest) / 1e6
         found = {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}

@@ -24,7 +24,7 @@ FROM_ROW: Final = " AS r)"
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 
 
-class Members(NamedTuple):
+class EventMembers(NamedTuple):
     """Members of a WITH clause as `sql/` text, with their arguments."""
 
     text: str
@@ -42,7 +42,7 @@ class Members(NamedTuple):
             self.arguments[f"outbox_id_{index}"] = f"{trail}-{index}"
 
 
-class _Event(NamedTuple):
+class _EventShape(NamedTuple):
     """The properties of an event that determine the text."""
 
     number: int
@@ -52,14 +52,16 @@ class _Event(NamedTuple):
     """Whether the event has headers."""
 
 
-Shape = tuple[tuple[FromRow | None, tuple[_Event, ...]], ...]
+Shape = tuple[tuple[FromRow | None, tuple[_EventShape, ...]], ...]
 """For each aggregate: the column of its id (None for a parameter), and its events."""
 
 
-def members(outbox: str, events: list[NewEvent], source: str | None, max_payload: int) -> Members:
+def members(
+    outbox: str, events: list[NewEvent], source: str | None, max_payload: int
+) -> EventMembers:
     """Return the members; one update of the counter serves all events of an aggregate."""
     arguments: dict[str, Any] = {}
-    return Members(write(arguments, outbox, events, source, max_payload), arguments)
+    return EventMembers(write(arguments, outbox, events, source, max_payload), arguments)
 
 
 def write(
@@ -76,7 +78,7 @@ def write(
     if len(events) == 1:
         aggregate, whose, shaped = _put(arguments, 0, events[0], max_payload)
         return _written((_aggregate(arguments, 0, aggregate, whose, (shaped,)),), source)
-    groups: dict[tuple[str, str | FromRow], list[_Event]] = {}
+    groups: dict[tuple[str, str | FromRow], list[_EventShape]] = {}
     for number, event in enumerate(events):
         aggregate, whose, shaped = _put(arguments, number, event, max_payload)
         groups.setdefault((aggregate, whose), []).append(shaped)
@@ -92,7 +94,7 @@ def write(
 
 def _put(
     arguments: dict[str, Any], number: int, event: NewEvent, max_payload: int
-) -> tuple[str, str | FromRow, _Event]:
+) -> tuple[str, str | FromRow, _EventShape]:
     """Add an event's values to `arguments`; return its aggregate, aggregate id and shape."""
     if not isinstance(event, NewEvent):
         raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
@@ -112,7 +114,7 @@ def _put(
     return text("aggregate", aggregate), whose, _shape(number, column, bool(headers))
 
 
-_shape: Final = lru_cache(maxsize=1024)(_Event)
+_shape: Final = lru_cache(maxsize=1024)(_EventShape)
 
 
 def _aggregate(
@@ -120,8 +122,8 @@ def _aggregate(
     number: int,
     aggregate: str,
     whose: str | FromRow,
-    events: tuple[_Event, ...],
-) -> tuple[FromRow | None, tuple[_Event, ...]]:
+    events: tuple[_EventShape, ...],
+) -> tuple[FromRow | None, tuple[_EventShape, ...]]:
     """Add an aggregate's values to `arguments`; return its shape."""
     aggregate_name, whose_name = _aggregate_names(number)
     arguments[aggregate_name] = aggregate

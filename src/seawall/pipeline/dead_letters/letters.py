@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from seawall.jobs.wakeups import Bells
+from seawall.jobs.wakeups import Wakeups
 from seawall.jobs.work_list import WorkList
 from seawall.pipeline.item import DeadLetter
 
@@ -58,7 +58,7 @@ class DeadLetters(WorkList, Protocol):
     """Seconds for which a claim holds, unless it is renewed."""
     poll: float | None
     """Seconds between two looks for letters to replay; None if `bells` ring for each."""
-    bells: Bells
+    bells: Wakeups
 
     async def aadd(self, letter: DeadLetter, claim: ReplayClaim | None = None) -> None:
         """Keep a letter; with `claim` it was replayed, and is dead again."""

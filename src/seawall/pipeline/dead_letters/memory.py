@@ -12,8 +12,16 @@ from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.durable.database.json_values import json_text
-from seawall.jobs.wakeups import READY, Bells
-from seawall.jobs.work_list import BEYOND, OPENED, Asked, WorkItem, WorkPage, asked_page, page_of
+from seawall.jobs.wakeups import READY, Wakeups
+from seawall.jobs.work_list import (
+    BEYOND,
+    OPENED,
+    PageRequest,
+    WorkItem,
+    WorkPage,
+    page_of,
+    page_request,
+)
 from seawall.models.queue.jobs import BROWSED
 from seawall.pipeline.dead_letters.letters import (
     MOST_DEAD_LETTERS,
@@ -57,7 +65,7 @@ class MemoryDeadLetters:
     def __init__(self, name: str, *, most: int = MOST_DEAD_LETTERS) -> None:
         """Keep up to `most` letters of the pipeline called `name`."""
         self.name = checked_pipeline_name(name)
-        self.bells = Bells()
+        self.bells = Wakeups()
         self._most = check.count("most", most)
         self._kept: dict[str, _Kept] = {}
         self._clock = current_clock()
@@ -104,7 +112,7 @@ class MemoryDeadLetters:
         payloads: bool = True,
     ) -> WorkPage:
         """Return a page of the letters of a state, the latest first; see `DatabaseDeadLetters`."""
-        asked = asked_page(self.WORK_STATES, state, search, after, limit, payloads)
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
         with self._mutex:
             kept = [(whole_micros(one.changed_at), key, one) for key, one in self._kept.items()]
         place = (asked.number, asked.id) if asked.id else (BEYOND, "")
@@ -246,7 +254,7 @@ def _holds(kept: _Kept | None, claim: ReplayClaim | None) -> bool:
     )
 
 
-def _is_found(letter: DeadLetter, asked: Asked) -> bool:
+def _is_found(letter: DeadLetter, asked: PageRequest) -> bool:
     text = f"{letter.id} {letter.stage} {letter.cause}"
     if asked.cut:
         text = f"{text} {_shown_value(letter.value)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from seawall._failures import described
 from seawall.clock import current_clock
-from seawall.jobs.wakeups import READY, Bell
+from seawall.jobs.wakeups import READY, Wakeup
 from seawall.pipeline.counts import Counts
 from seawall.pipeline.dead_letters.letters import (
     CLAIM_AT_ONCE,
@@ -156,7 +156,7 @@ class ReplayReader(Reader):
     async def _read(self) -> None:
         store, clock = self._letters.store, current_clock()
         pauses = None
-        with Bell(store.bells, READY) as bell:
+        with Wakeup(store.bells, READY) as bell:
             while not self._is_halted:
                 bell.reset()
                 pause = store.poll
