@@ -61,7 +61,7 @@ from seawall import (
 from seawall.policies.fallback import _FallbackFlow
 from seawall.runtime import fastpath
 from seawall.runtime.call import Call
-from seawall.runtime.runners import run_async, run_sync
+from seawall.runtime.interpreter import run_async, run_sync
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified
 

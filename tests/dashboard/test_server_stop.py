@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from seawall.clock import SYSTEM
 from seawall.dashboard import Dashboard
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.stop_signals import STOP_SIGNALS, SignalTap
 from seawall.testing import run_virtual
 from seawall.web.lifecycle.server_stop import REMEMBERED, ServerStop

@@ -21,7 +21,7 @@ from seawall.durable.database.connections import Query
 from seawall.durable.deferred.calls import Later
 from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
 from seawall.durable.outbox.outbox import Outbox
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, dispatcher, numbered
 from tests.durable.postgres import Postgres

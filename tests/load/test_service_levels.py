@@ -35,7 +35,7 @@ from seawall.load.service_levels import LevelGate
 from seawall.load.signals import in_flight
 from seawall.models.service_levels import Cause, Move
 from seawall.runtime.call import Call
-from seawall.runtime.runners import run_sync
+from seawall.runtime.interpreter import run_sync
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 from tests.support import new_guard, quarters
 

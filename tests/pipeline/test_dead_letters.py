@@ -32,7 +32,7 @@ from seawall.pipeline import (
     degrade,
 )
 from seawall.pipeline.dead_letters.letters import LOST, MOST_CLAIMS, DeadLetters, stored_id
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening, opening_by, postgres
 from tests.durable.outbox_support import Time

@@ -17,7 +17,7 @@ from seawall.models.throttle import ThrottleModel
 from seawall.policies import throttle as module
 from seawall.policies.throttle import _ThrottleGate
 from seawall.runtime.call import Call
-from seawall.runtime.runners import run_sync
+from seawall.runtime.interpreter import run_sync
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 

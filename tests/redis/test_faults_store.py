@@ -16,7 +16,7 @@ from seawall.clock import SYSTEM
 from seawall.redis import connections
 from seawall.redis import store as store_module
 from seawall.runtime.background import run_in
-from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.driver import wait_async, wait_sync
 from tests.redis.faults import FAULTS, NONSENSE, Site, black_hole
 from tests.redis.support import eventually, lua
 

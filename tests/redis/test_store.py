@@ -21,7 +21,7 @@ from seawall.clock import SYSTEM
 from seawall.redis import connections
 from seawall.redis.health import StoreHealth
 from seawall.redis.keys import key_part, make_key, name_part
-from seawall.runtime.runners import wait_async, wait_sync
+from seawall.runtime.driver import wait_async, wait_sync
 from tests.redis.support import Server, eventually, keys_without_expiry, lua, mutate
 from tests.support import settled
 

@@ -23,8 +23,8 @@ from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.connections import Connection, Query
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import TransactionBlock, named
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.stepping import Steps
 
 __all__ = ["Inbox"]
 

@@ -54,9 +54,8 @@ from seawall.models.queue.jobs import (
     QueueRules,
     Seen,
 )
+from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Kind, Waiter
-from seawall.runtime.runners import wait_async, wait_sync
-from seawall.runtime.stepping import adrive, drive
 
 MOST_AT_ONCE: Final = 500
 """Maximum number of jobs pushed, claimed or listed by one call."""

@@ -32,9 +32,9 @@ from seawall.jobs.wakeups import READY
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.shedding.codel import REREAD, QueueShed, check_queue_shed
 from seawall.resources.executors.executors import IoPool
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
 from seawall.runtime.recent import ResponseTimes
-from seawall.runtime.runners import sleep_async
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:

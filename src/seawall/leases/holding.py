@@ -10,8 +10,8 @@ from seawall.events import LeaseChanged
 from seawall.events.bus import emit
 from seawall.leases.store import Release, Renew, Withdraw
 from seawall.models.lease import Busy, Granted
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     from seawall.clock import Clock

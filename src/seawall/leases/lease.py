@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
@@ -28,14 +29,17 @@ from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
 from seawall.leases.holding import Holding, Terms
 from seawall.leases.store import LeaseStore, Release, Take
-from seawall.leases.waiting import Bell, Pause, Question, Steps, arun, run
+from seawall.leases.waiting import Bell, Pause, Question
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, Granted
+from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from random import Random
+
+T = TypeVar("T")
 
 LONGEST_TTL: Final = 30 * 24 * 3600.0
 """Maximum ttl in seconds. To hold a lease for longer, renew it."""
@@ -151,21 +155,21 @@ class Lease:
         the outage lasts to the end, `StoreUnavailable` is raised. A deadline bounds the wait too;
         if it has passed already, `DeadlineExceeded` is raised and the store is not asked.
         """
-        run(self._acquiring("sync", timeout), self.clock)
+        self._drive(self._acquiring("sync", timeout))
         return self._token
 
     async def aacquire(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `acquire`
         """Async twin of `acquire`."""
-        await arun(self._acquiring("async", timeout), self.clock)
+        await self._adrive(self._acquiring("async", timeout))
         return self._token
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free; return whether it was. Raise if the store fails."""
-        return run(self._trying("sync"), self.clock)
+        return self._drive(self._trying("sync"))
 
     async def atry_acquire(self) -> bool:
         """Async twin of `try_acquire`."""
-        return await arun(self._trying("async"), self.clock)
+        return await self._adrive(self._trying("async"))
 
     # Releasing
 
@@ -174,11 +178,11 @@ class Lease:
 
         If the store is down, nothing is raised: the lease then expires after its ttl.
         """
-        return run(self._releasing("sync"), self.clock)
+        return self._drive(self._releasing("sync"))
 
     async def arelease(self) -> bool:
         """Async twin of `release`."""
-        return await arun(self._releasing("async"), self.clock)
+        return await self._adrive(self._releasing("async"))
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -199,7 +203,13 @@ class Lease:
     def _lost_inside(self) -> LeaseLost:
         return LeaseLost(f"the lease {self.name!r} was lost before the block was over")
 
-    # Acquiring and releasing as steps (questions and pauses) for the sync and the async driver
+    # Acquiring and releasing as steps: questions and pauses
+
+    def _drive(self, steps: Steps[T]) -> T:
+        return drive(steps, partial(wait_sync, clock=self.clock))
+
+    async def _adrive(self, steps: Steps[T]) -> T:
+        return await adrive(steps, partial(wait_async, clock=self.clock))
 
     def _trying(self, kind: Kind) -> Steps[bool]:
         until = self._bound(self.clock.now(), inf)

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from seawall.errors import StoreUnavailable
-from seawall.runtime.runners import wait_async, wait_sync
 
 if TYPE_CHECKING:
-    from seawall.clock import Clock
     from seawall.leases.store import LeaseShare
     from seawall.models.lease import Busy, Granted
     from seawall.runtime.store import StoreQuestion
-
-T = TypeVar("T")
-Steps = Generator[Any, Any, T]
-"""A generator of questions and pauses, written once and driven by `run` or `arun`."""
-
-
-def run(steps: Steps[T], clock: Clock) -> T:
-    """Drive `steps` to their end in this thread."""
-    answer: Any = None
-    try:
-        while True:
-            answer = wait_sync(steps.send(answer), clock)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
-
-
-async def arun(steps: Steps[T], clock: Clock) -> T:
-    """Async twin of `run`."""
-    answer: Any = None
-    try:
-        while True:
-            answer = await wait_async(steps.send(answer), clock)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
 
 
 def sooner(one: float | None, other: float | None) -> float | None:

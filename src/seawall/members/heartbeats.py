@@ -46,8 +46,8 @@ from seawall.models.detection.peer import (
 )
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import sleep_async
 from seawall.runtime.store import BeatStore, MemberBeat, Sighting
 
 if TYPE_CHECKING:

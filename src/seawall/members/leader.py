@@ -27,9 +27,9 @@ from seawall import _checks as check
 from seawall.errors import LeaseLost, StoreUnavailable, TimedOut
 from seawall.events import LeaseChanged, subscribe
 from seawall.leases.lease import Lease
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
 

@@ -30,8 +30,8 @@ from seawall.events import CollectionChanged, SourceChanged
 from seawall.events.bus import emit
 from seawall.pipeline.source import IterableSource
 from seawall.runtime.abandon import end
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.nodes import BLOCKED, Branch, InlineStage, Node, WorkerStage
 from seawall.pipeline.source import Faulty
 from seawall.runtime.abandon import end
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
     from random import Random

@@ -25,7 +25,7 @@ from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, source_name
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
 

@@ -31,8 +31,8 @@ from seawall.pipeline.invocation import LOST, Members, bound_call, is_lost
 from seawall.pipeline.item import CURRENT, Ending, Item, Lesser
 from seawall.pipeline.stage import BatchSize, Degrade, NotBefore, Stage
 from seawall.policies.breaker import Breaker
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     from seawall.pipeline.engine import Run

@@ -23,8 +23,8 @@ from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, source_name
 from seawall.runtime.abandon import end
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 from seawall.wire.retry_after import read_retry_after
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from seawall.jobs import Claim, JobQueue
 from seawall.pipeline.source import source_name
 from seawall.resources.channel.channel import Channel
 from seawall.runtime.abandon import end
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
 

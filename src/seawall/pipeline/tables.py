@@ -21,8 +21,8 @@ from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
 from seawall.pipeline.item import current_item
 from seawall.pipeline.source import source_name
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 
 T = TypeVar("T")
 

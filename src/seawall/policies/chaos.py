@@ -19,10 +19,11 @@ from seawall.errors import TimedOut
 from seawall.events import SettingsChanged
 from seawall.events.bus import emit
 from seawall.runtime.call import Call
+from seawall.runtime.driver import wait_async
+from seawall.runtime.interpreter import run_async, run_sync
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import Bound, Policy
-from seawall.runtime.runners import run_async, run_sync, wait_async
 
 
 class _Nothing:

@@ -1,1 +1,1 @@
-"""The machinery that runs policies: gates, flows, the two runners, events, virtual time."""
+"""The machinery that runs policies: gates, flows, the interpreter, the driver, virtual time."""

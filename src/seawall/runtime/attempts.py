@@ -16,14 +16,15 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from seawall.runtime.call import STREAMED, Call
+from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.hold import Verdict, explained
-from seawall.runtime.interpreter import Request, Run, interpret
+from seawall.runtime.interpreter import Request, Run, interpret, result_of
 from seawall.runtime.layers import Host, Kind, Layer
-from seawall.runtime.runners import fulfil_async, fulfil_sync, result_of
 
 State = Literal["before", "given", "inside", "over"]
 """State of a loop: before an attempt, with one given out, inside its block, or at the end."""
@@ -94,18 +95,29 @@ class _Block:
         self.state = "over"  # unless the block is reached
         request, self.request = self.request, None
         if request is None:
-            return self.send(None)
+            return self._send(None)
         self.call.resume()
         return request
 
-    def send(self, result: Any) -> Request | None:
+    def approach(self, request: Request | None) -> Steps[Request | None]:
+        """Yield this and all further requests up to the block; return None if it is not reached."""
+        while request is not None and not isinstance(request, Run):
+            try:
+                result = yield request
+            except BaseException as error:  # noqa: BLE001 - the interpreter decides
+                request = self._throw(error)
+            else:
+                request = self._send(result)
+        return request
+
+    def _send(self, result: Any) -> Request | None:
         """Send the interpreter the result of its request; return its next request, if any."""
         try:
             return self.steps.send(result)
         except StopIteration:
             return None
 
-    def throw(self, error: BaseException) -> Request | None:
+    def _throw(self, error: BaseException) -> Request | None:
         """Throw the error of a failed request into the interpreter; return its next request."""
         try:
             return self.steps.throw(error)
@@ -121,7 +133,7 @@ class _Block:
         self.state = "over"
         if raised is not None and not isinstance(raised, Exception):
             counted = raised  # whatever was reported, a cancellation must not be swallowed
-        self.request = self.send(STREAMED) if counted is None else self.throw(counted)
+        self.request = self._send(STREAMED) if counted is None else self._throw(counted)
         if self.request is not None:
             self.state = "before"
             self.call.suspend()
@@ -173,15 +185,10 @@ class BlockAttempt(_Attempt):
     def __enter__(self) -> Self:
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
-        clock = block.call.host.clock
         request = block.start()
-        while request is not None and not isinstance(request, Run):
-            try:
-                result = fulfil_sync(request, clock)
-            except BaseException as error:  # noqa: BLE001 - the interpreter decides
-                request = block.throw(error)
-            else:
-                request = block.send(result)
+        if not isinstance(request, Run):
+            wait = partial(wait_sync, clock=block.call.host.clock)
+            request = drive(block.approach(request), wait)
         return self._reached(request)
 
     def __exit__(
@@ -202,15 +209,10 @@ class AsyncBlockAttempt(_Attempt):
     async def __aenter__(self) -> Self:
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
-        clock = block.call.host.clock
         request = block.start()
-        while request is not None and not isinstance(request, Run):
-            try:
-                result = await fulfil_async(request, clock)
-            except BaseException as error:  # noqa: BLE001 - the interpreter decides
-                request = block.throw(error)
-            else:
-                request = block.send(result)
+        if not isinstance(request, Run):
+            wait = partial(wait_async, clock=block.call.host.clock)
+            request = await adrive(block.approach(request), wait)
         return self._reached(request)
 
     async def __aexit__(

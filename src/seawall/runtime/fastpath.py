@@ -68,10 +68,9 @@ from weakref import WeakSet
 from seawall.context import deadline_scope, deadline_var, live_scope
 from seawall.errors import Rejected
 from seawall.runtime.call import Call, bare, bypass, given_up
-from seawall.runtime.interpreter import refuse_expired
+from seawall.runtime.interpreter import refuse_coroutine, refuse_expired, run_async, run_sync
 from seawall.runtime.layers import CANCELLED, OK, UNUSED, Flow, Host, Kind, Layer, Wait
 from seawall.runtime.parameters import ANY, Parameters
-from seawall.runtime.runners import refuse_coroutine, run_async, run_sync
 
 ABSENT: Final = object()
 """The ticket of a layer that has not been entered."""

@@ -23,9 +23,8 @@ from typing import Any
 
 from seawall.context import attempt_var, reset
 from seawall.runtime.call import Call, need_var
-from seawall.runtime.interpreter import release
+from seawall.runtime.interpreter import release, run_async, run_sync
 from seawall.runtime.layers import Host, Layer
-from seawall.runtime.runners import run_async, run_sync
 
 
 class _Started:

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from seawall.errors import ReportedFailure
 from seawall.runtime.call import Call
-from seawall.runtime.interpreter import release
+from seawall.runtime.interpreter import release, run_async, run_sync
 from seawall.runtime.layers import Host, Layer
-from seawall.runtime.runners import run_async, run_sync
 
 
 class Verdict:

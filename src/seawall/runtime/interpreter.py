@@ -1,8 +1,8 @@
 """The rules by which a call goes down through its layers and up again, written once.
 
 `interpret` is a generator that never blocks: it yields what takes time (a `Waiter`, a pause as a
-float of seconds, a `Run`) and receives the result or the error. The two runners, sync and async,
-carry that out. A cancellation is therefore an error thrown in at a `yield`, and is handled here:
+float of seconds, a `Run`) and receives the result or the error. `run_sync` and `run_async` carry
+that out. A cancellation is therefore an error thrown in at a `yield`, and is handled here:
 every entered layer is left exactly once, whatever happens.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextvars import Token
+from types import CoroutineType
 from typing import Any
 
 from seawall.context import Attempt, attempt_var, deadline_scope, reset
@@ -28,6 +29,8 @@ from seawall.runtime.call import (
     trace_var,
     was_withdrawn,
 )
+from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
+from seawall.runtime.functions import WrongCall
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
 from seawall.runtime.workers import Job
 
@@ -334,3 +337,66 @@ def _count_attempt(call: Call) -> None:
             stats.cut_off(now - call.attempt_began)
     elif outcome is CANCELLED:
         stats.cancelled += 1
+
+
+def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
+    """Run `call` to its end in this thread; return its value or raise its error."""
+    clock = call.host.clock
+
+    def carry_out(request: Request) -> Any:
+        if not isinstance(request, Run):
+            return wait_sync(request, clock)
+        result = request.function(*call.args, **call.kwargs)
+        if type(result) is CoroutineType:
+            refuse_coroutine(result, request.function, level=request.substitute)
+        if request.substitute and call.adapt is not None:
+            return call.adapt(result)
+        return result
+
+    drive(interpret(call, waiter=waiter, upwards=upwards), carry_out)
+    return result_of(call)
+
+
+async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool = False) -> Any:
+    """Async twin of `run_sync`."""
+    clock = call.host.clock
+
+    async def carry_out(request: Request) -> Any:
+        if not isinstance(request, Run):
+            return await wait_async(request, clock)
+        result = request.function(*call.args, **call.kwargs)
+        if not request.substitute or hasattr(result, "__await__"):
+            result = await result
+        if request.substitute and call.adapt is not None:
+            return await call.adapt(result)
+        return result
+
+    await adrive(interpret(call, waiter=waiter, upwards=upwards), carry_out)
+    return result_of(call)
+
+
+def result_of(call: Call) -> Any:
+    """Return the value of a call that has ended, or raise its error."""
+    error = call.error
+    if error is None:
+        return call.value
+    # Break reference cycles of the error, or it would live until the next garbage collection.
+    call.error = None
+    try:
+        if isinstance(error, WrongCall):
+            raise TypeError(str(error)) from None
+        raise error
+    finally:
+        del error
+
+
+def refuse_coroutine(coroutine: Any, function: Any, *, level: bool = False) -> None:
+    """Raise: this coroutine of a plain function would run, and fail, where no caller sees it."""
+    coroutine.close()
+    name = getattr(function, "__qualname__", repr(function))
+    if level:
+        raise TypeError(f"fallback {name} is async, the call is not: pass a plain function")
+    raise WrongCall(
+        f"{name} returned a coroutine to a sync call: make it an `async def` itself, or use"
+        " `await guard.acall(...)`"
+    )

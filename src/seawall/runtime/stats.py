@@ -41,7 +41,7 @@ class LastError(NamedTuple):
 
 
 class Stats:
-    """Plain integers and one histogram, written by the runners and read by observers.
+    """Plain integers and one histogram, written while calls run and read by observers.
 
     A success costs one list append. The list is folded into the histogram four times a second.
     """

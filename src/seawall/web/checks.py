@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from seawall import _checks as check
 from seawall.guard import Guard
 from seawall.load.signals import loop_lag
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.web.health.database import Connect, reading, writing
 from seawall.web.health.watch import Degraded, Finding, Healthy, Unhealthy
 

@@ -12,7 +12,7 @@ from seawall.durable.fifo import receiver as _fifo_receiver
 from seawall.durable.fifo.messages import FifoMessage
 from seawall.durable.fifo.receiver import FifoReceiver
 from seawall.durable.fifo.sender import FifoSender
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from tests.durable.crash.shop import Step, opened
 from tests.durable.fifo_support import ask, begun, entered
 

@@ -17,7 +17,7 @@ from seawall.durable.outbox.dispatcher import Dispatcher
 from seawall.durable.outbox.events import OutboxEvent
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import KeyInFlight
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 SCHEMA = "shop"
 TABLES = (

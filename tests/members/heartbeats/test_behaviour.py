@@ -26,7 +26,7 @@ from seawall.members import (
     quantile_timeout,
 )
 from seawall.members import heartbeats as module
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.testing import run_virtual
 from tests.support import nobody_else
 

@@ -24,7 +24,7 @@ from seawall.members import (
 from seawall.members import heartbeats as module
 from seawall.models.detection.gossip import MemberState
 from seawall.models.detection.peer import Peer
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, quarters
 

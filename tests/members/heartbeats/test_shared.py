@@ -22,7 +22,7 @@ from seawall.errors import StoreUnavailable
 from seawall.members import Heartbeats, MemberState, fixed_timeout
 from seawall.redis.pods import SharedHeartbeats
 from seawall.redis.store import RedisStore
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.store import MEMORY, Sighting
 from seawall.testing import FakeStore, run_virtual
 from tests.redis.conftest import client, frozen, new_store, redis_url, store

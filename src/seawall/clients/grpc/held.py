@@ -24,8 +24,7 @@ from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.context import deadline_scope
 from seawall.errors import TimedOut
 from seawall.runtime.call import Call
-from seawall.runtime.interpreter import release
-from seawall.runtime.runners import run_async, run_sync
+from seawall.runtime.interpreter import release, run_async, run_sync
 
 
 def once(act: Callable[..., Any]) -> Callable[..., bool]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from operator import call
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -33,6 +34,7 @@ from seawall.context import (
     reset,
 )
 from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
+from seawall.runtime.driver import adrive, drive
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
 __all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange"]
@@ -117,8 +119,8 @@ class Exchange:
         self._over = False
         self._lock = Lock()
 
-    def whole(self, call: Callable[..., Any], attempt: Callable[[Any], Any]) -> Steps[Any]:
-        """Pass through the guard with `call`, which makes each `attempt`; return the response."""
+    def whole(self, guarded: Callable[..., Any], attempt: Callable[[Any], Any]) -> Steps[Any]:
+        """Pass the guard with `guarded`, which makes each `attempt`; return the response."""
         answer: Any = None
         failure: BaseException | None = None
         token = None
@@ -128,7 +130,7 @@ class Exchange:
             token = idempotency_key_var.set(self._key if self._bar is None else None)
         kept = reserve_scope(self._terms.reserve)
         try:
-            answer = yield partial(call, attempt, self.request)
+            answer = yield partial(guarded, attempt, self.request)
         except BadStatus as bad:
             answer = bad.response
             if self._bar is not None and self._terms.retries:
@@ -323,9 +325,9 @@ def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     it = Exchange(terms, request, carrier)
 
     def attempt(_request: Any) -> Any:
-        return _drive(it.attempt())
+        return drive(it.attempt(), call)
 
-    return _drive(it.whole(it.host.call, attempt))
+    return drive(it.whole(it.host.call, attempt), call)
 
 
 async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
@@ -335,42 +337,12 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     it = Exchange(terms, request, carrier, current_task())
 
     async def attempt(_request: Any) -> Any:
-        return await _adrive(it.attempt())
+        return await adrive(it.attempt(), call)
 
-    return await _adrive(it.whole(it.host.acall, attempt))
+    return await adrive(it.whole(it.host.acall, attempt), call)
 
 
 async def _wait(seconds: float) -> None:
     import asyncio
 
     await asyncio.sleep(seconds + _SLACK)  # noqa: TID251 - waits for the loop's cancellation
-
-
-def _drive(steps: Steps[T]) -> T:
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result = step()
-            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
-    except StopIteration as done:
-        value: T = done.value
-        return value
-
-
-async def _adrive(steps: Steps[T]) -> T:
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result = await step()
-            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
-    except StopIteration as done:
-        value: T = done.value
-        return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -10,9 +11,9 @@ from seawall.clients.upstreams.host_set import HostSet, Sent
 from seawall.clients.upstreams.hosts import Endpoint, Host
 from seawall.context import deadline_scope, live_scope
 from seawall.errors import CircuitOpen, Rejected
+from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.interpreter import enter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Kind, Outcome, Wait, Waiter
-from seawall.runtime.runners import wait_async, wait_sync
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 
 Classifier = Callable[[Exception | None, Any], bool]
@@ -119,19 +120,8 @@ class Pick:
         if not self._set.gated:
             self._take(())
             return self
-        steps = self._steps()
-        clock = self._set.clock
-        try:
-            waiter = next(steps)
-            while True:
-                try:
-                    result = wait_sync(waiter, clock)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                    waiter = steps.throw(error)
-                else:
-                    waiter = steps.send(result)
-        except StopIteration:
-            return self
+        drive(self._steps(), partial(wait_sync, clock=self._set.clock))
+        return self
 
     async def __aenter__(self) -> Self:
         self._once()
@@ -139,19 +129,8 @@ class Pick:
             self._take(())
             return self
         self._kind = "async"
-        steps = self._steps()
-        clock = self._set.clock
-        try:
-            waiter = next(steps)
-            while True:
-                try:
-                    result = await wait_async(waiter, clock)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                    waiter = steps.throw(error)
-                else:
-                    waiter = steps.send(result)
-        except StopIteration:
-            return self
+        await adrive(self._steps(), partial(wait_async, clock=self._set.clock))
+        return self
 
     def __exit__(
         self,

@@ -14,8 +14,7 @@ from seawall.clock import current_clock
 from seawall.context import deadline_var
 from seawall.durable.database.database import Database
 from seawall.runtime.abandon import end
-from seawall.runtime.runners import sleep_async
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps, sleep_async
 
 LARGEST: Final = 100_000
 """Maximum rows of a batch."""

@@ -22,7 +22,7 @@ from seawall.durable.database.statements import (
     rendered,
     statement,
 )
-from seawall.runtime.stepping import Steps, adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]

@@ -31,7 +31,7 @@ from seawall.durable.database.statements import Dialect, TableNames
 from seawall.guard import Guard
 from seawall.models.backoff import full_jitter
 from seawall.policies.retry import Retry
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 if TYPE_CHECKING:
     from seawall.durable.database.leases import DatabaseLease, LeaseDesk

@@ -28,8 +28,7 @@ from seawall.leases.store import Command, Job, Kept, Release, Renew, Take, Withd
 from seawall.models.lease import Busy, Granted
 from seawall.runtime.abandon import end
 from seawall.runtime.background import OWN_THREAD, Background, Handle
-from seawall.runtime.runners import sleep_async
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps, sleep_async
 from seawall.runtime.store import StoreQuestion
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from zlib import crc32
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import Dialect
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(:lock)"
 _VERSIONS: Final = (

@@ -50,7 +50,7 @@ class NotificationListener:
         return [] if task is None else [task]
 
     async def _forever(self, rng: Random) -> None:
-        from seawall.runtime.runners import sleep_async
+        from seawall.runtime.driver import sleep_async
 
         delays = AGAIN.delays(rng.random)
         while True:

@@ -29,7 +29,7 @@ from weakref import WeakSet
 from seawall import _checks as check
 from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
-from seawall.runtime.runners import held_time
+from seawall.runtime.driver import held_time
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]

@@ -21,7 +21,7 @@ from seawall.durable.database.connections import Query, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import quoted
 from seawall.durable.database.transaction_block import named
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 INTEGERS: Final = frozenset({"smallint", "integer", "bigint", "int"})
 """Column types by which a table can be read."""

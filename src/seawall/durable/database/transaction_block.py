@@ -20,7 +20,7 @@ from seawall.durable.database.connections import (
     require_transaction,
     still_open,
 )
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from seawall.durable.database.connections import Query
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
 from seawall.errors import LaterFull
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 WAITING, DONE, DEAD = 0, 1, 2
 STATES: Final = ("waiting", "done", "dead")

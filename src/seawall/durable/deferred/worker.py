@@ -34,10 +34,9 @@ from seawall.events.log import FailureLog
 from seawall.guard import Guard
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.resources.executors.executors import IoPool
+from seawall.runtime.driver import Steps, sleep_async
 from seawall.runtime.functions import kind_of
 from seawall.runtime.plan import Plan
-from seawall.runtime.runners import sleep_async
-from seawall.runtime.stepping import Steps
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:

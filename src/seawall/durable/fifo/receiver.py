@@ -32,8 +32,8 @@ from seawall.durable.fifo.messages import (
 from seawall.events import FifoGap
 from seawall.events.bus import emit
 from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.stepping import Steps
 
 WIDEST: Final = 10_000
 """Maximum number of buffered messages of a sender."""

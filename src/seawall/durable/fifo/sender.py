@@ -26,7 +26,7 @@ from seawall.durable.fifo.messages import (
     checked_payload,
 )
 from seawall.errors import FifoFull, FifoStateLost
-from seawall.runtime.stepping import Steps, adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive
 
 Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
 """Transports a message to the receiver and returns its acknowledgement; None if there is none."""

@@ -23,7 +23,7 @@ from seawall.durable.outbox.events import FromRow
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 from seawall.web.edge.sending import FAILURE
 
 _LENGTH: Final = b"content-length"

@@ -24,7 +24,7 @@ from seawall.models.idempotency import (
     Pending,
     Replay,
 )
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.web.asgi_types import Send
 from seawall.web.edge.answers import send_problem
 from seawall.web.edge.sending import FAILURE

@@ -21,9 +21,8 @@ from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupte
 from seawall.durable.idempotency.once import refuse
 from seawall.errors import AnswerNotKept, KeyMissing, LeaseLost, RecordedFailure, RecordGarbled
 from seawall.models.idempotency import Answer, Fresh, KeyClaim, Replay, check_key, check_name
+from seawall.runtime.driver import Steps, adrive, drive, sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
-from seawall.runtime.stepping import Steps, adrive, drive
 
 if TYPE_CHECKING:
     from seawall.durable.idempotency.idempotency import Idempotency

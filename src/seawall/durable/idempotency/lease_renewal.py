@@ -18,7 +18,7 @@ from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.context import deadline_var
 from seawall.models.idempotency import KeyClaim
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from seawall.durable.idempotency.records import KeyRequest, KeyTerms
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import KeyInFlight, KeyReused
 from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 _at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
 """The open blocks that were first with their key, by connection and key.

@@ -33,7 +33,7 @@ from seawall.models.idempotency import (
     key_digest,
     storable,
 )
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 COME_AGAIN: Final = 1.0
 """Seconds for `retry_after` while a transaction is running, whose duration is unknown."""

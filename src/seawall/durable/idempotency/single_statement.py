@@ -31,7 +31,7 @@ from seawall.durable.outbox.outbox import Outbox
 from seawall.durable.outbox.with_clause import FROM_ROW, write
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
 from seawall.models.idempotency import Garbled, Replay, json_of
-from seawall.runtime.stepping import Steps, adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive
 
 if TYPE_CHECKING:
     from seawall.durable.idempotency.idempotency import Idempotency

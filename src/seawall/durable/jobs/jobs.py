@@ -54,9 +54,8 @@ from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import page_request
 from seawall.models.durable_jobs import HEAD_START, LOST, LOWEST
+from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import wait_async, wait_sync
-from seawall.runtime.stepping import Steps, adrive, drive
 
 BATCH: Final = 500
 """Default number of jobs that one transaction cleans up."""

@@ -20,8 +20,8 @@ from seawall.jobs.encoding import decode
 from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, WorkItem, WorkPage, page_of
 from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, REACH
 from seawall.models.queue.jobs import BROWSED
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.stepping import Steps
 
 MICRO: Final = 1_000_000
 TRIES: Final = 8

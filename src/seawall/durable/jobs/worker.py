@@ -36,8 +36,8 @@ from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.durable_jobs import poll_of
 from seawall.resources.executors.executors import IoPool
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:

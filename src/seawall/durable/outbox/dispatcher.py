@@ -53,7 +53,7 @@ from seawall.events.bus import emit
 from seawall.events.log import FailureLog
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ class Dispatcher:
         self, holding: HeldAggregates, lanes: list[ClaimedAggregate], owner: str
     ) -> None:
         """Renew the leases while the sink is working; note which were lost."""
-        from seawall.runtime.runners import sleep_async
+        from seawall.runtime.driver import sleep_async
 
         database, lease = self.outbox.database, round(self.lease * 1e6)
         while True:

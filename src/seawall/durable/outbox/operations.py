@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from seawall.durable.database.connections import Query
 from seawall.durable.database.statements import Dialect
 from seawall.durable.outbox.events import OutboxEvent, error_text, event_of
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 
 class ClaimedAggregate(NamedTuple):

@@ -57,8 +57,8 @@ from seawall.durable.outbox.with_clause import EventMembers, members
 from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.stepping import Steps
 
 DEBOUNCE: Final = 0.05
 """Minimum seconds between two notifications of one process: each takes a lock at commit."""

@@ -32,7 +32,7 @@ from seawall.pipeline.dead_letters.letters import (
     whole_micros,
 )
 from seawall.pipeline.item import DeadLetter, Lesser
-from seawall.runtime.stepping import Steps
+from seawall.runtime.driver import Steps
 
 _log = logging.getLogger("seawall")
 

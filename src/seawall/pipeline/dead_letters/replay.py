@@ -23,7 +23,7 @@ from seawall.pipeline.engine import Reader, Run
 from seawall.pipeline.item import DeadLetter, Item
 from seawall.pipeline.nodes import BLOCKED, Node
 from seawall.runtime.abandon import end
-from seawall.runtime.runners import sleep_async, wait_async
+from seawall.runtime.driver import sleep_async, wait_async
 
 _log = logging.getLogger("seawall")
 

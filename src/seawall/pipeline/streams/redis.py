@@ -45,7 +45,7 @@ from seawall.redis.streams import (
     partition_name,
     partition_of,
 )
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
     from seawall.redis.streams import Entry

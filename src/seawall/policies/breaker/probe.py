@@ -21,10 +21,10 @@ from seawall.clock import Clock, VirtualClock
 from seawall.models.breaker.probes import Probe, Verdict
 from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
 from seawall.runtime.background import Background, Handle
+from seawall.runtime.driver import wait_async
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import wait_async
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from seawall.clock import Clock, current_clock
 from seawall.errors import CacheMiss
 from seawall.policies.cache.answers import AGAIN, Answers, Entry, Follower, Lead
 from seawall.runtime.call import need_var
+from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.policy import Bound, Policy
-from seawall.runtime.runners import wait_async, wait_sync
 
 
 class Cache(Policy):

@@ -18,8 +18,8 @@ from seawall.context import deadline_var, live_scope
 from seawall.policies.hedge.policy import Account, disposal_failed
 from seawall.policies.hedge.race import Race, Watch
 from seawall.policies.timeout.async_flow import Lane
+from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:
     from seawall.policies.hedge.policy import HedgeBound

@@ -14,9 +14,9 @@ from seawall.errors import DeadlineExceeded
 from seawall.policies.hedge.policy import Account, disposal_failed
 from seawall.policies.hedge.race import Race, Watch
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
+from seawall.runtime.driver import wait_sync
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host, Kind
-from seawall.runtime.runners import wait_sync
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import Job, WorkerPool
 

@@ -28,8 +28,8 @@ from seawall.redis.limits.wire import (
     script_settings,
     sensible,
 )
+from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import Kind
-from seawall.runtime.runners import wait_async, wait_sync
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -11,8 +11,8 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import seconds_left
 from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.contention import QUICK, Lost, Update, drop, optimistic_steps
+from seawall.runtime.driver import Steps, adrive, drive, sleep_async, wait_sync
 from seawall.runtime.functions import kind_of
-from seawall.runtime.runners import sleep_async
 
 if TYPE_CHECKING:
     from random import Random
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 V = TypeVar("V")
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
-Steps: TypeAlias = Generator[float | Callable[[], Any], Any, Any]
 
 
 def update_optimistically(
@@ -46,27 +45,19 @@ def update_optimistically(
         if is_async(function):
             raise TypeError(f"{function!r} is async: write `{_INSTEAD}`")
     lost, clock, steps = _begin(read, change, write, on, attempts, backoff, clock=clock, rng=rng)
-    result: Any = None
-    try:
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                written: T = end.value
-                return written
-            result = None
-            try:
-                if isinstance(step, float):
-                    clock.sleep(step)
-                else:
-                    result = step()
-            except lost as error:
-                result = Lost(error)
-            if hasattr(result, "__await__"):
-                drop(result)
-                raise TypeError(f"read or write returned an awaitable: write `{_INSTEAD}`")
-    finally:
-        result = None  # break the reference cycle between the error in it and this frame
+
+    def carry_out(step: float | Callable[[], Any]) -> Any:
+        try:
+            result = wait_sync(step, clock) if isinstance(step, float) else step()
+        except lost as error:
+            return Lost(error)
+        if hasattr(result, "__await__"):
+            drop(result)
+            raise TypeError(f"read or write returned an awaitable: write `{_INSTEAD}`")
+        return result
+
+    written: T = drive(steps, carry_out)
+    return written
 
 
 async def aupdate_optimistically(
@@ -82,22 +73,16 @@ async def aupdate_optimistically(
 ) -> T:
     """Async twin of `update_optimistically`; `read` and `write` may be async."""
     lost, clock, steps = _begin(read, change, write, on, attempts, backoff, clock=clock, rng=rng)
-    result: Any = None
-    try:
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                written: T = end.value
-                return written
-            try:
-                result = sleep_async(step) if isinstance(step, float) else step()
-                if hasattr(result, "__await__"):
-                    result = await result
-            except lost as error:
-                result = Lost(error)
-    finally:
-        result = None  # break the reference cycle between the error in it and this frame
+
+    async def carry_out(step: float | Callable[[], Any]) -> Any:
+        try:
+            result = sleep_async(step) if isinstance(step, float) else step()
+            return await result if hasattr(result, "__await__") else result
+        except lost as error:
+            return Lost(error)
+
+    written: T = await adrive(steps, carry_out)
+    return written
 
 
 _INSTEAD: Final = "await aupdate_optimistically(...)"
@@ -118,7 +103,7 @@ def _begin(
     *,
     clock: Clock | None,
     rng: Random | None,
-) -> tuple[tuple[type[Exception], ...], Clock, Steps]:
+) -> tuple[tuple[type[Exception], ...], Clock, Steps[Any]]:
     """Check the arguments; return the errors that mean a conflict, the clock, and the steps."""
     check.plain_function("change", change, "what takes time is for read()")
     update = Update(

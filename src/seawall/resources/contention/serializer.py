@@ -19,10 +19,10 @@ from seawall.events import CallRejected, SettingsChanged
 from seawall.events.bus import emit
 from seawall.models.contention import drop, stripe_of
 from seawall.resources.contention.optimistic import is_async, left
+from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.runners import wait_async, wait_sync
 
 R = TypeVar("R")
 

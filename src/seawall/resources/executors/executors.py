@@ -33,10 +33,10 @@ from seawall.resources.executors.thread_calls import (
     ProcessErrand,
 )
 from seawall.runtime.batch import Batch, Room, arun_batch, asettled, run_batch, settled
+from seawall.runtime.driver import held_time, wait_async, wait_sync
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
 from seawall.runtime.result import Result
-from seawall.runtime.runners import held_time, wait_async, wait_sync
 
 MOST_WORKERS: Final = 10_000
 """More threads than any machine should run; a larger number suggests a mistaken unit."""

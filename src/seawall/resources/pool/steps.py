@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 from seawall.clock import Clock
 from seawall.context import deadline
 from seawall.errors import TimedOut
+from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Waiter
-from seawall.runtime.runners import wait_async, wait_sync
 
 NOTHING: Final = object()
 
@@ -100,40 +100,20 @@ R = TypeVar("R")
 
 def drive_sync(steps: Generator[Request, Any, R], clock: Clock) -> R:
     """Run `steps` in this thread, and return their result."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                if isinstance(request, Work):
-                    result = request.here(clock)
-                else:
-                    result = wait_sync(request, clock)
-            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                request = steps.throw(error)
-            else:
-                request = steps.send(result)
-    except StopIteration as end:
-        value: R = end.value
-        return value
+
+    def carry_out(request: Request) -> Any:
+        return request.here(clock) if isinstance(request, Work) else wait_sync(request, clock)
+
+    return drive(steps, carry_out)
 
 
 async def drive_async(steps: Generator[Request, Any, R], clock: Clock) -> R:
     """Run `steps` in this task, and return their result."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                if isinstance(request, Work):
-                    result = await request.in_task(clock)
-                else:
-                    result = await wait_async(request, clock)
-            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                request = steps.throw(error)
-            else:
-                request = steps.send(result)
-    except StopIteration as end:
-        value: R = end.value
-        return value
+
+    def carry_out(request: Request) -> Any:
+        return request.in_task(clock) if isinstance(request, Work) else wait_async(request, clock)
+
+    return await adrive(steps, carry_out)
 
 
 def _result_of(awaitable: Any) -> Any:

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall.errors import Rejected
 from seawall.policies.slots import SlotGate
+from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import UNUSED, Wait
-from seawall.runtime.runners import wait_async
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message

@@ -16,10 +16,10 @@ from seawall.context import deadline_scope, end_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.policies.slots import SlotGate
 from seawall.runtime.call import STREAMED
+from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import CANCELLED, OK, Wait
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import GateBound
-from seawall.runtime.runners import wait_async
 from seawall.web.asgi_types import App, Receive, Scope, Send
 from seawall.web.edge.answers import SocketAnswer, send_problem
 from seawall.web.edge.inbound import Inbound

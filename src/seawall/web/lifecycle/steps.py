@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import exponential
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 from seawall.web.registered_calls import Doing, legible
 
 StepFunction: TypeAlias = Callable[[], Any]

@@ -36,7 +36,7 @@ from seawall.pipeline.streams.jetstream.connection import (
     JetStreamMessage,
 )
 from seawall.runtime.abandon import end
-from seawall.runtime.runners import sleep_async
+from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
 

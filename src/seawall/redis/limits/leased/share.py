@@ -37,9 +37,9 @@ from seawall.redis.limits.leased.purses import (
 )
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.limits.wire import SCRIPT, script_settings
+from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, Nesting
-from seawall.runtime.runners import wait_async
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:

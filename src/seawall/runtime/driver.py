@@ -1,0 +1,143 @@
+"""The one driver of operations that are written once and run by blocking or by awaiting.
+
+An operation is a generator of steps: it yields a request for whatever takes time, and is sent the
+answer. If answering raises (a cancellation too), the exception is thrown into the operation at its
+`yield`, where it may be handled. Its owner decides what a request is and how it is answered; most
+requests are a `Waiter`, which `wait_sync` and `wait_async` answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, get_ident
+from typing import Any, TypeVar, cast
+
+from seawall.clock import Clock
+from seawall.runtime.layers import Waiter
+
+T = TypeVar("T")
+
+Steps = Generator[Any, Any, T]
+"""An operation that returns a T."""
+
+
+def drive(steps: Steps[T], answer: Callable[[Any], Any]) -> T:
+    """Run `steps` to their end in this thread; `answer(request)` returns each answer."""
+    send: Callable[[Any], Any] = steps.send
+    given = request = None
+    try:
+        while True:
+            try:
+                request = send(given)
+            except StopIteration as end:
+                return cast("T", end.value)
+            try:
+                send, given = steps.send, answer(request)
+            except BaseException as error:  # noqa: BLE001 - the operation decides what it means
+                send, given = steps.throw, error
+    except RuntimeError as error:
+        # A generator turns a StopIteration that it does not handle into a RuntimeError.
+        if isinstance(given, StopIteration) and error.__cause__ is given:
+            raise given from None
+        raise
+    finally:
+        # The traceback of an error may keep this frame alive, which must not keep the error alive.
+        given = request = None
+
+
+async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
+    """Async twin of `drive`; `answer(request)` is awaited."""
+    send: Callable[[Any], Any] = steps.send
+    given = request = None
+    try:
+        while True:
+            try:
+                request = send(given)
+            except StopIteration as end:
+                return cast("T", end.value)
+            try:
+                send, given = steps.send, await answer(request)
+            except BaseException as error:  # noqa: BLE001 - the operation decides what it means
+                send, given = steps.throw, error
+    finally:
+        given = request = None  # as above
+
+
+def wait_sync(waiter: Waiter | float, clock: Clock) -> Any:
+    """Block this thread until `waiter` is woken or its time is over; return what it claims.
+
+    A float is a pause in seconds.
+    """
+    if isinstance(waiter, float):
+        return clock.sleep(waiter)
+    bell = Lock()
+    bell.acquire()
+
+    def wake() -> bool:
+        # Otherwise a signal interrupted the first wake-up, and this is a second one.
+        if bell.locked():
+            bell.release()
+        return True
+
+    try:
+        waiter.publish(wake)
+        clock.wait(bell, None if waiter.until is None else waiter.until - clock.now())
+    except BaseException:
+        waiter.abandon()
+        raise
+    return waiter.claim()
+
+
+async def wait_async(waiter: Waiter | float, clock: Clock) -> Any:
+    """Async twin of `wait_sync`."""
+    if isinstance(waiter, float):
+        return await sleep_async(waiter)
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
+    bell = loop.create_future()
+    here = get_ident()
+
+    def ring() -> None:
+        if not bell.done():
+            bell.set_result(None)
+
+    def wake() -> bool:
+        try:
+            if get_ident() == here:
+                ring()
+            else:
+                loop.call_soon_threadsafe(ring)
+        except RuntimeError:
+            return False  # the loop is closed: no task will claim what is granted
+        return True
+
+    timer = None
+    try:
+        waiter.publish(wake)
+        if waiter.until is not None:
+            timer = loop.call_later(max(0.0, waiter.until - clock.now()), ring)
+        await bell
+    except BaseException:
+        waiter.abandon()
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return waiter.claim()
+
+
+async def sleep_async(seconds: float) -> None:
+    """Suspend this task for `seconds`."""
+    from asyncio import sleep
+
+    await sleep(seconds)
+
+
+def held_time() -> AbstractContextManager[None]:
+    """On a virtual loop, hold time while a thread works for this task."""
+    from asyncio import get_running_loop
+
+    hold = getattr(get_running_loop(), "hold_time", nullcontext)
+    return cast("AbstractContextManager[None]", hold())
