@@ -14,8 +14,8 @@ from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut, deadline
 from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite
 from seawall.events import LeaseChanged, subscribe
-from seawall.leases import holding
-from seawall.leases.waiting import Bell
+from seawall.leases import lease as leasing
+from seawall.leases.lease import ReleaseBell
 from tests.leases.sites import AWAITED, BLOCKING, Site, run
 from tests.support import let_pass
 
@@ -194,7 +194,7 @@ def test_a_release_wakes_the_waiters_of_the_same_process_at_once(site: Site, mon
 
 def test_a_holder_that_is_gone_is_followed_after_its_time(site: Site, monkeypatch):
     """Without a word of it: the lease runs out in the store."""
-    monkeypatch.setattr(Bell, "listen", lambda _bell: None)
+    monkeypatch.setattr(ReleaseBell, "listen", lambda _bell: None)
 
     async def scenario():
         one = Lease(await site.pod(), "gone", ttl=0.5)
@@ -267,7 +267,7 @@ def test_renewing_keeps_it_by_the_stores_clock(site: Site):
             hands.advance(LONG / 2)
             await site.pass_by(LONG / 2)
             await one._holding.renew()
-            assert one.left == pytest.approx(LONG * (1 - holding.DRIFT))
+            assert one.left == pytest.approx(LONG * (1 - leasing.DRIFT))
             assert not await other.atry_acquire()
         assert await one.arelease()
 
@@ -315,7 +315,7 @@ def test_it_is_held_from_before_the_request_was_sent(site: Site):
 
         lease._share.ask = slowly
         await lease.aacquire()
-        assert lease.left == pytest.approx(LONG * (1 - holding.DRIFT) - 3)
+        assert lease.left == pytest.approx(LONG * (1 - leasing.DRIFT) - 3)
         hands.advance(lease.left)
         assert not lease.held
 

@@ -23,9 +23,8 @@ from seawall import deadline
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
 from seawall.events import LeaseChanged, subscribe
-from seawall.leases import holding
-from seawall.leases.lease import Lease
-from seawall.leases.waiting import Bell
+from seawall.leases import lease as leasing
+from seawall.leases.lease import Lease, ReleaseBell
 from seawall.models.lease import Busy, Granted, LeaseModel
 from seawall.redis import lease as lease_module
 from seawall.redis.connections import LoopConnection
@@ -223,7 +222,7 @@ def test_a_release_wakes_who_waits(new_store):
 
 def test_without_the_message_one_would_wait_for_the_end_of_the_lease(new_store, monkeypatch):
     """It is the bell that wakes: without it nobody looks for a long time."""
-    monkeypatch.setattr(Bell, "listen", lambda _bell: None)
+    monkeypatch.setattr(ReleaseBell, "listen", lambda _bell: None)
     one, two = (Lease(new_store(timeout=0.4), "no-push", ttl=LONG) for _ in range(2))
     one.acquire()
     waiter = threading.Thread(target=lambda: two.acquire(1.5))
@@ -331,7 +330,7 @@ def check_seen(store):
     lease = Lease(store, f"seen{next(_serial)}", ttl=LONG, clock=hands)
     lease.acquire()
     hands.advance(LONG / 2)
-    sent, until, seen = hands.now(), holding.Terms.until, []
+    sent, until, seen = hands.now(), leasing.LeaseTerms.until, []
 
     def look_first(terms, sent):
         hands.advance(LONG / 2)  # now what it had is over, and what is renewed is not
@@ -339,7 +338,7 @@ def check_seen(store):
         return until(terms, sent)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holding.Terms, "until", look_first)
+        patch.setattr(leasing.LeaseTerms, "until", look_first)
         lease._holding._renewed(sent, Granted(lease.token))
     assert seen == [False]
     assert not lease.held
@@ -353,7 +352,7 @@ def test_whoever_saw_it_lost_never_sees_it_held(by_hand):
 def test_unless_the_look_settled_it(by_hand, monkeypatch):
     """Without that the lease would come back to life."""
     forgetful = property(lambda _holding: False, lambda _holding, _seen: None)
-    monkeypatch.setattr(holding.Holding, "_seen_over", forgetful, raising=False)
+    monkeypatch.setattr(leasing.LeaseHolding, "_seen_over", forgetful, raising=False)
     with pytest.raises(AssertionError):
         check_seen(by_hand)
 
@@ -387,7 +386,7 @@ def test_clocks_that_run_apart_a_little_make_no_two_holders(by_hand, frozen):
 
 def test_without_that_margin_two_would_hold_it(by_hand, frozen, monkeypatch):
     """A clock that runs slower by a hair is enough."""
-    monkeypatch.setattr(holding, "DRIFT", 0.0)
+    monkeypatch.setattr(leasing, "DRIFT", 0.0)
     assert falsified(lambda drift: check_drift(by_hand, frozen, drift), DRIFTS)
 
 
@@ -456,7 +455,7 @@ def keep_unwanted(monkeypatch):
 
 def keep_unheard(monkeypatch):
     """Withdraw nothing that was not answered."""
-    monkeypatch.setattr(holding.Terms, "withdraw", lambda *_: None)
+    monkeypatch.setattr(leasing.LeaseTerms, "withdraw", lambda *_: None)
 
 
 def test_unless_it_were_given_back(server, new_store, monkeypatch):

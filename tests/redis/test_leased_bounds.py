@@ -125,7 +125,7 @@ def world(
     new_store: Callable[..., RedisStore], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """Return a world in which pods beat when they are told to."""
-    monkeypatch.setattr(pods_module.Pods, "start", lambda self: self._store.start())
+    monkeypatch.setattr(pods_module.LivePods, "start", lambda self: self._store.start())
     monkeypatch.setattr(pods_module, "BEAT_TIMEOUT", 30.0)  # a busy machine is no failure
     made = World(new_store, client)
     yield made

@@ -14,7 +14,7 @@ from seawall import Guard, RateLimit, RateLimited, VirtualClock
 from seawall.clock import SYSTEM
 from seawall.models.rate.split import BEAT
 from seawall.redis.limits.split import SplitLimits
-from seawall.redis.pods import Pods
+from seawall.redis.pods import LivePods
 from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server
 from tests.support import let_pass, new_guard
@@ -30,7 +30,7 @@ def beats(monkeypatch: pytest.MonkeyPatch) -> None:
             self._store.at_close(self.leave)
         self._store.start()
 
-    monkeypatch.setattr(Pods, "start", start)
+    monkeypatch.setattr(LivePods, "start", start)
 
 
 class Pod:

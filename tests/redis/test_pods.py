@@ -16,13 +16,13 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.split import BEAT, LIFE, SETTLED, Members
 from seawall.redis import pods as pods_module
-from seawall.redis.pods import Pods
+from seawall.redis.pods import LivePods
 from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 from tests.support import falsified
 
 
-def beat(*pods: Pods) -> None:
+def beat(*pods: LivePods) -> None:
     """Let each of `pods` say that it lives, in an event loop of this test's own."""
 
     async def all_of_them() -> None:

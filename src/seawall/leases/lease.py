@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from seawall import _checks as check
 from seawall import registry
@@ -27,19 +26,20 @@ from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
-from seawall.leases.holding import Holding, Terms
-from seawall.leases.store import LeaseStore, Release, Take
-from seawall.leases.waiting import Bell, Pause, Question
+from seawall.events import LeaseChanged
+from seawall.events.bus import emit
+from seawall.leases.store import LeaseStore, Release, Renew, Take, Withdraw
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, Granted
-from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
+from seawall.runtime.driver import Steps, adrive, drive, sleep_async, wait_async, wait_sync
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
     from random import Random
 
-T = TypeVar("T")
+    from seawall.leases.store import LeaseShare, PeriodicJob
+    from seawall.runtime.store import StoreQuestion
 
 LONGEST_TTL: Final = 30 * 24 * 3600.0
 """Maximum ttl in seconds. To hold a lease for longer, renew it."""
@@ -94,13 +94,13 @@ class Lease:
         self._rng = rng
         self._random = _chance(rng)
         self._share = store.lease(name)
-        self._terms = Terms(self._share, name, self.ttl, every, self.clock)
+        self._terms = LeaseTerms(self._share, name, self.ttl, every, self.clock)
         self._holder = token_hex(8)
         self._attempt = 0
         self._token = 0
         self._mutex = Mutex()
         self._asking = self._unheard = False
-        self._holding: Holding | None = None
+        self._holding: LeaseHolding | None = None
         survives_fork(self)
         registry.enter(self, "lease", name)
 
@@ -155,21 +155,21 @@ class Lease:
         the outage lasts to the end, `StoreUnavailable` is raised. A deadline bounds the wait too;
         if it has passed already, `DeadlineExceeded` is raised and the store is not asked.
         """
-        self._drive(self._acquiring("sync", timeout))
+        drive(self._acquiring("sync", timeout), self._wait)
         return self._token
 
     async def aacquire(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `acquire`
         """Async twin of `acquire`."""
-        await self._adrive(self._acquiring("async", timeout))
+        await adrive(self._acquiring("async", timeout), self._await)
         return self._token
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free; return whether it was. Raise if the store fails."""
-        return self._drive(self._trying("sync"))
+        return drive(self._trying("sync"), self._wait)
 
     async def atry_acquire(self) -> bool:
         """Async twin of `try_acquire`."""
-        return await self._adrive(self._trying("async"))
+        return await adrive(self._trying("async"), self._await)
 
     # Releasing
 
@@ -178,11 +178,11 @@ class Lease:
 
         If the store is down, nothing is raised: the lease then expires after its ttl.
         """
-        return self._drive(self._releasing("sync"))
+        return drive(self._releasing("sync"), self._wait)
 
     async def arelease(self) -> bool:
         """Async twin of `release`."""
-        return await self._adrive(self._releasing("async"))
+        return await adrive(self._releasing("async"), self._await)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -203,13 +203,13 @@ class Lease:
     def _lost_inside(self) -> LeaseLost:
         return LeaseLost(f"the lease {self.name!r} was lost before the block was over")
 
-    # Acquiring and releasing as steps: questions and pauses
+    # Acquiring and releasing as steps (questions and pauses) for the sync and the async driver
 
-    def _drive(self, steps: Steps[T]) -> T:
-        return drive(steps, partial(wait_sync, clock=self.clock))
+    def _wait(self, step: LeaseQuestion | LeasePause) -> Any:
+        return wait_sync(step, self.clock)
 
-    async def _adrive(self, steps: Steps[T]) -> T:
-        return await adrive(steps, partial(wait_async, clock=self.clock))
+    async def _await(self, step: LeaseQuestion | LeasePause) -> Any:
+        return await wait_async(step, self.clock)
 
     def _trying(self, kind: Kind) -> Steps[bool]:
         until = self._bound(self.clock.now(), inf)
@@ -231,7 +231,7 @@ class Lease:
         # timeout 0: a single question, bounded only by the store's own timeout
         bound = self._bound(began, wait or inf)
         woken, failed = _WOKEN.delays(self._random), _FAILED.delays(self._random)
-        bell = Bell(self._share)
+        bell = ReleaseBell(self._share)
         known: Busy | str = ""
         self._occupy()
         try:
@@ -253,7 +253,7 @@ class Lease:
                     now = self.clock.now()
                     again = now + next(woken)
                     if until is None or again < until:
-                        yield Pause(again)
+                        yield LeasePause(again)
                 now = self.clock.now()
                 if until is not None and now >= until:
                     raise self._too_late(known, now - began)
@@ -275,11 +275,11 @@ class Lease:
         last = until - self._share.timeout
         return min(again, last if now < last else until)
 
-    def _rest(self, until: float, bell: Bell) -> Steps[bool]:
-        """Pause until `until` or until the bell rings (True); raise if the store is closed."""
+    def _rest(self, until: float, bell: ReleaseBell) -> Steps[bool]:
+        """LeasePause until `until` or until the bell rings (True); raise if the store is closed."""
         bell.listen()
         self._refuse_if_closed()  # from here on, closing the store rings the bell
-        rung: bool = yield Pause(until, bell)
+        rung: bool = yield LeasePause(until, bell)
         self._refuse_if_closed()
         return rung
 
@@ -291,7 +291,7 @@ class Lease:
         sent = self.clock.now()
         self._unheard = True
         asking = self._share.ask(kind, take, self.clock)
-        answer: Granted | Busy | str = yield Question(asking, until)
+        answer: Granted | Busy | str = yield LeaseQuestion(asking, until)
         self._unheard = isinstance(answer, str)
         if isinstance(answer, Granted) and not self._hold(answer.token, sent):
             self._terms.give_back(answer.token)
@@ -305,7 +305,7 @@ class Lease:
             return False
         answer: Granted | Busy | str = ""
         try:
-            answer = yield Question(self._share.ask(kind, Release(token), self.clock))
+            answer = yield LeaseQuestion(self._share.ask(kind, Release(token), self.clock))
         finally:
             if isinstance(answer, str):
                 # the release may not have arrived: repeat it in the background
@@ -351,7 +351,7 @@ class Lease:
 
     def _hold(self, token: int, sent: float) -> bool:
         """Hold the lease granted to a request sent at `sent`; return False if that is too late."""
-        holding = Holding(self._terms, token, sent, self._tell_lost)
+        holding = LeaseHolding(self._terms, token, sent, self._tell_lost)
         if not holding.left:
             return False
         before = self._token
@@ -395,3 +395,266 @@ def _chance(rng: Random | None) -> Callable[[], float]:
     if isinstance(rng, type) or not hasattr(rng, "random"):
         raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
     return rng.random
+
+
+DRIFT: Final = 0.001
+"""Assumed clock drift, a fraction of the ttl: the holder stops that much before the store."""
+
+GIVING_BACK: Final = 1.0
+"""Timeout in seconds of a release that has no waiter, or that happens while the store closes."""
+
+
+class LeaseTerms(NamedTuple):
+    """The fixed settings of a lease."""
+
+    share: LeaseShare
+    name: str
+    ttl: float
+    renew_every: float
+    clock: Clock
+
+    @property
+    def microseconds(self) -> int:
+        """The time to live in microseconds, the unit of the stores."""
+        return round(self.ttl * 1e6)
+
+    def give_back(self, token: int) -> None:
+        """Release the lease in the background, if `token` still holds it."""
+        self.share.post(Release(token))
+
+    def withdraw(self, holder: str, attempt: int) -> None:
+        """Release the lease in the background if this attempt got it, unknown to `holder`."""
+        self.share.post(Withdraw(holder, attempt))
+
+    def until(self, sent: float) -> float:
+        """Return until when the lease is certainly held, if a request sent at `sent` succeeded."""
+        return sent + self.ttl * (1 - DRIFT)
+
+
+class LeaseHolding:
+    """A lease that is held. `left` counts down, renewals extend it, and it ends exactly once."""
+
+    def __init__(
+        self, terms: LeaseTerms, token: int, sent: float, on_lost: Callable[[], None]
+    ) -> None:
+        """Hold the lease granted to a request sent at `sent`. Renewals begin with `start`."""
+        self.token = token
+        self._terms = terms
+        self._on_lost = on_lost
+        self._since = sent
+        self._until = terms.until(sent)
+        self._due = self._seen_over = self._ended = False
+        self._mutex = Mutex()
+        self._renewal: PeriodicJob | None = None
+        self._unwatch: Callable[[], None] | None = None
+
+    @property
+    def left(self) -> float:
+        """Number of seconds for which the lease is certainly still held. Once 0, it stays 0."""
+        if self._ended or self._seen_over:
+            return 0.0
+        left = self._until - self._terms.clock.now()
+        if left > 0:
+            return left
+        self._seen_over = True
+        self._hurry()
+        return 0.0
+
+    def start(self) -> bool:
+        """Start renewing in the background; return False if the store is closed."""
+        share = self._terms.share
+        share.keep(self)
+        try:
+            share.start()
+        except StoreUnavailable:
+            pass  # the store is closed: handled below
+        if share.closed:
+            # The store's `close` may have listed its holdings before this one was added: undo that
+            # here.
+            self._ended = True
+            share.forget(self)
+            return False
+        self._renewal = share.every(self._terms.renew_every, self.renew)
+        self._unwatch = share.watch(self._on_health)
+        emit(LeaseChanged, self._terms.name, token=self.token, held=True, cause="acquired")
+        return True
+
+    async def renew(self) -> None:
+        """Renew the lease if that is due; if the store fails, retry until the lease has expired."""
+        terms = self._terms
+        while not self._ended:
+            sent = terms.clock.now()
+            if not self._due and sent < self._since + terms.renew_every / 2:
+                return  # it has just been taken or renewed
+            self._due = False
+            if not self.left:
+                self._lose("expired")
+                return
+            patience = min(max(terms.share.timeout, terms.renew_every), self._until - sent)
+            try:
+                answer = await terms.share.call(Renew(self.token, terms.microseconds), patience)
+            except StoreUnavailable:
+                rest = self._until - terms.clock.now()
+                if rest > 2 * terms.renew_every:
+                    return
+                await sleep_async(max(0.0, min(rest, terms.renew_every / 4)))
+            else:
+                self._renewed(sent, answer)
+                return
+        self._forget()
+
+    def _renewed(self, sent: float, answer: Granted | Busy) -> None:
+        with self._mutex:
+            # An answer that arrives after the guaranteed end cannot bring the lease back.
+            if self.left and isinstance(answer, Granted):
+                self._since, self._until = sent, self._terms.until(sent)
+                return
+        self._lose("expired" if isinstance(answer, Granted) else "taken")
+
+    def _on_health(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - the store calls it
+        if up:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self._due = True
+        if self._renewal is not None:
+            self._renewal.soon()
+
+    def let_go(self) -> bool:
+        """End the holding at the holder's request; return whether it was held until now."""
+        held = self.left > 0
+        if not self._end("released" if held else "expired"):
+            return False
+        if not held:
+            self._terms.give_back(self.token)
+        return held
+
+    def abandon(self) -> None:
+        """Mark the holding as ended, without an event: a child process does not own it."""
+        self._ended = True
+
+    def close(self) -> bool:
+        """End the holding because the store is closed; return False if it had already ended."""
+        return self._lose("closed")
+
+    async def release(self) -> None:
+        """Release the lease in the store, if the store can be reached."""
+        try:
+            await self._terms.share.call(Release(self.token), GIVING_BACK)
+        except StoreUnavailable:
+            pass  # the lease expires after its ttl
+
+    def _lose(self, cause: str) -> bool:
+        if not self._end(cause):
+            return False
+        if cause == "expired":  # expired by our clock: the store may still count it as held
+            self._terms.give_back(self.token)
+        self._on_lost()
+        return True
+
+    def _end(self, cause: str) -> bool:
+        """End the holding; return False if it had already ended."""
+        with self._mutex:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._forget()
+            emit(LeaseChanged, self._terms.name, token=self.token, held=False, cause=cause)
+        return not ended
+
+    def _forget(self) -> None:
+        self._terms.share.forget(self)
+        if self._renewal is not None:
+            self._renewal.stop()
+        if self._unwatch is not None:
+            self._unwatch()
+
+
+def sooner(one: float | None, other: float | None) -> float | None:
+    """Return the earlier of two instants; None means never."""
+    return other if one is None else one if other is None else min(one, other)
+
+
+class LeaseQuestion:
+    """A waiter for the store's answer. A failure is an answer too: its text."""
+
+    def __init__(self, asking: StoreQuestion, until: float | None = None) -> None:
+        """Wait for `asking`, but not beyond `until`."""
+        self._asking = asking
+        self.until = sooner(asking.until, until)
+        self.publish = asking.publish
+        self.abandon = asking.abandon
+
+    def claim(self) -> Granted | Busy | str:
+        """Return the answer, or the text of the failure."""
+        try:
+            answer: Granted | Busy = self._asking.claim()
+        except StoreUnavailable as error:
+            return str(error)
+        return answer
+
+
+class ReleaseBell:
+    """Rings when the lease was released, or when a message about a release may have been lost."""
+
+    def __init__(self, share: LeaseShare) -> None:
+        """Stay silent until `listen`."""
+        self._share = share
+        self._stop: Callable[[], None] | None = None
+        self._wakers: list[Callable[[], bool]] = []
+        self.rung = False
+
+    def listen(self) -> None:
+        """Start to ring. Further calls do nothing."""
+        if self._stop is None:
+            self._stop = self._share.listen(self._hear)
+            self._share.start()
+
+    def close(self) -> None:
+        """Stop ringing."""
+        if self._stop is not None:
+            self._stop()
+
+    def await_by(self, wake: Callable[[], bool]) -> None:
+        """Call `wake` once, at the next ring; immediately if the bell has already rung."""
+        self._wakers.append(wake)
+        if self.rung:
+            self._ring()
+
+    def leave(self) -> None:
+        """Remove the waiter, if there is one."""
+        self._wakers.clear()
+
+    def _hear(self) -> None:
+        self.rung = True
+        self._ring()
+
+    def _ring(self) -> None:
+        try:
+            wake = self._wakers.pop()  # atomic: two rings never call the same `wake`
+        except IndexError:
+            return
+        wake()
+
+
+class LeasePause:
+    """A waiter for an instant or for a bell. Its result is whether the bell has rung."""
+
+    def __init__(self, until: float, bell: ReleaseBell | None = None) -> None:
+        """Wait until `until` at the latest."""
+        self.until: float | None = until
+        self._bell = bell
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Start to wait."""
+        if self._bell is not None:
+            self._bell.await_by(wake)
+
+    def claim(self) -> bool:
+        """Return whether the bell has rung."""
+        self.abandon()
+        return self._bell is not None and self._bell.rung
+
+    def abandon(self) -> None:
+        """Stop waiting."""
+        if self._bell is not None:
+            self._bell.leave()

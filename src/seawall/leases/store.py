@@ -47,7 +47,7 @@ class Withdraw(NamedTuple):
 Command = Take | Renew | Release | Withdraw
 
 
-class Job(Protocol):
+class PeriodicJob(Protocol):
     """A periodic job."""
 
     def soon(self) -> None:
@@ -57,7 +57,7 @@ class Job(Protocol):
         """Stop running the job."""
 
 
-class Kept(Protocol):
+class KeptHolding(Protocol):
     """A holding that ends when its store is closed."""
 
     def close(self) -> bool:
@@ -100,7 +100,7 @@ class LeaseShare(Protocol):
     def start(self) -> None:
         """Prepare for jobs and listeners; raise if the store is closed."""
 
-    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
+    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> PeriodicJob:
         """Run `job` every `seconds`."""
 
     def listen(self, heard: Callable[[], object]) -> Callable[[], None]:
@@ -109,10 +109,10 @@ class LeaseShare(Protocol):
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
         """Call `watcher(up, cause)` when the store goes down or comes back; return its remover."""
 
-    def keep(self, holding: Kept) -> None:
+    def keep(self, holding: KeptHolding) -> None:
         """End `holding` when the store is closed."""
 
-    def forget(self, holding: Kept) -> None:
+    def forget(self, holding: KeptHolding) -> None:
         """Undo `keep`."""
 
 
@@ -123,7 +123,7 @@ class LeaseStore(Protocol):
         """Return the lease called `name`."""
 
 
-async def close_all(held: set[Kept]) -> None:
+async def close_all(held: set[KeptHolding]) -> None:
     """End all holdings of a store that is closing."""
     from asyncio import gather
 

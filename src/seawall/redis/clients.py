@@ -307,7 +307,7 @@ class ClientFactory:
             async def discover_master(self, service_name: str) -> Any:
                 return await _first_answer(one.discover_master(service_name) for one in guards)
 
-        class Owner(Redis):
+        class SentinelClient(Redis):
             """Also closes the connections to the sentinels: redis-py leaves them open."""
 
             async def aclose(self, *args: Any, **kwargs: Any) -> None:
@@ -320,7 +320,7 @@ class ClientFactory:
 
         maker = AnySentinel
         client: Redis = maker([]).master_for(
-            self.place.service, redis_class=Owner, **self.place.options, **_quick(timeout)
+            self.place.service, redis_class=SentinelClient, **self.place.options, **_quick(timeout)
         )
         return client
 

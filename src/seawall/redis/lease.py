@@ -8,7 +8,16 @@ from weakref import WeakKeyDictionary
 
 from seawall._checks import MOST
 from seawall.errors import StoreUnavailable
-from seawall.leases.store import Command, Job, Kept, Release, Renew, Take, Withdraw, close_all
+from seawall.leases.store import (
+    Command,
+    KeptHolding,
+    PeriodicJob,
+    Release,
+    Renew,
+    Take,
+    Withdraw,
+    close_all,
+)
 from seawall.models.lease import Busy, Granted
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ LONGEST_POLL: Final = 30.0
 GIVING_BACK: Final = 1.0
 """Maximum seconds of a release after the store was closed."""
 
-_held: WeakKeyDictionary[RedisStore, set[Kept]] = WeakKeyDictionary()
+_held: WeakKeyDictionary[RedisStore, set[KeptHolding]] = WeakKeyDictionary()
 
 
 class RedisLease:
@@ -124,7 +133,7 @@ class RedisLease:
         """Start the background thread."""
         self._store.start()
 
-    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
+    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> PeriodicJob:
         """Run `job` every `seconds` in the background thread."""
         return self._store.every(seconds, job)
 
@@ -136,17 +145,17 @@ class RedisLease:
         """Call `watcher(up, cause)` when the store goes down and when it comes back."""
         return self._store.watch(watcher)
 
-    def keep(self, holding: Kept) -> None:
+    def keep(self, holding: KeptHolding) -> None:
         """End `holding` when the store is closed."""
-        fresh = set[Kept]()
+        fresh = set[KeptHolding]()
         held = _held.setdefault(self._store, fresh)
         if held is fresh:
             self._store.at_close(lambda: close_all(held))
         held.add(holding)
 
-    def forget(self, holding: Kept) -> None:
+    def forget(self, holding: KeptHolding) -> None:
         """Undo `keep`."""
-        _held.get(self._store, set[Kept]()).discard(holding)
+        _held.get(self._store, set[KeptHolding]()).discard(holding)
 
 
 def answer_of(reply: Any) -> Granted | Busy:

@@ -1,7 +1,7 @@
 """Which processes live: the pods that share a store, and the heartbeats of a group of members.
 
 Promises:
-- `Pods.count` is never less than the number of live pods, once they have heard of each other.
+- `LivePods.count` is never less than the number of live pods, once they have heard of each other.
 - A pod that is killed is gone after three beats, one that closes its store immediately.
 - A pod that was silent for too long while others were not is a new one.
 - While the store is away, the last known number stays.
@@ -39,7 +39,7 @@ BEAT_TIMEOUT: Final = 0.4
 Watcher = Callable[[], object]
 
 
-class Pods:
+class LivePods:
     """Number of processes that share this store now."""
 
     def __init__(self, store: RedisStore, expected: int) -> None:
@@ -56,7 +56,7 @@ class Pods:
         survives_fork(self)
 
     def __repr__(self) -> str:
-        return f"<Pods: {self.count}{'' if self.known else ', not known yet'}>"
+        return f"<LivePods: {self.count}{'' if self.known else ', not known yet'}>"
 
     @property
     def count(self) -> int:

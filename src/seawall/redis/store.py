@@ -47,7 +47,7 @@ from seawall.runtime.store import BatchedSubject, StoreQuestion
 
 if TYPE_CHECKING:
     from seawall.leases.store import LeaseShare
-    from seawall.redis.pods import Pods
+    from seawall.redis.pods import LivePods
     from seawall.runtime.store import BeatShare, BreakerShare, LimitShare
 
 SLACK: Final = 0.02
@@ -353,7 +353,7 @@ class RedisStore(StoreCore):
         """
         super().__init__(target, name, prefix, timeout)
         self._expected_pods = check.count("expected_pods", expected_pods)
-        self._pods: Pods | None = None
+        self._pods: LivePods | None = None
         registry.enter(self, "store", name)
 
     def __repr__(self) -> str:
@@ -403,12 +403,12 @@ class RedisStore(StoreCore):
     # For policies
 
     @property
-    def pods(self) -> Pods:
+    def pods(self) -> LivePods:
         """The live pods that share this store."""
         if self._pods is None:
-            from seawall.redis.pods import Pods
+            from seawall.redis.pods import LivePods
 
-            self._pods = Pods(self, self._expected_pods)
+            self._pods = LivePods(self, self._expected_pods)
         return self._pods
 
     def limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:

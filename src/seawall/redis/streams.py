@@ -37,7 +37,7 @@ MOST_TAKEN_OVER: Final = 100
 Fields = Mapping[str, str | bytes | int]
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """An entry of a stream."""
 
     id: str
@@ -117,7 +117,7 @@ class StreamConsumer:
         """Take over all pending entries, and shut out every consumer with a lower token."""
         await self._call("hold")
 
-    async def read(self, most: int) -> list[Entry]:
+    async def read(self, most: int) -> list[StreamEntry]:
         """Return up to `most` entries that the group has not delivered before."""
         return _entries(await self._call("read", most))
 
@@ -132,7 +132,7 @@ class StreamConsumer:
         except (TypeError, ValueError):
             raise _nonsense() from None
 
-    async def take(self, wanted: Sequence[tuple[str, int]]) -> list[Entry]:
+    async def take(self, wanted: Sequence[tuple[str, int]]) -> list[StreamEntry]:
         """Return the entries with these ids, and record the number of deliveries of each.
 
         Entries that are no longer pending here are missing; those that were removed from the stream
@@ -181,10 +181,10 @@ def _status(reply: Any) -> int:
         raise _nonsense() from None
 
 
-def _entries(reply: Any) -> list[Entry]:
+def _entries(reply: Any) -> list[StreamEntry]:
     try:
         return [
-            Entry(
+            StreamEntry(
                 str(id_, "ascii"),
                 {
                     name.decode("utf-8", "replace"): value

@@ -24,7 +24,16 @@ from seawall.durable.database.database import aautocommit, autocommit
 from seawall.durable.database.missing_tables import TablesMissing
 from seawall.durable.database.sqlite import Sqlite
 from seawall.errors import LeaseLost, StoreUnavailable
-from seawall.leases.store import Command, Job, Kept, Release, Renew, Take, Withdraw, close_all
+from seawall.leases.store import (
+    Command,
+    KeptHolding,
+    PeriodicJob,
+    Release,
+    Renew,
+    Take,
+    Withdraw,
+    close_all,
+)
 from seawall.models.lease import Busy, Granted
 from seawall.runtime.abandon import end
 from seawall.runtime.background import OWN_THREAD, Background, Handle
@@ -199,7 +208,7 @@ class DatabaseLease:
         """Start the thread or loop that runs jobs."""
         self._desk.start()
 
-    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
+    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> PeriodicJob:
         """Run `job` every `seconds`."""
         return self._desk.every(seconds, job)
 
@@ -211,11 +220,11 @@ class DatabaseLease:
         """Do nothing: the state of a database is only known by asking it."""
         return lambda: None
 
-    def keep(self, holding: Kept) -> None:
+    def keep(self, holding: KeptHolding) -> None:
         """End `holding` when the database is closed."""
         self._desk.held.add(holding)
 
-    def forget(self, holding: Kept) -> None:
+    def forget(self, holding: KeptHolding) -> None:
         """Undo `keep`."""
         self._desk.held.discard(holding)
 
@@ -231,7 +240,7 @@ class LeaseDesk:
         self._background = Background(lambda: None, self._end, self.owner)
         self._loop: asyncio.AbstractEventLoop | None = None
         """For an async database: the event loop that last used it."""
-        self.held: set[Kept] = set()
+        self.held: set[KeptHolding] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handles: set[Handle] = set()
         self._listeners: dict[object, tuple[str, Callable[[], object]]] = {}
@@ -268,7 +277,7 @@ class LeaseDesk:
 
     # Jobs: run by the background thread, or as tasks in the loop of an async database
 
-    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> Job:
+    def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> PeriodicJob:
         """Run `job` every `seconds`."""
         if not self._is_async:
             return self._background.every(seconds, job)

@@ -48,7 +48,7 @@ from seawall.redis.streams import (
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.redis.streams import Entry
+    from seawall.redis.streams import StreamEntry
     from seawall.runtime.store import BeatShare
 
 POLL: Final = 0.05
@@ -332,7 +332,7 @@ class RedisStreamSource(Generic[T]):
         return pulled
 
     def _handed_out(
-        self, holding: _Holding, entry: Entry, delivery: int
+        self, holding: _Holding, entry: StreamEntry, delivery: int
     ) -> tuple[Any, StreamHandle]:
         holding.in_flight.add(entry.id)
         identity = entry.fields.get(IDENTITY, b"").decode("utf-8", "replace")
