@@ -18,6 +18,7 @@ from typing import Any, get_origin
 import pytest
 
 import seawall
+import seawall.audit
 import seawall.clients.grpc
 import seawall.clients.httpx
 import seawall.clients.httpx2
@@ -40,6 +41,7 @@ import seawall.web.grpc
 PINNED = Path(__file__).with_name("public_api.txt")
 MODULES = (
     seawall,
+    seawall.audit,
     seawall.clients.grpc,
     seawall.clients.httpx,
     seawall.clients.httpx2,

@@ -1,4 +1,4 @@
-"""The command line: `seawall worker`, `top`, `members`, `metrics`, `keys`, `dead-letters`, `demo`.
+"""The command line: `seawall worker`, `top`, `members`, `metrics`, `keys`, `audit` and others.
 
 Promises:
 - A mistake is reported in one line on the standard error, with exit status 2.
@@ -137,6 +137,19 @@ def _dead_letters(given: list[str]) -> int:
         return _told(f"seawall dead-letters: {error}")
 
 
+def _audit(given: list[str]) -> int:
+    from seawall.cli.audit import add_arguments, main
+
+    parser = ArgumentParser("seawall audit", description=_about("audit"))
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        return _told(f"seawall audit: {error}")
+
+
 def _demo(given: list[str]) -> int:
     from seawall_demo import main
 
@@ -173,6 +186,9 @@ COMMANDS: Final = {
         _dead_letters,
         "list, replay and drop the dead letters of a pipeline",
         "seawall.cli.dead_letters",
+    ),
+    "audit": Command(
+        _audit, "what is unguarded in source code: timeouts, retries, bounds", "seawall.cli.audit"
     ),
     "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
 }

@@ -1,0 +1,30 @@
+"""The audit: what a service's source leaves unguarded, and what its guards never do.
+
+    seawall audit src/
+
+reads source without importing it; see `docs/audit.md`. Each name is loaded when it is used.
+"""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall` itself
+if TYPE_CHECKING:
+    from seawall.audit.engine import audit_files, audit_source
+    from seawall.audit.findings import RULES, Finding, Rule
+
+__all__ = [
+    "RULES",
+    "Finding",
+    "Rule",
+    "audit_files",
+    "audit_source",
+]
+
+_HOMES = {
+    "audit.engine": "audit_files audit_source",
+    "audit.findings": "Finding RULES Rule",
+}
+"""Public names by the module that defines them."""
+
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

@@ -1,0 +1,33 @@
+"""Blocking calls inside `async def`: SW401."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from seawall.audit.findings import Finding
+from seawall.audit.source import Source
+
+
+def check(source: Source) -> Iterator[Finding]:
+    """Yield the calls that stop the event loop, made in `async def` or just below it."""
+    names = source.names
+    for call in names.calls:
+        function = names.function_of(call)
+        path = source.called(call)
+        instead = source.libraries.blocking.get(path) if path else None
+        if instead is None or isinstance(names.parents.get(call), ast.Await):
+            continue
+        if isinstance(function, ast.AsyncFunctionDef) and not _is_immediate(call):
+            message = f"{path}(...) blocks the event loop in async def {function.name}"
+            yield source.finding("SW401", call, message, instead)
+
+
+def _is_immediate(call: ast.Call) -> bool:
+    """Return whether the call is told not to wait."""
+    return any(
+        keyword.arg in {"block", "blocking"}
+        and isinstance(keyword.value, ast.Constant)
+        and keyword.value.value is False
+        for keyword in call.keywords
+    )

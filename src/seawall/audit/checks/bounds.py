@@ -1,0 +1,212 @@
+"""Queues, fan-outs, tasks and threads without a bound: SW301 to SW304."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from seawall.audit.findings import Finding
+from seawall.audit.names import FunctionNode
+from seawall.audit.source import Source
+from seawall.audit.syntax import has_unpacking, is_none, keywords_of, own_calls, words_in
+
+_QUEUES: Final = {
+    "queue.Queue": "maxsize",
+    "queue.LifoQueue": "maxsize",
+    "queue.PriorityQueue": "maxsize",
+    "asyncio.Queue": "maxsize",
+    "asyncio.LifoQueue": "maxsize",
+    "asyncio.PriorityQueue": "maxsize",
+    "multiprocessing.Queue": "maxsize",
+    "queue.SimpleQueue": "",
+    "multiprocessing.SimpleQueue": "",
+}
+"""The argument that bounds a queue; empty if there is none."""
+
+_FAN_OUTS: Final = frozenset({"asyncio.gather", "asyncio.wait", "asyncio.as_completed"})
+_TASKS: Final = frozenset({"asyncio.create_task", "asyncio.ensure_future"})
+_BOUNDS: Final = re.compile(
+    r"semaphore|limiter|\bsem\b|_sem\b|sem_|bulkhead|chunk|batch|islice|max_concurren|acquire"
+    r"|throttle|max_workers|\bpool\b"
+)
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
+
+
+def check(source: Source) -> Iterator[Finding]:
+    """Yield what can grow without a bound."""
+    checks = _Bounds(source)
+    for call in source.names.calls:
+        path = source.called(call)
+        if path in _QUEUES:
+            yield from checks.queue(call, path)
+        elif path in _FAN_OUTS:
+            yield from checks.fan_out(call, path)
+        elif path in _TASKS or path.endswith("asyncio.TaskGroup().create_task"):
+            yield from checks.task(call)
+        elif path == "asyncio.to_thread" or path.endswith(".run_in_executor"):
+            yield from checks.thread(call, path)
+        elif path == "threading.Thread":
+            yield from checks.new_thread(call)
+
+
+class _Bounds:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names = source.names
+
+    def queue(self, call: ast.Call, path: str) -> Iterator[Finding]:
+        if has_unpacking(call):
+            return
+        name = _QUEUES[path]
+        given = keywords_of(call).get(name, call.args[0] if call.args else None)
+        if given is not None and name:
+            bounded = not (isinstance(given, ast.Constant) and given.value in {0, -1, None})
+            if bounded:
+                return
+        if self._holds_few(call):
+            return
+        usual = path if name else f"{path.partition('.')[0]}.Queue"
+        message = f"{path}() grows without a bound"
+        write = f"{usual}(maxsize=1000), or a Channel of seawall with a policy for overflow"
+        yield self._source.finding("SW301", call, message, write)
+
+    def _holds_few(self, call: ast.Call) -> bool:
+        """Return whether the queue is a local one that only answers its own function."""
+        function = self._source.function_of(call)
+        parent = self._names.parents.get(call)
+        if function is None or not isinstance(parent, ast.Assign):
+            return False
+        target = parent.targets[0]
+        if not isinstance(target, ast.Name):
+            return False
+        looped = [
+            one
+            for one in own_calls(function.body)
+            if isinstance(one.func, ast.Attribute)
+            and one.func.attr in {"put", "put_nowait"}
+            and isinstance(one.func.value, ast.Name)
+            and one.func.value.id == target.id
+        ]
+        # Filled by this function before anybody reads it: as long as what it was filled from.
+        return bool(looped)
+
+    def fan_out(self, call: ast.Call, path: str) -> Iterator[Finding]:
+        for argument in call.args:
+            items = argument.value if isinstance(argument, ast.Starred) else argument
+            if not isinstance(argument, ast.Starred) and path == "asyncio.gather":
+                continue
+            made = self._comprehension(items, call)
+            if made is None or self._is_bounded(made, call):
+                continue
+            message = f"{path} starts one task for each item, however many there are"
+            write = (
+                "async with asyncio.Semaphore(20) in each of them, one Bulkhead(20) in their guard,"
+                " or a pipeline stage with workers=20"
+            )
+            yield self._source.finding("SW302", call, message, write)
+            return
+
+    def _comprehension(self, node: ast.expr, call: ast.Call) -> ast.expr | None:
+        """Return the comprehension that makes the coroutines, if it runs over unknown items."""
+        if isinstance(node, ast.Name):
+            bindings = self._names.scope_of(call).lookup(node.id)
+            values = [one.value for one in bindings if isinstance(one.value, _COMPREHENSIONS)]
+            if len(values) != len(bindings) or not values:
+                return None
+            node = values[0]
+        if not isinstance(node, _COMPREHENSIONS):
+            return None
+        if not any(isinstance(part, ast.Call) for part in ast.walk(node.elt)):
+            return None  # the tasks are there already
+        return None if _is_small(node.generators[0].iter) else node
+
+    def _is_bounded(self, made: ast.expr, call: ast.Call) -> bool:
+        """Return whether something limits how many of them run: here, or in what is called."""
+        if _BOUNDS.search(words_in(made)):
+            return True
+        function = self._source.function_of(call)
+        around = function if function is not None else call
+        if _BOUNDS.search(words_in(around)):
+            return True
+        return any(_BOUNDS.search(words_in(one)) for one in self._called_functions(made))
+
+    def _called_functions(self, node: ast.expr) -> Iterator[FunctionNode]:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                value = self._names.called(part)
+                if value is not None and value.function is not None:
+                    yield value.function
+
+    def task(self, call: ast.Call) -> Iterator[Finding]:
+        loop = self._loop_of(call)
+        if loop is None or self._is_bounded(call, call) or self._waits_in(loop):
+            return
+        if isinstance(loop, (ast.For, ast.AsyncFor)):
+            if not isinstance(loop, ast.AsyncFor) and _is_small(loop.iter):
+                return
+            message = "one task is started for each item, however many there are"
+        else:
+            message = "a task is started in each turn of the loop, whether or not others have ended"
+        write = "await semaphore.acquire() before it and release() in the task; or a pipeline stage"
+        yield self._source.finding("SW303", call, message, write)
+
+    def _loop_of(self, call: ast.Call) -> ast.For | ast.AsyncFor | ast.While | None:
+        for above in self._names.ancestors(call):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return None
+            if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+                return above
+        return None
+
+    def _waits_in(self, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """Return whether each turn waits for tasks, so that they cannot pile up."""
+        return any(
+            self._source.called(call) in {"asyncio.wait", "asyncio.gather", "asyncio.wait_for"}
+            for call in own_calls(loop.body)
+        )
+
+    def thread(self, call: ast.Call, path: str) -> Iterator[Finding]:
+        if path.endswith(".run_in_executor"):
+            if not call.args or not is_none(call.args[0]) or len(call.args) == 1:
+                return
+            work = call.args[1]
+        elif call.args:
+            work = call.args[0]
+        else:
+            return
+        target = self._source.path_of(work, self._names.scope_of(call))
+        if self._source.libraries.blocking.get(target) is None or self._is_bounded(call, call):
+            return
+        message = f"{target} runs in the default executor, which everything shares"
+        write = "an IoPool(10) of seawall, or a ThreadBulkhead(10) in its guard, for this alone"
+        yield self._source.finding("SW304", call, message, write)
+
+    def new_thread(self, call: ast.Call) -> Iterator[Finding]:
+        loop = self._loop_of(call)
+        if not isinstance(loop, ast.While) or self._is_bounded(call, call):
+            return
+        if not any(
+            isinstance(one.func, ast.Attribute) and one.func.attr == "accept"
+            for one in own_calls(loop.body)
+        ):
+            return
+        message = "a thread is started for each connection, without a limit"
+        write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall"
+        yield self._source.finding("SW304", call, message, write)
+
+
+def _is_small(node: ast.expr) -> bool:
+    """Return whether an iterable is written out here, or has a fixed number of items."""
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
+        return not any(isinstance(child, ast.Starred) for child in ast.iter_child_nodes(node))
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        return node.slice.upper is not None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "range":
+            return all(isinstance(one, (ast.Constant, ast.Name)) for one in node.args)
+        if node.func.id in {"zip", "enumerate"}:
+            return any(_is_small(one) for one in node.args)
+    # A constant of the module is as long as somebody wrote it.
+    return isinstance(node, ast.Name) and node.id.isupper()

@@ -1,0 +1,366 @@
+"""Calls that wait without a bound: SW101, SW102 and SW103."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from seawall.audit.coverage import Coverage
+from seawall.audit.findings import Finding
+from seawall.audit.libraries import Wait
+from seawall.audit.names import FunctionNode, Scope, Value
+from seawall.audit.source import Source
+
+OUR_TRANSPORTS: Final = ("seawall.clients.",)
+_CARRIERS: Final = frozenset({"transport", "connector", "http_client", "mounts"})
+_SOCKET_LIBRARIES: Final = frozenset(
+    {"urllib", "http.client", "httplib2", "smtplib", "ftplib", "poplib", "imaplib", "socket"}
+    | {"telnetlib", "nntplib", "xmlrpc"}
+)
+"""Libraries that follow `socket.setdefaulttimeout`."""
+
+
+def check(source: Source) -> Iterator[Finding]:
+    """Yield the waits without a bound."""
+    yield from _Timeouts(source).findings()
+
+
+class _Given(NamedTuple):
+    """What a call says about its timeout."""
+
+    bounded: bool
+    """It has one, or may have one."""
+    refused: bool = False
+    """It says that there is none: `timeout=None`."""
+
+
+_UNKNOWN: Final = _Given(bounded=True)
+_ABSENT: Final = _Given(bounded=False)
+_REFUSED: Final = _Given(bounded=False, refused=True)
+
+
+class _Timeouts:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names = source.names
+        self._coverage = Coverage(source)
+        self._uses = _Uses(source)
+        self._default_set = any(
+            self._source.called(call) == "socket.setdefaulttimeout" for call in self._names.calls
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        for call in self._names.calls:
+            value = self._names.called(call)
+            if value is None:
+                continue
+            if value.function is not None:
+                yield from self._of_wrapper(call, value.function)
+                continue
+            path = self._source.libraries.canonical(value.path)
+            wait = self._source.libraries.timeouts.get(path)
+            if wait is not None:
+                yield from self._of_wait(call, value, wait)
+                continue
+            wait = self._source.libraries.waits.get(path)
+            if wait is not None and not self._is_worker_loop(call, path):
+                yield from self._of_wait(call, value, wait, rule="SW103")
+
+    def _of_wait(
+        self, call: ast.Call, value: Value, wait: Wait, rule: str | None = None
+    ) -> Iterator[Finding]:
+        given = self._given(call, wait, value)
+        if given.bounded or (wait.kind == "bounded" and not given.refused):
+            return
+        if self._set_elsewhere(call, value, wait) or self._coverage.covers(call):
+            return
+        what = self._source.libraries.canonical(value.path)
+        if given.refused:
+            rule = rule or "SW101"
+            message = f"{what}(...) is told to wait without a limit"
+        else:
+            rule = rule or ("SW102" if wait.kind == "long" else "SW101")
+            message = f"{what}(...) has no timeout: it waits {wait.waits}"
+        yield self._source.finding(rule, call, message, wait.write)
+
+    def _of_wrapper(self, call: ast.Call, function: FunctionNode) -> Iterator[Finding]:
+        """Report a call of a function that passes its own timeout on, where none is given."""
+        for inner in self._uses.passing_on(function):
+            value = self._names.called(inner.call)
+            wait = value and self._source.libraries.timeouts.get(
+                self._source.libraries.canonical(value.path)
+            )
+            if value is None or wait is None or wait.kind == "bounded":
+                continue
+            if self._passed(call, function, inner.argument) or self._coverage.covers(call):
+                continue
+            if self._coverage.covers(inner.call):
+                continue
+            rule = "SW102" if wait.kind == "long" else "SW101"
+            message = (
+                f"{function.name}(...) passes its timeout on to {value.path}, and is called"
+                f" without one: it waits {wait.waits}"
+            )
+            yield self._source.finding(rule, call, message, f"{function.name}(..., timeout=10)")
+            return
+
+    def _passed(self, call: ast.Call, function: FunctionNode, argument: str) -> bool:
+        if any(key.arg in {argument, None, "timeout"} for key in call.keywords):
+            return True
+        if any(isinstance(one, ast.Starred) for one in call.args):
+            return True
+        listed = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if listed and listed[0] in {"self", "cls"}:
+            listed = listed[1:]
+        return argument in listed and len(call.args) > listed.index(argument)
+
+    # What the call itself says
+
+    def _given(self, call: ast.Call, wait: Wait, value: Value) -> _Given:
+        scope = self._names.scope_of(call)
+        parts = [call] if value.bound is None else [call, value.bound]
+        verdict = _ABSENT
+        for part in parts:
+            arguments = part.args if part is call else part.args[1:]
+            if any(isinstance(one, ast.Starred) for one in arguments):
+                return _UNKNOWN
+            if wait.position is not None and len(arguments) > wait.position:
+                verdict = self._worth(arguments[wait.position], wait, scope)
+            for keyword in part.keywords:
+                if keyword.arg in wait.keywords:
+                    verdict = self._worth(keyword.value, wait, scope)
+                elif keyword.arg in wait.unless or self._is_ours(keyword, scope):
+                    return _UNKNOWN
+                elif keyword.arg is None:
+                    verdict = self._unpacked(keyword.value, wait, scope) or verdict
+            if verdict is not _ABSENT:
+                return verdict
+        if wait.address is not None and not self._address_is_plain(call, wait.address, scope):
+            return _UNKNOWN
+        return _ABSENT
+
+    def _worth(self, node: ast.expr, wait: Wait, scope: Scope) -> _Given:
+        constant = self._constant(node, scope)
+        if constant is None:
+            return _UNKNOWN
+        if constant.value is None or (wait.zero and constant.value == 0):
+            return _REFUSED
+        return _UNKNOWN
+
+    def _constant(self, node: ast.expr, scope: Scope) -> ast.Constant | None:
+        """Return the constant that `node` is, or that a name is bound to everywhere."""
+        if isinstance(node, ast.Constant):
+            return node
+        if not isinstance(node, ast.Name):
+            return None
+        values = [binding.value for binding in scope.lookup(node.id)]
+        constants = [value for value in values if isinstance(value, ast.Constant)]
+        if not values or len(constants) < len(values):
+            return None
+        return constants[0] if len({repr(one.value) for one in constants}) == 1 else None
+
+    def _unpacked(self, node: ast.expr, wait: Wait, scope: Scope) -> _Given | None:
+        """Return what `**node` says: of a dict of this file, whether it has a timeout."""
+        keys = self._uses.keys_of(node, scope)
+        if keys is None:
+            return _UNKNOWN
+        return _UNKNOWN if keys & {*wait.keywords, *wait.unless} else None
+
+    def _is_ours(self, keyword: ast.keyword, scope: Scope) -> bool:
+        if keyword.arg not in _CARRIERS:
+            return False
+        path = self._source.path_of(keyword.value, scope)
+        # A transport of the user's own may have a timeout, too.
+        return path.startswith(OUR_TRANSPORTS) or not path.startswith(("httpx.", "aiohttp."))
+
+    def _address_is_plain(self, call: ast.Call, position: int, scope: Scope) -> bool:
+        """Return whether the connection string is known, is of a server, and has no timeout."""
+        if len(call.args) <= position:
+            named = {key.arg for key in call.keywords}
+            return None not in named and not named & {"dsn", "url", "conninfo", "uri"}
+        node = call.args[position]
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(
+                str(part.value) for part in node.values if isinstance(part, ast.Constant)
+            )
+        else:
+            constant = self._constant(node, scope)
+            if constant is None or not isinstance(constant.value, str):
+                return False
+            text = constant.value
+        return "timeout" not in text.lower() and not text.startswith("sqlite")
+
+    # What the rest of the file says
+
+    def _set_elsewhere(self, call: ast.Call, value: Value, wait: Wait) -> bool:
+        if wait.library in _SOCKET_LIBRARIES and self._default_set:
+            return True
+        made = value.origin or call
+        if wait.set_by and self._uses.configures(made, wait.set_by):
+            return True
+        return bool(wait.through) and self._uses.always_with(call, wait.through, wait.keywords)
+
+    def _is_worker_loop(self, call: ast.Call, path: str) -> bool:
+        """Return whether a thread waits for work here: `while ...: items.get()`."""
+        if not path.endswith((".get", ".wait")):
+            return False
+        function = self._names.function_of(call)
+        for above in self._names.ancestors(call):
+            if above is function:
+                return False
+            if isinstance(above, (ast.While, ast.For)):
+                return True
+        return False
+
+
+class _PassingOn(NamedTuple):
+    call: ast.Call
+    argument: str
+
+
+class _Uses:
+    """How the clients, dicts and functions of a file are used in the rest of it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names = source.names
+        self._methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}
+        for call in self._names.calls:
+            if isinstance(call.func, ast.Attribute):
+                value = self._names.called(call)
+                if value is not None and value.origin is not None:
+                    method = (call.func.attr, call)
+                    self._methods.setdefault(value.origin, []).append(method)
+        self._assigned = self._assigned_attributes()
+        self._passing: dict[FunctionNode, list[_PassingOn]] = {}
+        for call in self._names.calls:
+            self._note_passing(call)
+
+    def configures(self, made: ast.Call, names: tuple[str, ...]) -> bool:
+        """Return whether a method or attribute of what `made` returns sets a timeout."""
+        if any(name in names for name in self._assigned.get(made, ())):
+            return True
+        return any(
+            method in names and not self._is_plain_mount(method, call)
+            for method, call in self._methods.get(made, ())
+            if method not in {"request", "send"}
+        )
+
+    def _is_plain_mount(self, method: str, call: ast.Call) -> bool:
+        """Return whether an adapter of `requests` itself is mounted, which sets no timeout."""
+        if method != "mount" or len(call.args) < 2:  # noqa: PLR2004 - prefix and adapter
+            return False
+        path = self._source.path_of(call.args[1], self._names.scope_of(call))
+        return path in {"requests.adapters.HTTPAdapter()", "requests.HTTPAdapter()"}
+
+    def always_with(
+        self, made: ast.Call, methods: tuple[str, ...], keywords: tuple[str, ...]
+    ) -> bool:
+        """Return whether each call of one of `methods` of what `made` returns has a timeout."""
+        used = [call for method, call in self._methods.get(made, ()) if method in methods]
+        wanted = {*keywords, "timeout", None}
+        return bool(used) and all(
+            any(keyword.arg in wanted for keyword in call.keywords) for call in used
+        )
+
+    def keys_of(self, node: ast.expr, scope: Scope) -> set[str] | None:
+        """Return the keys of a dict that is made in this file, or None if they are unknown."""
+        if isinstance(node, ast.Name):
+            keys: set[str] = set()
+            bindings = scope.lookup(node.id)
+            if not bindings:
+                return None
+            for binding in bindings:
+                if not isinstance(binding.value, ast.expr) or binding.is_type:
+                    return None
+                found = _literal_keys(binding.value)
+                if found is None:
+                    return None
+                keys |= found
+            return None if self._is_changed(node.id, scope) else keys
+        return _literal_keys(node)
+
+    def _is_changed(self, name: str, scope: Scope) -> bool:
+        """Return whether keys are added to the dict `name` in its function."""
+        for node in ast.walk(scope.node):
+            match node:
+                case ast.Subscript(value=ast.Name(id=found), ctx=ast.Store()) if found == name:
+                    return True
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=found), attr=method)) if (
+                    found == name and method in {"update", "setdefault"}
+                ):
+                    return True
+        return False
+
+    def passing_on(self, function: FunctionNode) -> list[_PassingOn]:
+        """Return the calls in `function` whose timeout is an argument of it, None by default."""
+        return self._passing.get(function, [])
+
+    def _note_passing(self, call: ast.Call) -> None:
+        if not call.keywords:
+            return
+        function = self._names.function_of(call)
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        given = [key for key in call.keywords if key.arg == "timeout" or key.arg is None]
+        for keyword in given:
+            name = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
+            rest = function.args.kwarg
+            only = len(given) == 1
+            passes_rest = keyword.arg is None and rest is not None and rest.arg == name
+            if (passes_rest and only and not self._sets_timeout(function, name)) or (
+                keyword.arg == "timeout" and _defaults_to_none(function, name)
+            ):
+                noted = _PassingOn(call, "timeout" if passes_rest else name)
+                self._passing.setdefault(function, []).append(noted)
+
+    def _sets_timeout(self, function: FunctionNode, name: str) -> bool:
+        """Return whether the function itself changes its `**kwargs`, or passes them elsewhere."""
+        uses = [
+            node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name
+        ]
+        return len(uses) > 1
+
+    def _assigned_attributes(self) -> dict[ast.Call, set[str]]:
+        found: dict[ast.Call, set[str]] = {}
+        for node in self._names.parents:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                value = self._names.resolve(node.value, self._names.scope_of(node))
+                if value is not None and value.origin is not None:
+                    found.setdefault(value.origin, set()).add(node.attr)
+        return found
+
+
+def _defaults_to_none(function: FunctionNode, name: str) -> bool:
+    arguments = function.args
+    listed = [*arguments.posonlyargs, *arguments.args]
+    pairs: list[tuple[ast.arg, ast.expr | None]] = list(
+        zip(reversed(listed), reversed(arguments.defaults), strict=False)
+    )
+    pairs += list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    rebound = any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function)
+    )
+    return not rebound and any(
+        argument.arg == name and isinstance(default, ast.Constant) and default.value is None
+        for argument, default in pairs
+    )
+
+
+def _literal_keys(node: ast.expr) -> set[str] | None:
+    """Return the keys of `{...}` or `dict(...)`, or None if it is neither or has unknown ones."""
+    if isinstance(node, ast.Dict):
+        if not all(isinstance(key, ast.Constant) for key in node.keys):
+            return None
+        return {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "dict"
+        and not node.args
+        and all(keyword.arg for keyword in node.keywords)
+    ):
+        return {keyword.arg for keyword in node.keywords if keyword.arg}
+    return None

@@ -1,0 +1,179 @@
+"""The rules of the audit, and a finding: place, rule, what is there, what to write instead."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal, NamedTuple
+
+Level = Literal["error", "warning", "note"]
+
+
+class Rule(NamedTuple):
+    """One kind of finding."""
+
+    id: str
+    name: str
+    level: Level
+    why: str
+    """Why it hurts, in one or two sentences."""
+
+
+_ALL: Final = (
+    Rule(
+        "SW101",
+        "no-timeout",
+        "error",
+        "A dependency that hangs keeps the caller, its thread and its connection; when all are"
+        " kept, the service is down too.",
+    ),
+    Rule(
+        "SW102",
+        "long-default-timeout",
+        "warning",
+        "The library's default is longer than anybody waits for the answer: in an outage every"
+        " call holds its worker for that long.",
+    ),
+    Rule(
+        "SW103",
+        "unbounded-wait",
+        "warning",
+        "What is waited for may have died: the thread waits for ever, and a stop of the process"
+        " waits for the thread.",
+    ),
+    Rule(
+        "SW201",
+        "retry-without-stop",
+        "error",
+        "Calls that never give up pile up in an outage, and keep the dependency down when it comes"
+        " back.",
+    ),
+    Rule(
+        "SW202",
+        "retry-without-jitter",
+        "warning",
+        "Callers that failed together come back together: each wave of retries is a surge of its"
+        " own.",
+    ),
+    Rule(
+        "SW203",
+        "retry-without-budget",
+        "note",
+        "In an outage every call is made as often as the attempts allow: the load is multiplied"
+        " just when the dependency can bear least.",
+    ),
+    Rule(
+        "SW204",
+        "retry-on-everything",
+        "warning",
+        "Mistakes in the code and rejected requests fail again each time; retrying them hides the"
+        " cause and delays the error.",
+    ),
+    Rule(
+        "SW205",
+        "retry-not-idempotent",
+        "error",
+        "A request that timed out may have been done: sending it again without an idempotency key"
+        " does it twice.",
+    ),
+    Rule(
+        "SW206",
+        "nested-retries",
+        "warning",
+        "Retries inside retries multiply: three attempts around three are nine calls for each one.",
+    ),
+    Rule(
+        "SW301",
+        "unbounded-queue",
+        "warning",
+        "When the consumer is slower than the producer the queue grows until memory ends, and"
+        " everything in it is late.",
+    ),
+    Rule(
+        "SW302",
+        "unbounded-fan-out",
+        "warning",
+        "As many calls run at once as there are items: a long list is a surge on the dependency,"
+        " and on memory and sockets here.",
+    ),
+    Rule(
+        "SW303",
+        "unbounded-tasks",
+        "warning",
+        "Tasks are made as fast as the loop turns, whether or not earlier ones have ended: nothing"
+        " slows the producer down.",
+    ),
+    Rule(
+        "SW304",
+        "unbounded-threads",
+        "warning",
+        "The default executor has few threads, an endless queue, and serves DNS look-ups too: one"
+        " slow dependency stops everything that uses it.",
+    ),
+    Rule(
+        "SW401",
+        "blocking-in-async",
+        "error",
+        "While this call waits, the event loop runs nothing else: every request of the process"
+        " waits with it, and no timeout can fire.",
+    ),
+    Rule(
+        "SW501",
+        "client-per-request",
+        "warning",
+        "Each call opens new connections, with a TCP and a TLS handshake, and no limit of the pool"
+        " holds for all calls together.",
+    ),
+    Rule(
+        "SW601",
+        "guard-without-timeout",
+        "error",
+        "A call that hangs is never retried, keeps its slot, and tells the breaker nothing.",
+    ),
+    Rule(
+        "SW602",
+        "guard-per-call",
+        "error",
+        "A guard made for one call has learnt nothing: its breaker is always closed, its limits"
+        " are never reached, its budget is always full.",
+    ),
+    Rule("SW900", "unreadable-file", "error", "What cannot be read cannot be audited."),
+    Rule(
+        "SW901",
+        "suppression-without-reason",
+        "error",
+        "Nobody can tell later whether the exception still holds.",
+    ),
+)
+
+RULES: Final = {rule.id: rule for rule in _ALL}
+"""All rules by id."""
+
+
+class Finding(NamedTuple):
+    """One finding. In a running process `path` is the name of a guard or pool, and `line` 0."""
+
+    path: str
+    line: int
+    column: int
+    rule: Rule
+    message: str
+    write: str
+    end_line: int = 0
+    context: str = ""
+    """The function and the code, without line numbers: it identifies the finding in a baseline."""
+
+    @property
+    def place(self) -> str:
+        """Where it is: `path:line:column`, or a name."""
+        return f"{self.path}:{self.line}:{self.column}" if self.line else self.path
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity that survives changes elsewhere in the file."""
+        text = "\0".join((self.rule.id, self.path, self.context or self.message))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def in_order(finding: Finding) -> tuple[str, int, int, str, str]:
+    """Return the sort key of the one order in which findings are shown."""
+    return (finding.path, finding.line, finding.column, finding.rule.id, finding.message)

@@ -1,0 +1,168 @@
+"""Findings as text, JSON, SARIF 2.1.0 and annotations of GitHub's kind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from seawall.audit.findings import RULES, Finding
+
+_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+_ANNOTATIONS: Final = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+class Report(NamedTuple):
+    """What an audit has found."""
+
+    findings: Sequence[Finding]
+    files: int
+    """Number of files, or of guards and other objects of a process."""
+    known: int = 0
+    """Number of findings that the baseline has."""
+
+
+class Line(NamedTuple):
+    """A line of text with the name of its style."""
+
+    text: str
+    style: str = ""
+
+
+def text_lines(report: Report) -> Iterator[Line]:
+    """Yield the report for a terminal."""
+    explained: set[str] = set()
+    for finding in report.findings:
+        rule = finding.rule
+        head = f"{finding.place}: {rule.id} {rule.name}: {finding.message}"
+        yield Line(_printable(head), rule.level)
+        if rule.id not in explained:
+            explained.add(rule.id)
+            yield Line(f"    why:   {rule.why}")
+        yield Line(_printable(f"    write: {finding.write}"), "write")
+    yield Line(_summary(report), "summary")
+
+
+def as_text(report: Report) -> str:
+    """Return the report as plain text."""
+    return "".join(f"{line.text}\n" for line in text_lines(report))
+
+
+def as_json(report: Report) -> str:
+    """Return the report as JSON, with one object for each finding."""
+    findings = [
+        {
+            "path": one.path,
+            "line": one.line,
+            "column": one.column,
+            "rule": one.rule.id,
+            "name": one.rule.name,
+            "level": one.rule.level,
+            "message": one.message,
+            "why": one.rule.why,
+            "write": one.write,
+            "fingerprint": one.fingerprint,
+        }
+        for one in report.findings
+    ]
+    table = {"files": report.files, "known": report.known, "findings": findings}
+    return json.dumps(table, indent=2) + "\n"
+
+
+def as_sarif(report: Report) -> str:
+    """Return the report as SARIF 2.1.0."""
+    used = sorted({one.rule.id for one in report.findings})
+    rules: list[dict[str, Any]] = [
+        {
+            "id": rule.id,
+            "name": rule.name,
+            "shortDescription": {"text": rule.name.replace("-", " ")},
+            "fullDescription": {"text": rule.why},
+            "defaultConfiguration": {"level": rule.level},
+        }
+        for rule in (RULES[name] for name in used)
+    ]
+    results = [
+        {
+            "ruleId": one.rule.id,
+            "ruleIndex": used.index(one.rule.id),
+            "level": one.rule.level,
+            "message": {"text": f"{one.message}. {one.rule.why} Write: {one.write}"},
+            "locations": [{"physicalLocation": _location(one)}] if one.line else [],
+            "partialFingerprints": {"seawall/v1": one.fingerprint},
+        }
+        for one in report.findings
+    ]
+    driver = {"name": "seawall audit", "version": _version(), "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    table = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(table, indent=2) + "\n"
+
+
+def as_annotations(report: Report) -> str:
+    """Return the report as workflow commands, which GitHub shows beside the code."""
+    return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
+
+
+FORMATS: Final[dict[str, Callable[[Report], str]]] = {
+    "text": as_text,
+    "json": as_json,
+    "sarif": as_sarif,
+    "github": as_annotations,
+}
+"""The formats by their names on the command line."""
+
+
+def _location(finding: Finding) -> dict[str, Any]:
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    if finding.end_line > finding.line:
+        region["endLine"] = finding.end_line
+    return {"artifactLocation": {"uri": quote(finding.path)}, "region": region}
+
+
+def _annotation(finding: Finding) -> str:
+    properties = {"title": f"{finding.rule.id} {finding.rule.name}"}
+    if finding.line:
+        place = {"file": finding.path, "line": str(finding.line), "col": str(finding.column)}
+        properties = place | properties
+    told = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
+    message = f"{finding.message}. {finding.rule.why} Write: {finding.write}"
+    return f"::{_ANNOTATIONS[finding.rule.level]} {told}::{_escaped(message)}"
+
+
+def _escaped(text: str, further: str = "") -> str:
+    for character in f"%\r\n{further}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _printable(text: str) -> str:
+    """Escape what a terminal would obey: names of files and code are the user's."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _summary(report: Report) -> str:
+    found = len(report.findings)
+    counted = Counter(one.rule.id for one in report.findings)
+    by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(counted.items()))
+    known = f", {report.known} more in the baseline" if report.known else ""
+    if not found:
+        return f"nothing found in {_counted(report.files, 'file')}{known}"
+    files = _counted(report.files, "file")
+    return f"{_counted(found, 'finding')} in {files}{known}: {by_rule}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _version() -> str:
+    try:
+        return version("seawall")
+    except PackageNotFoundError:  # running from a source tree
+        return "0"

@@ -1,0 +1,96 @@
+"""What can grow without a bound is found."""
+
+from __future__ import annotations
+
+from tests.audit.support import assert_findings
+
+
+def test_queues_need_a_size():
+    """A queue without a size, or with the size 0, grows until memory ends."""
+    assert_findings("""
+        import asyncio, queue
+        from multiprocessing import Queue
+        queue.Queue()  #! SW301
+        queue.Queue(0)  #! SW301
+        queue.Queue(maxsize=100)
+        queue.Queue(size)
+        queue.Queue(*given)
+        queue.SimpleQueue()  #! SW301
+        asyncio.Queue()  #! SW301
+        Queue(10)
+        Queue()  #! SW301
+        def fill():
+            items = queue.Queue()
+            for one in range(10):
+                items.put(one)
+    """)
+
+
+def test_fan_outs_need_a_bound():
+    """One task for each of unknown items is found; for a few written ones it is not."""
+    assert_findings(
+        """
+        import asyncio
+        async def all_of(items):
+            await asyncio.gather(*[fetch(one) for one in items])  #! SW302
+            await asyncio.gather(*(fetch(one) for one in items))  #! SW302
+            tasks = [fetch(one) for one in items]
+            await asyncio.gather(*tasks)  #! SW302
+            await asyncio.gather(*[fetch(one) for one in ("a", "b")])
+            await asyncio.gather(*[fetch(one) for one in items[:5]])
+            await asyncio.gather(*[fetch(one) for one in range(3)])
+            await asyncio.gather(one(), two())
+        async def limited(items):
+            semaphore = asyncio.Semaphore(10)
+            await asyncio.gather(*[fetch(one, semaphore) for one in items])
+        async def inner(items):
+            await asyncio.gather(*[bounded(one) for one in items])
+        async def bounded(one):
+            async with semaphore:
+                await fetch(one)
+        """,
+        "SW302",
+    )
+
+
+def test_tasks_in_a_loop_need_a_bound():
+    """A task for each turn is found, unless the turn waits or a semaphore bounds them."""
+    assert_findings("""
+        import asyncio
+        async def serve(messages):
+            async for message in messages:
+                asyncio.create_task(handle(message))  #! SW303
+            for message in list(messages):
+                asyncio.create_task(handle(message))  #! SW303
+            for name in ("a", "b"):
+                asyncio.create_task(handle(name))
+            while True:
+                task = asyncio.create_task(handle(message))
+                await asyncio.wait([task])
+        async def limited(messages):
+            async for message in messages:
+                await semaphore.acquire()
+                asyncio.create_task(handle(message))
+        async def once():
+            asyncio.create_task(handle(1))
+    """)
+
+
+def test_threads_need_a_bound():
+    """The default executor is shared by everything; a thread for each connection has no limit."""
+    assert_findings(
+        """
+        import asyncio, requests, threading
+        async def ask(loop):
+            await asyncio.to_thread(requests.get, url)  #! SW304
+            await asyncio.to_thread(len, url)
+        async def limited():
+            async with semaphore:
+                await asyncio.to_thread(requests.get, url)
+        def serve(listener):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=handle, args=(connection,)).start()  #! SW304
+        """,
+        "SW304",
+    )
