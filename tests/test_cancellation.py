@@ -32,8 +32,8 @@ from seawall import (
     Throttle,
     Timeout,
     VirtualClock,
-    adaptive,
     adaptive_lifo,
+    adaptive_timeout,
     aimd,
     by_criticality,
     by_latency,
@@ -43,7 +43,7 @@ from seawall import (
     fallback_reason,
     n_of_m,
     ramp,
-    single,
+    single_probe,
     vegas,
 )
 from seawall._expiry import is_expiry
@@ -483,7 +483,7 @@ ALONE: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
     "slow breaker": (lambda: [Breaker(slow_after=9.0, slow_ratio=0.9, min_calls=5)], {}),
     "keyed breaker": (lambda: [Breaker(consecutive=1, key=lambda: "key")], {}),
     "probe": (
-        lambda: [Breaker(consecutive=1, break_for=5.0, probes=single())],
+        lambda: [Breaker(consecutive=1, break_for=5.0, probes=single_probe())],
         {"prepare": half_open},
     ),
     "probes": (
@@ -504,7 +504,7 @@ ALONE: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
     "timeout": (lambda: [Timeout(5.0)], {}),
     "expiring": (lambda: [Timeout(5.0)], {"script": ("hang",)}),
     "expiring twice": (lambda: [Timeout(5.0), Timeout(5.0)], {"script": ("hang",)}),
-    "adaptive timeout": (lambda: [Timeout(adaptive(floor=1.0, cap=5.0))], {}),
+    "adaptive timeout": (lambda: [Timeout(adaptive_timeout(floor=1.0, cap=5.0))], {}),
     "fallback": (lambda: [Fallback(Service().level)], {"script": ("fail",)}),
     "cache": (lambda: [Cache(5.0)], {}),
     "follower": (lambda: [Cache(5.0)], {"prepare": crowd}),
@@ -648,7 +648,7 @@ def draw(chance: Random) -> Callable[[], list[Any]]:
         lambda: Cache(5.0),
         lambda: Timeout(60.0),
         lambda: Timeout(2.0),
-        lambda: Timeout(adaptive(floor=1.0, cap=40.0)),
+        lambda: Timeout(adaptive_timeout(floor=1.0, cap=40.0)),
         lambda: retry(InFlightRatio()),
         retry,
         lambda: Breaker(consecutive=50),

@@ -41,8 +41,8 @@ from seawall import (
     Throttle,
     Timeout,
     VirtualClock,
-    adaptive,
     adaptive_lifo,
+    adaptive_timeout,
     aimd,
     by_chance,
     by_cost,
@@ -99,7 +99,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "shadow": lambda: Bulkhead(1, mode="shadow"),
     "total": lambda: Timeout(6.0, sync="cooperative"),
     "timeout": lambda: Timeout(1.5, sync="cooperative"),
-    "adaptive": lambda: Timeout(adaptive(floor=1.0, cap=3.0), sync="cooperative"),
+    "adaptive": lambda: Timeout(adaptive_timeout(floor=1.0, cap=3.0), sync="cooperative"),
     # Gates against scarcity.
     "rate": lambda: RateLimit("2/s"),
     "keyed rate": lambda: RateLimit("2/s", key=len),

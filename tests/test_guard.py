@@ -33,7 +33,7 @@ from seawall import (
     current_attempt,
     get_guard,
     idempotency_key,
-    single,
+    single_probe,
     static,
     subscribe,
 )
@@ -738,7 +738,7 @@ def _say_and_raise(guard, say, error):
 def test_a_block_that_is_ignored_gives_no_verdict():
     """It neither fails nor succeeds, whether it raises or not, and a probe's permit goes back."""
     with virtual_time() as clock:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         bulkhead = Bulkhead(1)
         guard = Guard("vendor", breaker, bulkhead)
         with pytest.raises(ValueError, match="not found"):

@@ -20,7 +20,7 @@ from seawall import (
     ThreadBulkhead,
     Throttle,
     Timeout,
-    adaptive,
+    adaptive_timeout,
     by_fraction,
     constant,
     static,
@@ -95,7 +95,7 @@ def test_the_recommended_order_has_no_dangers():
             r"the inner Timeout \(5 s\) is not below the outer one \(2 s\)",
         ),
         (
-            lambda: (Timeout(2.0), Timeout(adaptive(floor=0.1, cap=3.0))),
+            lambda: (Timeout(2.0), Timeout(adaptive_timeout(floor=0.1, cap=3.0))),
             r"the inner Timeout \(3 s\) is not below",
         ),
         (

@@ -119,7 +119,7 @@ if TYPE_CHECKING:
         linear,
         plus_minus,
     )
-    from seawall.models.breaker.probes import growing, n_of_m, ramp, single, slow_start
+    from seawall.models.breaker.probes import growing, n_of_m, ramp, single_probe, slow_start
     from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
     from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
     from seawall.models.contention import Stripes
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from seawall.policies.retry import Retry, RetryBudget, adaptive_attempts, transient
     from seawall.policies.shed import Shed
     from seawall.policies.throttle import Throttle
-    from seawall.policies.timeout import Timeout, adaptive
+    from seawall.policies.timeout import Timeout, adaptive_timeout
     from seawall.redis.queue import PriorityQueue
     from seawall.redis.store import RedisStore
     from seawall.registry import check_threads, explain, get_guard, guards, snapshot
@@ -288,9 +288,9 @@ __all__ = [
     "Worker",
     "WorkerDied",
     "WorkerReplaced",
-    "adaptive",
     "adaptive_attempts",
     "adaptive_lifo",
+    "adaptive_timeout",
     "aimd",
     "aupdate_optimistically",
     "by_chance",
@@ -333,7 +333,7 @@ __all__ = [
     "primed",
     "quantile",
     "ramp",
-    "single",
+    "single_probe",
     "slow_start",
     "snapshot",
     "static",
@@ -388,7 +388,7 @@ _HOMES = {
     "models.service_levels": "ServiceLevel",
     "models.pooling": "Advice",
     "models.pressure": "Pressure RetryThresholds",
-    "models.breaker.probes": "growing n_of_m ramp single slow_start",
+    "models.breaker.probes": "growing n_of_m ramp single_probe slow_start",
     "models.shedding.shares": "by_chance by_fraction by_latency",
     "models.shedding.rules": "by_cost by_criticality by_deadline by_queue by_tier",
     "models.sizing": "pool_size timeout_for",
@@ -403,7 +403,7 @@ _HOMES = {
     "policies.retry": "Retry RetryBudget adaptive_attempts transient",
     "policies.shed": "Shed",
     "policies.throttle": "Throttle",
-    "policies.timeout": "Timeout adaptive",
+    "policies.timeout": "Timeout adaptive_timeout",
     "resources.pool": "Pool",
     "resources.pool.borrowed": "Borrowed",
     "registry": "check_threads explain get_guard guards snapshot",

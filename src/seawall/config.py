@@ -35,7 +35,7 @@ from seawall.models.backoff import (
     linear,
     plus_minus,
 )
-from seawall.models.breaker.probes import growing, n_of_m, ramp, single, slow_start
+from seawall.models.breaker.probes import growing, n_of_m, ramp, single_probe, slow_start
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
 from seawall.models.shedding.codel import adaptive_lifo, codel
@@ -52,7 +52,7 @@ from seawall.policies.rate_limit import Limit, RateLimit
 from seawall.policies.retry import Retry, RetryBudget, adaptive_attempts
 from seawall.policies.shed import Shed
 from seawall.policies.throttle import Throttle
-from seawall.policies.timeout import Timeout, adaptive
+from seawall.policies.timeout import Timeout, adaptive_timeout
 from seawall.runtime.policy import Policy
 
 Names = Mapping[str, Any]
@@ -130,8 +130,8 @@ _BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "request_ratio": RequestRatio,
         "success_deposit": SuccessDeposit,
     },
-    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single, "slow_start": slow_start},
-    "seconds": {"adaptive": adaptive},
+    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single_probe, "slow_start": slow_start},
+    "seconds": {"adaptive": adaptive_timeout},
 }
 
 

@@ -31,7 +31,7 @@ from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batc
 from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.layers import Inline, Layer, Outcome
-from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy
+from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy, bindings_of
 from seawall.runtime.stats import last_error_of
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class Family:
         for place, bound in enumerate(guard.bounds):
             kind = bound.policy.kind
             gone = self._gone_policies.setdefault((place, kind), {"policy": kind})
-            _add_counts(gone, bound, own=len(bound.policy.bindings) == 1)
+            _add_counts(gone, bound, own=len(bindings_of(bound.policy)) == 1)
 
     def _say_full(self) -> None:
         from logging import getLogger

@@ -40,7 +40,7 @@ from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Kind, Layer
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan
-from seawall.runtime.policy import GateBound, Policy
+from seawall.runtime.policy import GateBound, Policy, bind
 from seawall.runtime.result import Result
 from seawall.runtime.stats import Stats
 
@@ -131,7 +131,7 @@ class Guard:
         self._own_rng = rng is None
         self.stats = Stats(self.clock.now())
         survives_fork(self)
-        self.bounds = [policy.bind(self) for policy in policies]
+        self.bounds = [bind(policy, self) for policy in policies]
         if any(isinstance(policy, Retry) for policy in policies):
             self.stats.watch = self._note_retries_around
         self._around = around
@@ -232,7 +232,7 @@ class Guard:
         """Put one policy around a function, in a guard that is not registered."""
         guard = cls._unregistered(getattr(function, "__qualname__", repr(function)), (policy,))
         # An unregistered guard has no name to look it up by, so its statistics would never be read.
-        guard.keeps_statistics = policy.needs_statistics
+        guard.keeps_statistics = policy._needs_statistics  # noqa: SLF001 - not for users
         return guard(function)
 
     @classmethod

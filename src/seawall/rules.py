@@ -12,7 +12,7 @@ from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry, switch
 from seawall.policies.timeout import AdaptiveSeconds, Timeout
 from seawall.runtime.call import bypass
-from seawall.runtime.policy import Policy
+from seawall.runtime.policy import Policy, bindings_of
 
 if TYPE_CHECKING:
     from seawall.guard import Guard
@@ -310,7 +310,7 @@ def _longest_pauses(retry: Retry) -> float:
 
 def _shared(name: str, policies: Sequence[Policy]) -> Iterator[str]:
     for policy in policies:
-        others = sorted({bound.host.name for bound in policy.bindings} - {name})
+        others = sorted({bound.host.name for bound in bindings_of(policy)} - {name})
         if not others or policy.kind not in _SLOTS or not getattr(policy, "max_wait", 1.0):
             continue
         yield (

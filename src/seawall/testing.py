@@ -32,7 +32,7 @@ from seawall.policies.retry import switch
 from seawall.redis.fake import FakeStore
 from seawall.runtime.call import bypass
 from seawall.runtime.fastpath import switch_policies
-from seawall.runtime.policy import Policy
+from seawall.runtime.policy import Policy, bindings_of
 from seawall.runtime.slots import live_slots
 from seawall.runtime.workers import live_pools
 
@@ -279,7 +279,9 @@ def held_permits() -> dict[str, int]:
 
 def _owner(owner: object) -> str:
     if isinstance(owner, Policy):
-        return " and ".join(sorted({bound.host.name for bound in owner.bindings})) or repr(owner)
+        return " and ".join(sorted({bound.host.name for bound in bindings_of(owner)})) or repr(
+            owner
+        )
     return str(getattr(owner, "name", owner))
 
 

@@ -12,7 +12,7 @@ from seawall.models.breaker.probes import (
     growing,
     n_of_m,
     ramp,
-    single,
+    single_probe,
     slow_start,
 )
 from seawall.models.breaker.state import (
@@ -33,7 +33,9 @@ SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 def breaker(**settings):
     """Return a breaker that trips at the first failure and breaks for 10, unless told otherwise."""
     return BreakerModel(
-        BreakerSettings(**({"consecutive": 1, "break_for": 10, "probes": single()} | settings))
+        BreakerSettings(
+            **({"consecutive": 1, "break_for": 10, "probes": single_probe()} | settings)
+        )
     )
 
 
@@ -233,7 +235,7 @@ def test_a_break_function_that_raises_changes_nothing():
 
 
 def test_one_probe_at_a_time_and_its_success_closes():
-    """With `single()` one call decides."""
+    """With `single_probe()` one call decides."""
     model = breaker()
     calls(model, "f")
     probe = model.admit(10)
@@ -520,7 +522,7 @@ def test_defaults():
         window=30,
         min_calls=20,
         break_for=15,
-        probes=single(),
+        probes=single_probe(),
         probe_timeout=60,
     )
     assert BreakerSettings(consecutive=5).failure_ratio is None
@@ -543,7 +545,7 @@ def test_defaults():
         ({"break_for": "15s"}, TypeError, "break_for='15s'"),
         ({"break_for": lambda _opens: -1}, ValueError, "break_for=-1"),
         ({"probes": 3}, TypeError, r"n_of_m\(2, 3\)"),
-        ({"probes": single}, TypeError, r"single\(\)"),
+        ({"probes": single_probe}, TypeError, r"single_probe\(\)"),
         ({"probe_timeout": 0}, ValueError, "probe_timeout"),
     ],
 )
@@ -614,13 +616,13 @@ def test_probes_that_make_no_sense_are_refused(wrong):
 
 def test_single_is_one_of_one():
     """It is the smallest case of N of M."""
-    assert single() == NOfM(1, 1)
+    assert single_probe() == NOfM(1, 1)
 
 
 @pytest.mark.parametrize(
     "written",
     [
-        "single()",
+        "single_probe()",
         "n_of_m(2, 3)",
         "ramp((0.01, 0.05, 0.25), step=10)",
         "slow_start(step=0.5)",
@@ -629,6 +631,6 @@ def test_single_is_one_of_one():
 )
 def test_settings_are_shown_as_they_are_written(written):
     """A repr is the code that makes the same again."""
-    makers = (single, n_of_m, ramp, slow_start, growing)
+    makers = (single_probe, n_of_m, ramp, slow_start, growing)
     names = {maker.__name__: maker for maker in makers}
     assert repr(eval(written, names)) == written  # noqa: S307

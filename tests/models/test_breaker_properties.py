@@ -28,7 +28,7 @@ from seawall.models.breaker.probes import (
     _SlowStartTrial,
     n_of_m,
     ramp,
-    single,
+    single_probe,
     slow_start,
 )
 from seawall.models.breaker.state import BreakerModel, BreakerSettings, Cause, Refusal, State
@@ -70,7 +70,7 @@ def some_settings(**strategies):
 
 
 PROBES = st.one_of(
-    st.just(single()),
+    st.just(single_probe()),
     st.integers(1, 4).flatmap(lambda m: st.integers(1, m).map(lambda n: n_of_m(n, m))),
     st.sampled_from([ramp((0.1, 0.5), step=7), ramp((0.3,), step=3)]),
     st.sampled_from([slow_start(step=2), slow_start(step=6)]),

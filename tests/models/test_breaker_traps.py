@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from seawall.models.breaker.probes import Probe, Verdict, n_of_m, ramp, single, slow_start
+from seawall.models.breaker.probes import Probe, Verdict, n_of_m, ramp, single_probe, slow_start
 from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 
 EVERY_KIND = pytest.mark.parametrize(
     "probes",
-    [single(), n_of_m(2, 3), ramp(step=5), slow_start()],
+    [single_probe(), n_of_m(2, 3), ramp(step=5), slow_start()],
     ids=["single", "n_of_m", "ramp", "slow_start"],
 )
 

@@ -23,7 +23,7 @@ from seawall import (
     ThreadBulkhead,
     Timeout,
     n_of_m,
-    single,
+    single_probe,
     static,
     subscribe,
 )
@@ -583,7 +583,7 @@ def test_a_refusal_says_what_opened_the_breaker():
 def test_a_probe_that_fails_is_the_last_failure_of_an_outage_that_began_earlier():
     """`open_for` is about the whole outage; the failure is the latest. Closed, both are gone."""
     with virtual_time() as clock:
-        guard = new_guard(Breaker(consecutive=1, break_for=5.0, probes=single()))
+        guard = new_guard(Breaker(consecutive=1, break_for=5.0, probes=single_probe()))
         guard.attempt(ScriptedService(fail(ConnectionError("refused"))).call)
         clock.advance(5.0)
         guard.attempt(ScriptedService(fail(TimeoutError("late"))).call)
@@ -603,7 +603,9 @@ def test_the_event_says_what_opened_the_breaker():
     stop = subscribe(heard.append, BreakerChanged)
     try:
         with virtual_time() as clock:
-            guard = new_guard(_retry(), Breaker(consecutive=1, break_for=5.0, probes=single()))
+            guard = new_guard(
+                _retry(), Breaker(consecutive=1, break_for=5.0, probes=single_probe())
+            )
             guard.attempt(ScriptedService(fail(Bad("poisoned"), times=None)).call)
             clock.advance(5.0)
             guard.call(_lookup, 1)
@@ -680,7 +682,7 @@ def test_the_failure_that_opened_it_is_not_kept_alive():
 def test_trip_opens_as_failures_do():
     """Calls are refused for the break; then a probe decides."""
     with virtual_time() as clock:
-        breaker = Breaker(consecutive=3, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=3, break_for=5.0, probes=single_probe())
         guard = new_guard(breaker)
         breaker.trip()
         refused = guard.attempt(_lookup, 1).error

@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 
-from seawall import Breaker, BreakerChanged, Guard, VirtualClock, single, subscribe
+from seawall import Breaker, BreakerChanged, Guard, VirtualClock, single_probe, subscribe
 from seawall.clock import current_clock
 from seawall.policies.breaker import probe as _breaker_probe
 from seawall.testing import run_virtual
@@ -73,15 +73,15 @@ async def _apasses() -> None:
 @pytest.mark.parametrize("probe", [_apasses, Asked("up").ask, Asked("").ask])
 def test_a_probe_that_passes_closes_the_breaker(probe: Callable[[], Any]):
     """No call is needed: it is closed when traffic returns. None is a pass too."""
-    assert _probed(Breaker(consecutive=1, probes=single(), break_for=5.0, probe=probe), 5.0) == [
-        "closed"
-    ]
+    assert _probed(
+        Breaker(consecutive=1, probes=single_probe(), break_for=5.0, probe=probe), 5.0
+    ) == ["closed"]
 
 
 def test_nothing_is_asked_before_the_break_is_over():
     """Its own probes are probes like any other."""
     ping = Asked("up")
-    breaker = Breaker(consecutive=1, probes=single(), break_for=5.0, probe=ping.ask)
+    breaker = Breaker(consecutive=1, probes=single_probe(), break_for=5.0, probe=ping.ask)
     assert _probed(breaker, 4.75, 0.25) == ["open", "closed"]
     assert ping.keys == [()]
 
@@ -89,7 +89,9 @@ def test_nothing_is_asked_before_the_break_is_over():
 @pytest.mark.parametrize("answer", ["down", ConnectionError("still down")])
 def test_a_probe_that_fails_opens_the_breaker_again(answer: Any):
     """By False or by raising; what it raised is the last failure."""
-    breaker = Breaker(consecutive=1, probes=single(), break_for=5.0, probe=Asked(answer, "up").ask)
+    breaker = Breaker(
+        consecutive=1, probes=single_probe(), break_for=5.0, probe=Asked(answer, "up").ask
+    )
     assert _probed(breaker, 5.0, 4.0, 1.0) == ["open", "open", "closed"]
 
 
@@ -97,7 +99,7 @@ def test_the_failure_of_a_probe_is_told():
     """A refusal then says how the probe failed."""
     breaker = Breaker(
         consecutive=1,
-        probes=single(),
+        probes=single_probe(),
         break_for=5.0,
         probe=Asked(ConnectionError("still down")).ask,
     )
@@ -117,7 +119,9 @@ def test_a_probe_that_takes_too_long_has_failed():
             finally:
                 began.append(asyncio.get_running_loop().time())
 
-        breaker = Breaker(consecutive=1, probes=single(), break_for=5.0, probe=hangs, **options)  # type: ignore[arg-type]
+        breaker = Breaker(
+            consecutive=1, probes=single_probe(), break_for=5.0, probe=hangs, **options
+        )  # type: ignore[arg-type]
         assert _probed(breaker, 5.0) == ["open"]
         assert began == [5.0, 7.0]
 
@@ -126,7 +130,7 @@ def test_a_keyed_breaker_probes_the_keys_that_are_open():
     """Each is asked for by itself."""
     ping = Asked("up")
     breaker = Breaker(
-        consecutive=1, probes=single(), break_for=5.0, key=lambda host: host, probe=ping.ask
+        consecutive=1, probes=single_probe(), break_for=5.0, key=lambda host: host, probe=ping.ask
     )
     assert _probed(breaker, 5.0, fail=("b",)) == ["closed"]
     assert ping.keys == [("b",)]
@@ -137,7 +141,7 @@ def test_a_probe_that_somebody_makes_is_not_made_twice():
     ping = Asked()
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, probes=single(), break_for=5.0, probe=ping.ask)
+        breaker = Breaker(consecutive=1, probes=single_probe(), break_for=5.0, probe=ping.ask)
         guard = new_guard(breaker)
         guard.attempt(_fail)
         await let_pass(5.0)
@@ -154,7 +158,7 @@ def test_a_probe_that_is_cancelled_gives_its_permit_back():
     """As a call does that is cancelled: the next one probes."""
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, probes=single(), break_for=5.0, probe=_hang)
+        breaker = Breaker(consecutive=1, probes=single_probe(), break_for=5.0, probe=_hang)
         guard = new_guard(breaker)
         guard.attempt(_fail)
         await let_pass(5.0)
@@ -181,7 +185,9 @@ async def _hang() -> None:
 def _closed_by_itself(**options: Any) -> None:
     """Open a breaker, make no call, and wait until it is closed."""
     closed = Event()
-    breaker = Breaker(consecutive=1, probes=single(), break_for=0.01, probe_every=0.01, **options)
+    breaker = Breaker(
+        consecutive=1, probes=single_probe(), break_for=0.01, probe_every=0.01, **options
+    )
     guard = new_guard(breaker)
 
     def note(event: BreakerChanged) -> None:
@@ -236,7 +242,7 @@ def test_the_background_goes_on_after_probes_that_fail():
 def test_nobody_is_asked_once_the_guard_is_closed():
     """A guard that is closed needs no answer; what is left stops by itself."""
     breaker = Breaker(
-        consecutive=1, probes=single(), break_for=0.01, probe=lambda: False, probe_every=0.01
+        consecutive=1, probes=single_probe(), break_for=0.01, probe=lambda: False, probe_every=0.01
     )
     guard = new_guard(breaker)
     guard.attempt(_fail)
@@ -254,7 +260,7 @@ def test_nobody_is_asked_once_the_guard_is_closed():
 def test_a_breaker_that_is_gone_is_not_kept_by_its_probes():
     """The background knows it weakly."""
     breaker = Breaker(
-        consecutive=1, probes=single(), break_for=60.0, probe=lambda: False, probe_every=0.01
+        consecutive=1, probes=single_probe(), break_for=60.0, probe=lambda: False, probe_every=0.01
     )
     guard: Guard | None = new_guard(breaker)
     assert guard is not None
@@ -274,7 +280,7 @@ def test_a_breaker_that_is_gone_is_not_kept_by_its_probes():
 def test_a_child_process_probes_by_itself():
     """Threads do not survive a fork: the first refused call begins them anew."""
     breaker = Breaker(
-        consecutive=1, probes=single(), break_for=0.01, probe=lambda: False, probe_every=0.01
+        consecutive=1, probes=single_probe(), break_for=0.01, probe=lambda: False, probe_every=0.01
     )
     guard = new_guard(breaker)
     guard.attempt(_fail)

@@ -22,7 +22,7 @@ from seawall import (
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    adaptive,
+    adaptive_timeout,
     deadline,
     subscribe,
 )
@@ -396,7 +396,7 @@ def test_a_timeout_that_adapts_follows_injected_latency() -> None:
 
     async def main() -> None:
         guard = new_guard(
-            Timeout(adaptive(floor=0.01, cap=10.0)), Chaos(1.0, latency=1.0, enabled=True)
+            Timeout(adaptive_timeout(floor=0.01, cap=10.0)), Chaos(1.0, latency=1.0, enabled=True)
         )
         for _ in range(40):
             await guard.acall(let_pass, 0.0)

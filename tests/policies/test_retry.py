@@ -32,8 +32,8 @@ from seawall import (
     SuccessDeposit,
     TimedOut,
     Timeout,
-    adaptive,
     adaptive_attempts,
+    adaptive_timeout,
     constant,
     current_attempt,
     deadline,
@@ -569,7 +569,7 @@ def test_adaptive_attempts_see_the_pressure_on_guards_around_them(kind: str) -> 
     assert _retries_inside(_guard(breaker), kind, breaker.isolate) == 0
 
 
-@pytest.mark.parametrize("seconds", [60.0, adaptive(floor=1.0, cap=60.0)])
+@pytest.mark.parametrize("seconds", [60.0, adaptive_timeout(floor=1.0, cap=60.0)])
 def test_adaptive_attempts_in_child_tasks_see_the_guards_around_their_parent(seconds: Any) -> None:
     """If these have a Timeout, for as long as their call goes on."""
 

@@ -24,7 +24,7 @@ from seawall import (
     RetryBudget,
     SuccessDeposit,
     Timeout,
-    adaptive,
+    adaptive_timeout,
     current_attempt,
     deadline,
     idempotency_key,
@@ -204,7 +204,7 @@ def _check_total_time(case: Race) -> None:
         else:
             outer = {
                 "timeout": [Timeout(case.limit)],
-                "adaptive": [Timeout(adaptive(floor=case.limit, cap=case.limit))],
+                "adaptive": [Timeout(adaptive_timeout(floor=case.limit, cap=case.limit))],
             }
             guard = new_guard(*outer.get(case.by, []), policy)
 

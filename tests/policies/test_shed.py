@@ -41,6 +41,7 @@ from seawall import (
     subscribe,
     tier,
 )
+from seawall.runtime.policy import bindings_of
 from seawall.runtime.stats import Stats
 from seawall.testing import ScriptedService, answer, run_virtual, slow, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard
@@ -288,7 +289,7 @@ def test_response_times_that_nobody_asks_for_are_not_kept(mode: Any) -> None:
     guard = new_guard(shed)
     for _ in range(10_000):
         guard.call(int)
-    (gate,) = shed.bindings
+    (gate,) = bindings_of(shed)
     assert len(gate._times.samples) <= (0 if mode == "off" else 4096)  # type: ignore[attr-defined]
 
 

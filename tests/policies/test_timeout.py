@@ -27,7 +27,7 @@ from seawall import (
     Timeout,
     VirtualClock,
     _expiry,
-    adaptive,
+    adaptive_timeout,
     context,
     current_deadline,
     deadline,
@@ -148,7 +148,7 @@ async def _our_limit(seconds: float, run: Run) -> Any:
 
 
 async def _own_timer_limit(seconds: float, run: Run) -> Any:
-    return await new_guard(Timeout(adaptive(floor=seconds, cap=seconds))).acall(run)
+    return await new_guard(Timeout(adaptive_timeout(floor=seconds, cap=seconds))).acall(run)
 
 
 async def _deadline_limit(seconds: float, run: Run) -> Any:
@@ -402,9 +402,9 @@ def test_settings_are_checked_where_they_are_written() -> None:
     with pytest.raises(ValueError, match="'cooperative', 'thread'"):
         Timeout(1.0, sync="signal")
     with pytest.raises(ValueError, match="cap"):
-        adaptive(floor=2.0, cap=1.0)
+        adaptive_timeout(floor=2.0, cap=1.0)
     with pytest.raises(ValueError, match="factor"):
-        adaptive(factor=0.5, floor=1.0, cap=2.0)
+        adaptive_timeout(factor=0.5, floor=1.0, cap=2.0)
     assert repr(Timeout(2.0, sync="thread")) == "Timeout(2.0, sync='thread')"
 
 
@@ -694,7 +694,7 @@ def test_an_adaptive_limit_follows_the_latency() -> None:
     """The cap while little is known, then a multiple of what is usual, never under the floor."""
 
     async def main() -> None:
-        guard = new_guard(Timeout(adaptive(p=0.5, factor=2.0, floor=0.5, cap=8.0)))
+        guard = new_guard(Timeout(adaptive_timeout(p=0.5, factor=2.0, floor=0.5, cap=8.0)))
         seconds = guard.bounds[0].seconds
         now = asyncio.get_running_loop().time
 
@@ -734,7 +734,7 @@ def test_update_can_turn_a_constant_into_an_adaptive_limit_and_back() -> None:
         loop = asyncio.get_running_loop()
         policy = Timeout(1.0)
         guard = new_guard(policy)
-        for limit, expected in [(adaptive(floor=1.0, cap=3.0), 3.0), (2.0, 2.0)]:
+        for limit, expected in [(adaptive_timeout(floor=1.0, cap=3.0), 3.0), (2.0, 2.0)]:
             policy.update(seconds=limit)
             assert policy.longest == expected
             began = loop.time()
@@ -1116,7 +1116,7 @@ async def _enforced(body: Callable[[], Awaitable[None]]) -> None:
 
 AROUND: dict[str, Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]] = {
     "constant": lambda body: new_guard(Timeout(0.5)).acall(body),
-    "adaptive": lambda body: new_guard(Timeout(adaptive(floor=0.1, cap=0.5))).acall(body),
+    "adaptive": lambda body: new_guard(Timeout(adaptive_timeout(floor=0.1, cap=0.5))).acall(body),
     "total and attempt": lambda body: new_guard(
         Timeout(0.5), Retry(on=ConnectionError), Timeout(5.0)
     ).acall(body),

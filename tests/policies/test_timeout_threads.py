@@ -22,7 +22,7 @@ from seawall import (
     ThreadAbandoned,
     TimedOut,
     Timeout,
-    adaptive,
+    adaptive_timeout,
     check_deadline,
     check_threads,
     current_deadline,
@@ -234,7 +234,7 @@ def test_cooperative_refuses_a_guard_inside_when_time_is_over() -> None:
 def test_cooperative_limits_can_be_adaptive_and_updated() -> None:
     """The deadline is reckoned from the limit that holds when the call begins."""
     with virtual_time():
-        policy = Timeout(adaptive(floor=1.0, cap=4.0), sync="cooperative")
+        policy = Timeout(adaptive_timeout(floor=1.0, cap=4.0), sync="cooperative")
         guard = _guard(policy)
 
         def left() -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from seawall import Breaker, CircuitOpen, VirtualClock, single
+from seawall import Breaker, CircuitOpen, VirtualClock, single_probe
 from seawall.clock import SYSTEM
 from seawall.models.breaker.probes import Verdict
 from seawall.redis.breaker.wire import parse_replies
@@ -75,7 +75,7 @@ class Pod:
     def __init__(self, store: RedisStore, clock: VirtualClock, name: str, **options: Any) -> None:
         self.store = store
         self.clock = clock
-        options = {"probes": single()} | options
+        options = {"probes": single_probe()} | options
         self.breaker = Breaker(**options, shared=store, name=name)
         self.guard = new_guard(self.breaker, clock=clock)
         self.gate: Any = self.breaker.bindings[0].layer("sync")

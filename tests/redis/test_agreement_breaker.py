@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single, slow_start
+from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single_probe, slow_start
 from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.windows import CallCount, Tracked
@@ -64,7 +64,7 @@ REST = st.fixed_dictionaries(
         "break_for": st.sampled_from([1.0, 2.5, growing(0.5, cap=4.0)]),
         "probes": st.sampled_from(
             [
-                single(),
+                single_probe(),
                 n_of_m(1, 2),
                 n_of_m(2, 3),
                 ramp((0.25, 0.5), step=1.5),

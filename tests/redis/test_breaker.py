@@ -20,7 +20,7 @@ from seawall import (
     RedisStore,
     growing,
     n_of_m,
-    single,
+    single_probe,
     subscribe,
 )
 from seawall.errors import StoreUnavailable
@@ -52,7 +52,7 @@ async def awork() -> str:
 
 def pod(store: RedisStore, name: str, **options: Any) -> tuple[Breaker, Guard]:
     """Return a pod's breaker, in a guard of its own."""
-    options = {"probes": single()} | options
+    options = {"probes": single_probe()} | options
     breaker = Breaker(**options, shared=store, name=name)
     return breaker, new_guard(breaker)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import Breaker, CircuitOpen, Guard, RedisStore, n_of_m, ramp, single
+from seawall import Breaker, CircuitOpen, Guard, RedisStore, n_of_m, ramp, single_probe
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.report import Report
@@ -72,7 +72,7 @@ def work(*_args: Any) -> str:
 
 def shared(store: RedisStore, name: str, **options: Any) -> tuple[Breaker, Guard]:
     """Return a breaker in a guard of its own."""
-    options = {"probes": single()} | options
+    options = {"probes": single_probe()} | options
     breaker = Breaker(**options, shared=store, name=name)
     return breaker, new_guard(breaker)
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 from hypothesis import given, settings
 
-from seawall import CircuitOpen, n_of_m, ramp, single
+from seawall import CircuitOpen, n_of_m, ramp, single_probe
 from seawall.models.breaker.probes import Verdict
 from seawall.redis.breaker.mirror import GrantedProbe
 from tests.redis.breakers import Pod, World, quiet_world
@@ -21,7 +21,7 @@ from tests.support import SEEDS, falsified
 
 SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
 EXAMPLES = settings(max_examples=40)
-PROBES = (single(), n_of_m(1, 2), n_of_m(2, 3))
+PROBES = (single_probe(), n_of_m(1, 2), n_of_m(2, 3))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from seawall import (
     StoreUnavailable,
     UnknownJob,
     n_of_m,
-    single,
+    single_probe,
     subscribe,
 )
 from seawall.events import StoreModeChanged
@@ -168,7 +168,9 @@ def test_a_breaker_that_was_forgotten_is_not_stuck(site: Site, new_pod, modes, s
 
 def test_a_probe_that_was_forgotten_does_not_keep_a_breaker_half_open(site: Site, new_pod):
     """A probe that is out while the store forgets is settled for nothing, and others go on."""
-    policy = Breaker(consecutive=1, break_for=0.05, probes=single(), shared=new_pod(), name="x")
+    policy = Breaker(
+        consecutive=1, break_for=0.05, probes=single_probe(), shared=new_pod(), name="x"
+    )
     guard = guard_with(policy)
     go, inside = threading.Event(), threading.Event()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from seawall import Breaker, Guard, growing, single
+from seawall import Breaker, Guard, growing, single_probe
 from seawall.testing import run_virtual
 from seawall_demo._settings import PODS, PROTECTED, RATE
 from seawall_demo.pod import Prices, vendor_guard
@@ -137,7 +137,7 @@ def test_the_standard_guard_is_back_within_about_a_second(rate, hangs, down):
 
 def test_one_long_break_keeps_refusing_a_vendor_that_is_well():
     """What the defaults are for: the vendor is well, and callers do without it for seconds."""
-    long = Breaker(break_for=15.0, probes=single())
+    long = Breaker(break_for=15.0, probes=single_probe())
     assert run_virtual(_time_to_recover(DEMAND, 30.0, hangs=False, breaker=long)) >= 2
 
 
@@ -160,7 +160,7 @@ def test_the_standard_guard_does_not_push_a_weak_vendor_over(capacity):
 def test_one_probe_that_opens_the_gate_to_all_pushes_it_over(capacity):
     """Without the slow start, the same short breaks keep it down."""
     falls, used = run_virtual(
-        _weak(capacity, Breaker(break_for=growing(0.25, cap=1.0), probes=single()))
+        _weak(capacity, Breaker(break_for=growing(0.25, cap=1.0), probes=single_probe()))
     )
     assert falls >= 2
     assert used < 1 / 3

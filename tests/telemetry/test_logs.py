@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Fallback, Guard, Retry, constant, events, single, static
+from seawall import Breaker, Fallback, Guard, Retry, constant, events, single_probe, static
 from seawall.clock import VirtualClock
 from seawall.events import Event, log
 from seawall.events.bus import emit, muted
@@ -36,7 +36,7 @@ def test_the_life_of_a_breaker_can_be_read_from_messages(read: pytest.LogCapture
     read.set_level(logging.DEBUG, "seawall.events")
     vendor = ScriptedService(fail(ConnectionError("refused")), answer(1)).call
     with virtual_time() as clock, log_events():
-        guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0, probes=single()))
+        guard = Guard("vendor", Breaker(consecutive=1, break_for=5.0, probes=single_probe()))
         guard.attempt(vendor)
         clock.advance(5.0)
         guard.attempt(vendor)

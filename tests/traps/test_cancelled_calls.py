@@ -16,7 +16,7 @@ from seawall import (
     Timeout,
     VirtualClock,
     n_of_m,
-    single,
+    single_probe,
 )
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 
@@ -67,7 +67,7 @@ def test_cancelled_probe_is_no_success():
     """Trap: a cancelled probe is counted as a success and closes a circuit that should be open."""
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         guard = Guard("cancelled-probe", breaker)
         await trip(guard)
         clock.advance(5.0)
@@ -86,7 +86,7 @@ def test_own_timeout_of_a_probe_is_a_failure():
     """Trap: a probe that our timeout stops looks cancelled, and a dead server is never noticed."""
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         guard = Guard("timed-out-probe", Timeout(1.0), breaker)
         await trip(guard)
         clock.advance(5.0)
@@ -123,7 +123,7 @@ def test_late_success_from_before_the_trip_closes_nothing(half_open: bool):  # n
     """Trap: a call admitted before the trip succeeds afterwards and closes the circuit."""
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         guard = Guard(f"late-success-{half_open}", breaker)
         late = await begin(guard, ScriptedService(slow(10.0)))
         await trip(guard)
@@ -144,7 +144,7 @@ def test_late_failure_from_before_the_trip_fails_no_probe():
     """Trap: a call admitted before the trip fails later and is taken for the probe's verdict."""
 
     async def main() -> None:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         guard = Guard("late-failure", breaker)
         release = asyncio.Event()
 

@@ -32,11 +32,11 @@ from seawall import (
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    adaptive,
     adaptive_attempts,
+    adaptive_timeout,
     current_deadline,
     deadline,
-    single,
+    single_probe,
     static,
     subscribe,
 )
@@ -231,7 +231,7 @@ def test_a_nested_refusal_of_the_same_guard_is_a_failure_of_the_outer_call():
 def test_consumers_that_have_enough_are_successes():
     """A stream closed after some items tells the breaker that the dependency works."""
     with virtual_time() as clock:
-        breaker = Breaker(consecutive=1, break_for=5.0, probes=single())
+        breaker = Breaker(consecutive=1, break_for=5.0, probes=single_probe())
         guard = Guard("streams", breaker)
 
         @guard
@@ -316,7 +316,9 @@ def test_a_nested_call_of_a_full_pool_is_refused_instead_of_waiting_for_itself()
 
 def test_an_adaptive_total_is_explained():
     """A total limit that follows attempts never has room for a second one."""
-    guard = Guard("adaptive", Timeout(adaptive(floor=1, cap=9)), Retry(on=OSError, backoff=0.0))
+    guard = Guard(
+        "adaptive", Timeout(adaptive_timeout(floor=1, cap=9)), Retry(on=OSError, backoff=0.0)
+    )
     assert "an adaptive Timeout around Retry" in guard.explain()
 
 

@@ -47,9 +47,9 @@ from seawall import (
     ThreadBulkhead,
     Throttle,
     Timeout,
-    adaptive,
     adaptive_attempts,
     adaptive_lifo,
+    adaptive_timeout,
     aimd,
     aupdate_optimistically,
     by_cost,
@@ -99,7 +99,7 @@ vendor = Guard(
     Retry(on=ConnectionError, attempts=3, backoff=full_jitter(0.1, cap=2.0), budget=RetryBudget()),
     Breaker(failure_ratio=0.5, break_for=growing(5.0), probes=n_of_m(2, 3)),
     Bulkhead(20, max_wait=0.5, order="criticality"),
-    Timeout(adaptive(floor=0.1, cap=2.0)),
+    Timeout(adaptive_timeout(floor=0.1, cap=2.0)),
 )
 
 

@@ -83,8 +83,8 @@ def app_of(story: Story) -> Any:
 class Counting(Bulkhead):
     """A bulkhead that knows how often each of its slots was given back."""
 
-    def bind(self, host: Any) -> Any:
-        bound: Any = super().bind(host)
+    def _bind(self, host: Any) -> Any:
+        bound: Any = super()._bind(host)
         self.left: list[Outcome] = []
         inner = bound.leave
 

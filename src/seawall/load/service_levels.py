@@ -29,7 +29,7 @@ from seawall.models.service_levels import THRESHOLDS, Cause, LevelModel, LevelSe
 from seawall.runtime.degradation import Degradation
 from seawall.runtime.layers import Host, Inline
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
 
 T = TypeVar("T")
 LevelName = ServiceLevel | str
@@ -220,7 +220,7 @@ class _Demand(NamedTuple):
 def _name(thing: Any) -> Callable[[], str]:
     """Return a function that names a guard, a function, or the guard of a breaker."""
     if hasattr(thing, "is_open"):
-        return lambda: next((bound.host.name for bound in thing.bindings), thing.kind)
+        return lambda: next((bound.host.name for bound in bindings_of(thing)), thing.kind)
     name = str(getattr(thing, "name", None) or getattr(thing, "__name__", "trouble"))
     return lambda: name
 

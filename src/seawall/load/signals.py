@@ -17,6 +17,7 @@ from seawall._forks import survives_fork
 from seawall.clock import Clock, SystemClock, check_clock, current_clock
 from seawall.models.smoothing import Ewma, Growth, Hysteresis
 from seawall.runtime import process
+from seawall.runtime.policy import Policy, bindings_of
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -209,7 +210,8 @@ def latched(signal: Load, *, rise: float = 0.8, fall: float = 0.6, hold: float =
 
 def clock_of(thing: Any) -> Clock:
     """Return the clock of `thing`: its own, or that of a guard it is part of."""
-    hosts = (bound.host for bound in getattr(thing, "bindings", ()))
+    bounds = bindings_of(thing) if isinstance(thing, Policy) else []
+    hosts = (bound.host for bound in bounds)
     clock: Clock = getattr(next(hosts, thing), "clock", None) or current_clock()
     return clock
 

@@ -18,7 +18,7 @@ from seawall.models.shedding.codel import QueueShed
 from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
 from seawall.runtime.layers import Host, Inline, Kind, Outcome, Wait
-from seawall.runtime.policy import Bound, Mode, Policy
+from seawall.runtime.policy import Bound, Mode, Policy, bindings_of
 from seawall.runtime.recent import service_time
 from seawall.runtime.slots import Slot, SlotWaiter
 from seawall.runtime.threads import ThreadDriver
@@ -59,7 +59,7 @@ class Bulkhead(SlotPolicy):
 
     def _service_time(self, now: float) -> float | None:
         """Return the duration of a typical call, in the guard where it is longest, once known."""
-        known = [bound.host.stats for bound in self.bindings]
+        known = [bound.host.stats for bound in bindings_of(self)]
         typical = [stats.quantile(0.5, now) for stats in known]
         # The first calls to end are the shortest, so they are not representative.
         if sum(stats.succeeded for stats in known) < KNOWN_AFTER * self.limit:

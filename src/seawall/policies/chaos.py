@@ -23,7 +23,7 @@ from seawall.runtime.driver import wait_async
 from seawall.runtime.interpreter import run_async, run_sync
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.policy import Bound, Policy, bindings_of
 
 
 class _Nothing:
@@ -146,7 +146,7 @@ class Chaos(Policy):
             before, self.enabled = self.enabled, self._lasting or self._blocks > 0
             after = self.enabled
         if after is not before:
-            for bound in self.bindings:
+            for bound in bindings_of(self):
                 emit(SettingsChanged, bound.host.name, policy=self.kind, changes={"enabled": after})
 
     def _bind(self, host: Host) -> _ChaosBound:

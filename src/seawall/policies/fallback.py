@@ -61,7 +61,7 @@ class Fallback(Policy):
     """A chain of levels below the real call."""
 
     kind: ClassVar[str] = "fallback"
-    needs_statistics = False
+    _needs_statistics = False
 
     def __init__(
         self,

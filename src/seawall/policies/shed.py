@@ -21,7 +21,7 @@ from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.shedding.rules import ByDeadline, ShedRule, Sheds, Sources
 from seawall.models.shedding.shares import ByLatency
 from seawall.runtime.layers import OK, Host, Outcome
-from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
 from seawall.runtime.recent import ResponseTimes, service_time
 
 Load = Callable[[], float]
@@ -67,7 +67,7 @@ class Shed(GatePolicy):
         changed = rules is not self.rules
         self.mode, self.rules, self.load = mode, rules, load
         self._reading.become(load or float)
-        for bound in self.bindings:
+        for bound in bindings_of(self):
             if isinstance(bound, _ShedGate):
                 if changed:
                     bound.start()

@@ -39,7 +39,7 @@ class Throttle(GatePolicy):
     """Reject calls locally, in proportion to how many the server refuses."""
 
     kind: ClassVar[str] = "throttle"
-    needs_statistics = False
+    _needs_statistics = False
 
     def __init__(
         self,

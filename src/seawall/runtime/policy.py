@@ -42,7 +42,7 @@ class Policy:
     kind: ClassVar[str] = ""
     """The policy's name in errors, events and metrics."""
 
-    needs_statistics: ClassVar[bool] = True
+    _needs_statistics: ClassVar[bool] = True
     """Whether it reads its guard's statistics. If not, used alone, none are kept."""
 
     def __init__(self) -> None:
@@ -55,18 +55,6 @@ class Policy:
         guarded: F = import_module("seawall.guard").Guard.alone(self, function)
         return guarded
 
-    def bind(self, host: Host) -> Bound:
-        """Become part of `host`."""
-        bound = self._bind(host)
-        kept = [known for known in self._bindings if known() is not None]
-        self._bindings = [*kept, ref(bound)]  # swapped whole: other threads read it meanwhile
-        return bound
-
-    @property
-    def bindings(self) -> list[Bound]:
-        """The bounds of this policy in the guards that it is part of."""
-        return [bound for known in self._bindings if (bound := known()) is not None]
-
     def update(self, **changes: Any) -> None:
         """Change settings at run time; state and calls in flight are kept.
 
@@ -75,10 +63,11 @@ class Policy:
         if not changes:
             raise TypeError(f"{type(self).__name__}.update(): name what to change")
         self._update(changes)
-        for bound in self.bindings:
+        for bound in bindings_of(self):
             emit(SettingsChanged, bound.host.name, policy=self.kind, changes=changes)
 
     def _bind(self, host: Host) -> Bound:
+        """Return the part of this policy that belongs to `host`."""
         raise NotImplementedError
 
     def _at_rest(self, now: float) -> bool:
@@ -93,6 +82,19 @@ class Policy:
             if name not in known:
                 listed = ", ".join(known)
                 raise TypeError(f"{type(self).__name__}.update({name}=...): it takes {listed}")
+
+
+def bind(policy: Policy, host: Host) -> Bound:
+    """Make `policy` part of `host`."""
+    bound = policy._bind(host)  # noqa: SLF001 - not for users
+    kept = [known for known in policy._bindings if known() is not None]  # noqa: SLF001
+    policy._bindings = [*kept, ref(bound)]  # noqa: SLF001 - swapped whole: others read it meanwhile
+    return bound
+
+
+def bindings_of(policy: Policy) -> list[Bound]:
+    """Return the bounds of `policy` in the guards that it is part of."""
+    return [bound for known in policy._bindings if (bound := known()) is not None]  # noqa: SLF001
 
 
 class GatePolicy(Policy):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from seawall import Breaker, RateLimit, n_of_m, single
+from seawall import Breaker, RateLimit, n_of_m, single_probe
 
 BREAK_FOR: Final = 0.2
 PROBE_TIMEOUT: Final = 1.0
@@ -34,9 +34,9 @@ _BATCH: Final = 5
 Make = Callable[[Any], Any]
 
 POLICIES: Final[Mapping[str, Make]] = {
-    "one": lambda store: Breaker(probes=single(), shared=store, name="one", **_BY_CALLS),
+    "one": lambda store: Breaker(probes=single_probe(), shared=store, name="one", **_BY_CALLS),
     "some": lambda store: Breaker(probes=n_of_m(2, 3), shared=store, name="some", **_BY_TIME),
-    "one-alone": lambda _: Breaker(probes=single(), **_BY_CALLS),
+    "one-alone": lambda _: Breaker(probes=single_probe(), **_BY_CALLS),
     "log": lambda store: _limit(store, "log", algorithm="sliding_log"),
     "bucket": lambda store: _limit(store, "bucket", burst=BURST["bucket"]),
     "leased": lambda store: _limit(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.clients.upstreams.hosts import Host, HostGate, Seat, bind
+from seawall.clients.upstreams.hosts import Host, HostGate, Seat, gates_of
 from seawall.errors import CircuitOpen
 from seawall.events import Event, HostEjected, HostRestored
 from seawall.events.bus import emit
@@ -76,7 +76,7 @@ class HostSet:
                     "breaker: one for all hosts would stop them all; write"
                     " breaker=lambda host: Breaker(...), or Breaker(key=lambda host: host, ...)"
                 )
-            self._keyed = bind(breaker, Seat(name, clock, rng))
+            self._keyed = gates_of(breaker, Seat(name, clock, rng))
         self._panic = panic
         self._usable: tuple[Host, ...] = ()
         self._loads: tuple[Load, ...] = ()
@@ -114,7 +114,7 @@ class HostSet:
         made = breaker(url)
         if not isinstance(made, Breaker):
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
-        return HostGate(made, bind(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
+        return HostGate(made, gates_of(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
 
     def take(self, tried: set[str] | None, refused: Collection[Host]) -> Sent | None:
         """Choose a host and count a request in; return None if all remaining hosts `refused`.

@@ -11,7 +11,7 @@ from seawall.models.balance import Load
 from seawall.models.outliers import Checked, Outliers, Record
 from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
-from seawall.runtime.policy import GateBound
+from seawall.runtime.policy import GateBound, bind
 from seawall.runtime.stats import Stats
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class HostGate:
     __slots__ = ("_breaker", "arguments", "layers")
 
     def __init__(self, breaker: Breaker, layers: dict[Any, Any], url: str) -> None:
-        """Use `breaker`, with the `layers` that `bind` returned."""
+        """Use `breaker`, with the `layers` that `gates_of` returned."""
         self._breaker = breaker
         self.layers = layers
         self.arguments: tuple[str, ...] = () if breaker.key is None else (url,)
@@ -188,9 +188,9 @@ class HostGate:
         return "closed" if model is None else model.state.value
 
 
-def bind(breaker: Breaker, seat: Seat) -> dict[Any, Any]:
+def gates_of(breaker: Breaker, seat: Seat) -> dict[Any, Any]:
     """Bind `breaker` to a set; return its gates for sync and async calls."""
-    bound = breaker.bind(seat)
+    bound = bind(breaker, seat)
     assert isinstance(bound, GateBound)  # noqa: S101 - a breaker is a gate
     # Another host is used instead, so this does not count as a refusal of the call.
     bound.refuse = lambda error: _decline(bound, error)  # type: ignore[method-assign]

@@ -292,7 +292,7 @@ class NOfM(NamedTuple):
     m: int
 
     def __repr__(self) -> str:
-        return "single()" if self.m == 1 else f"n_of_m({self.n}, {self.m})"
+        return "single_probe()" if self.m == 1 else f"n_of_m({self.n}, {self.m})"
 
     def begin(self, generation: int, timeout: float, _threshold: float, _now: float, /) -> Trial:
         """Start a half-open generation."""
@@ -329,7 +329,7 @@ class SlowStart(NamedTuple):
 Probes: TypeAlias = NOfM | Ramp | SlowStart
 
 
-def single() -> Probes:
+def single_probe() -> Probes:
     """Admit one call: its success closes the breaker, its failure opens it again."""
     return NOfM(1, 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from seawall import _checks as check
-from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart, single
+from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart, single_probe
 from seawall.models.windows import sample
 
 T = TypeVar("T")
@@ -65,10 +65,11 @@ class BreakerSettings(_Fields):
             window, window_calls, min_calls = sample(window, window_calls, min_calls)
         elif (window, window_calls, min_calls) != (None, None, None):
             raise ValueError("window, window_calls and min_calls need failure_ratio or slow_ratio")
-        probes = single() if probes is None else probes
+        probes = single_probe() if probes is None else probes
         if not isinstance(probes, NOfM | Ramp | SlowStart):
             raise TypeError(
-                f"probes={probes!r}: write single(), slow_start(), n_of_m(2, 3) or ramp(step=10.0)"
+                f"probes={probes!r}: write single_probe(), slow_start(), n_of_m(2, 3) or"
+                " ramp(step=10.0)"
             )
         made = super().__new__(
             cls,

@@ -254,7 +254,7 @@ def _length_of(of: Any) -> Callable[[], float]:
         if hasattr(part, attribute) and not isinstance(part, type):
             return partial(getattr, part, attribute)
     # Policies and guards are callable too: they are decorators.
-    if not callable(of) or hasattr(of, "bind") or hasattr(of, "policies"):
+    if not callable(of) or hasattr(of, "_bind") or hasattr(of, "policies"):
         raise TypeError(
             f"of={of!r}: pass what has a queue (a Bulkhead, Pool, Channel, LocalQueue...), or a"
             " function that returns a length"

@@ -33,7 +33,7 @@ from seawall.models.breaker.state import BreakerModel, Cause, State
 from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
 from seawall.runtime.store import BreakerShare, BreakerStore
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Breaker(GatePolicy):
     """Refuse calls while the dependency is failing."""
 
     kind: ClassVar[str] = "breaker"
-    needs_statistics = False
+    _needs_statistics = False
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Breaker(GatePolicy):
         (or the last `window_calls` calls) once there were `min_calls`; a `slow_ratio` of calls that
         take `slow_after` seconds or more, including running ones. Then it stays open for
         `break_for` seconds (or a function of consecutive opens, such as `growing(5.0)`), admits
-        `probes` (`single()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
+        `probes` (`single_probe()`, `n_of_m(2, 3)`, `ramp(step=10.0)`), and closes if they pass.
 
         While it is open and there are no calls, `probe()` runs every `probe_every` seconds, as a
         probe like any other: a plain or an async function, which fails by raising, returning False,
@@ -233,7 +233,7 @@ class Breaker(GatePolicy):
         return all(_may_go(model, now) for model in self.models().values())
 
     def _now(self) -> float:
-        clocks = (bound.host.clock for bound in self.bindings)
+        clocks = (bound.host.clock for bound in bindings_of(self))
         return next(clocks, current_clock()).now()
 
     def _command(self, key: Hashable, command: str) -> None:
@@ -279,7 +279,7 @@ class Breaker(GatePolicy):
                 "reason": reason if own else "",
                 "failure": failure if own else model.failure if others else "",
             }
-            for bound in self.bindings:
+            for bound in bindings_of(self):
                 emit(BreakerChanged, bound.host.name, **fields)
         if self._prober is not None and model.state is State.OPEN:
             self._prober.begin()
@@ -397,7 +397,7 @@ class _Owner:
         policy = self._policy()
         if policy is not None and policy.shared is not None:
             fields = {"before": before, "after": after, "cause": cause}
-            for bound in policy.bindings:
+            for bound in bindings_of(policy):
                 store = policy.shared.name
                 emit(StoreModeChanged, bound.host.name, policy=policy.kind, store=store, **fields)
 
@@ -405,5 +405,5 @@ class _Owner:
         policy = self._policy()
         if policy is not None:
             fields = {"shared_name": policy.name, "own": own, "other": other}
-            for bound in policy.bindings:
+            for bound in bindings_of(policy):
                 emit(SettingsDiffer, bound.host.name, policy=policy.kind, **fields)

@@ -25,6 +25,7 @@ from seawall.runtime.driver import wait_async
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED
 from seawall.runtime.mutex import Mutex
+from seawall.runtime.policy import bindings_of
 from seawall.runtime.workers import Job, WorkerPool
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Prober:
     def _gate(self) -> BreakerGate | None:
         """Return the breaker in one of its guards that is not closed."""
         policy = self._policy()
-        bindings: list[Any] = [] if policy is None else policy.bindings
+        bindings: list[Any] = [] if policy is None else bindings_of(policy)
         living = (one for one in bindings if not getattr(one.host, "closed", False))
         return next(living, None)
 

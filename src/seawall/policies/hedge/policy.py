@@ -26,7 +26,7 @@ from seawall.policies.retry import RetryBudget
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.policy import Bound, Policy, bindings_of
 from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.workers import WorkerPool
 
@@ -146,7 +146,7 @@ class Hedge(Policy):
         with self._mutex:
             self._cap.change(fresh.cap, fresh.burst, self._calls)
         self.delay, self.most = fresh.delay, fresh.most
-        for bound in self.bindings:
+        for bound in bindings_of(self):
             bound.refresh()  # type: ignore[attr-defined]
 
     def _after_fork(self) -> None:

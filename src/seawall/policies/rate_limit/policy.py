@@ -33,7 +33,7 @@ from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
 from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
-from seawall.runtime.policy import GatePolicy, Mode
+from seawall.runtime.policy import GatePolicy, Mode, bindings_of
 from seawall.runtime.store import LimitStore
 
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
@@ -46,7 +46,7 @@ class RateLimit(GatePolicy):
     """Admit calls at a limited rate."""
 
     kind: ClassVar[str] = "rate_limit"
-    needs_statistics = False
+    _needs_statistics = False
 
     def __init__(
         self,
@@ -459,7 +459,7 @@ class RateLimit(GatePolicy):
 
     def _tell_implausible(self, limit: Limit, what: str, reported: float, counted: float) -> None:
         fields = {"policy": self.kind, "limit": limit.name, "what": what}
-        guards = [bound.host.name for bound in self.bindings] or [self.name or limit.name]
+        guards = [bound.host.name for bound in bindings_of(self)] or [self.name or limit.name]
         for guard in guards:
             emit(ImplausibleReport, guard, **fields, reported=reported, counted=counted)
 
@@ -478,7 +478,7 @@ class RateLimit(GatePolicy):
         return error
 
     def _now(self) -> float:
-        clocks = (bound.host.clock for bound in self.bindings)
+        clocks = (bound.host.clock for bound in bindings_of(self))
         return next(clocks, current_clock()).now()
 
     def _align(self, clock: Clock) -> None:

@@ -21,6 +21,7 @@ from seawall.models.rate.rule import Rule
 from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
+from seawall.runtime.policy import bindings_of
 from seawall.runtime.store import LimitShare, LimitStore, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class _ShareListener:
             return
         policy._sharing.exhausted.clear()
         fields = {"policy": policy.kind, "store": policy._sharing.share.store_name}
-        for bound in policy.bindings:
+        for bound in bindings_of(policy):
             emit(
                 StoreModeChanged,
                 bound.host.name,
@@ -383,7 +384,7 @@ class _ShareListener:
         policy = self._policy()
         if policy is not None:
             fields = {"policy": policy.kind, "shared_name": policy.name, "own": own, "other": other}
-            for bound in policy.bindings:
+            for bound in bindings_of(policy):
                 emit(SettingsDiffer, bound.host.name, **fields)
 
     def rerule(self, rules: Iterable[Rule[Any]]) -> None:

@@ -25,7 +25,7 @@ from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.events import CallTimedOut
 from seawall.events.bus import emit
 from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
-from seawall.runtime.policy import Bound, Policy
+from seawall.runtime.policy import Bound, Policy, bindings_of
 from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
@@ -41,12 +41,12 @@ REFRESH = 1.0
 
 
 class AdaptiveSeconds:
-    """A limit that follows the guard's own latency. Created by `adaptive(...)`."""
+    """A limit that follows the guard's own latency. Created by `adaptive_timeout(...)`."""
 
     __slots__ = ("cap", "factor", "floor", "p")
 
     def __init__(self, p: float, factor: float, floor: float, cap: float) -> None:
-        """Store the settings; see `adaptive`."""
+        """Store the settings; see `adaptive_timeout`."""
         self.p = check.ratio("p", p)
         self.factor = check.at_least("factor", factor, 1.0)
         self.floor = check.seconds("floor", floor)
@@ -55,7 +55,8 @@ class AdaptiveSeconds:
             raise ValueError(f"cap={cap!r} is below floor={floor!r}: write a cap of at least that")
 
     def __repr__(self) -> str:
-        return f"adaptive(p={self.p}, factor={self.factor}, floor={self.floor}, cap={self.cap})"
+        settings = f"p={self.p}, factor={self.factor}, floor={self.floor}, cap={self.cap}"
+        return f"adaptive_timeout({settings})"
 
     def seconds(self, host: Host, now: float) -> float:
         """Return the limit for a call that begins now; the cap while there are few samples."""
@@ -65,7 +66,9 @@ class AdaptiveSeconds:
         return min(self.cap, max(self.floor, typical * self.factor))
 
 
-def adaptive(*, p: float = 0.99, factor: float = 2.5, floor: float, cap: float) -> AdaptiveSeconds:
+def adaptive_timeout(
+    *, p: float = 0.99, factor: float = 2.5, floor: float, cap: float
+) -> AdaptiveSeconds:
     """Limit calls to `factor` times the latency that a share `p` of recent calls stayed below.
 
     Never below `floor` or above `cap` seconds. Calls that were cut off count with the time they
@@ -86,7 +89,7 @@ class Timeout(Policy):
         sync: Sync | None = None,
         max_threads: int = 32,
     ) -> None:
-        """Limit calls to `seconds`, a number or `adaptive(...)`.
+        """Limit calls to `seconds`, a number or `adaptive_timeout(...)`.
 
         `sync` is required for plain functions: "cooperative" sets the deadline that inner guards
         and clients respect, and costs almost nothing; "thread" runs the function in one of
@@ -122,7 +125,7 @@ class Timeout(Policy):
     def _update(self, changes: dict[str, Any]) -> None:
         self._reject_unknown(changes, ("seconds",))
         self.seconds = Timeout(changes["seconds"]).seconds
-        for bound in self.bindings:
+        for bound in bindings_of(self):
             bound.refresh()  # type: ignore[attr-defined]
 
 

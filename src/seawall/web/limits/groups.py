@@ -21,6 +21,7 @@ from seawall.policies.rate_limit.gate import RateGate
 from seawall.policies.rate_limit.meters import Meter
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
+from seawall.runtime.policy import bind
 from seawall.runtime.stats import Stats
 from seawall.web.principals import key_reader
 
@@ -200,7 +201,7 @@ class Group:
         self.refused = {limit.name: 0 for limit in limits}
         """Number of requests that exceeded each limit."""
         self.policy = RateLimit(*rates, max_keys=max_keys, **(shared or {}))
-        bound = self.policy.bind(host)
+        bound = bind(self.policy, host)
         assert isinstance(bound, RateGate)  # noqa: S101 - for the type checker
         self.gate = bound
         self._clock = host.clock
