@@ -300,9 +300,3 @@ def test_a_function_that_would_have_to_be_awaited_is_refused() -> None:
             Inbound(classify=wrong)
         with pytest.raises(TypeError, match="classify"):
             protect(Starlette(), name="refused", classify=wrong)
-
-
-def test_without_it_requests_take_the_short_way() -> None:
-    """It costs nothing where it is not used."""
-    assert Inbound().usual == 30.0
-    assert Inbound(classify=lambda _: None).usual is None

@@ -27,8 +27,6 @@ from tests.support import falsified, let_pass
 from tests.web.support import Answer, answer_of, held_slots, http_scope
 from tests.web.test_edge_release import Counting
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 STALL = 30.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -18,7 +17,6 @@ from seawall.web.fastapi import protect
 from seawall.wire.structured import read_list
 from tests.web.support import Answer, ask, text_app
 
-pytestmark = pytest.mark.usefixtures("both_ways")
 HEADER = "seawall-degraded"
 
 

@@ -31,17 +31,15 @@ from seawall.errors import KeyMissing, UnknownJob
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
 from seawall.web.edge.admission import Turns, default_concurrency
-from seawall.web.edge.answers import Answering
 from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.upstream_log import UpstreamLog
+from seawall.web.fastapi import MountedErrors
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
 from seawall.web.trust import Trust
 from tests.support import let_pass, new_guard
 from tests.web.support import App, ask, held_slots, http_scope, serve, text_app
-
-pytestmark = pytest.mark.usefixtures("both_ways")
 
 TRUSTED = Trust(callers=["127.0.0.0/8"])
 
@@ -161,7 +159,7 @@ def test_a_refused_head_has_no_body(refused: str) -> None:
             app = Edge(text_app(), name="head", limits=limits)
             await ask(app)
         elif refused == "mounted":
-            app = Answering(raises, upstreams=UpstreamLog("head", lambda: 0.0))
+            app = MountedErrors(raises, upstreams=UpstreamLog("head", lambda: 0.0))
         else:
             app = Edge(raises, name="head", lifecycle=life, inbound=Inbound(trust=TRUSTED))
         if refused == "draining":

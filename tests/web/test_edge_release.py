@@ -23,13 +23,11 @@ from seawall.clock import current_clock
 from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
-from seawall.web.edge import Edge, sending
+from seawall.web.edge import Edge, passage
 from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound
 from tests.support import falsified, let_pass, new_guard
 from tests.web.support import ask
-
-pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 class Story(NamedTuple):
@@ -150,18 +148,17 @@ def test_without_the_note_that_it_left_a_slot_comes_back_twice(
 ) -> None:
     """That a passage knows that it has left is what the property needs."""
 
-    class Forgetful(sending.Passage):
+    class Forgetful(passage.Passage):
         __slots__ = ()
         left = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
 
     monkeypatch.setattr("seawall.web.edge.edge.Passage", Forgetful)
-    monkeypatch.setattr("seawall.web.edge.short_path.Passage", Forgetful)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 
 def test_without_the_end_a_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the end of the app is looked at is what the property needs."""
-    monkeypatch.setattr(sending.Passage, "end", lambda _, __: None)
+    monkeypatch.setattr(passage.Passage, "end", lambda _, __: None)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 

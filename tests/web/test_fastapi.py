@@ -41,8 +41,6 @@ from tests.redis.support import eventually
 from tests.support import let_pass, new_guard
 from tests.web.support import Answer, ask, http_scope, serve
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 
 def asked(app: Any, path: str = "/", **more: Any) -> Answer:
     """Make one request of `app`."""

@@ -209,11 +209,11 @@ def test_an_earlier_deadline_stays(inside: dict[str, Any]):
             kept = current_deadline()
             assert kept is not None
             assert (kept.at, kept.clock) == (outer.at, outer.clock)
-            inbound.undo(tokens)
+            inbound.undo(incoming, tokens)
     with deadline(Deadline(9.0, clock)):
         tokens = inbound.read(incoming, clock)
         kept = current_deadline()
-        inbound.undo(tokens)
+        inbound.undo(incoming, tokens)
         assert kept is not None
         assert kept.at == 1.5
 
@@ -245,11 +245,10 @@ def test_undo_leaves_no_trace():
     before = dict(copy_context().items())
     inbound = Inbound(trust=TRUST, max_criticality=Criticality.SHEDDABLE)
     for headers in ([], EVERYTHING):
-        tokens = inbound.read(
-            Incoming(http_scope(headers=headers, client=CALLER), TRUST), VirtualClock()
-        )
+        incoming = Incoming(http_scope(headers=headers, client=CALLER), TRUST)
+        tokens = inbound.read(incoming, VirtualClock())
         assert tokens
-        inbound.undo(tokens)
+        inbound.undo(incoming, tokens)
         assert dict(copy_context().items()) == before
 
 
@@ -261,15 +260,15 @@ def test_undo_ends_the_deadline_wherever_it_was_copied_to():
         tokens = inbound.read(incoming, VirtualClock())
         copied = copy_context()
         assert copied.run(current_deadline) is not None
-        inbound.undo(tokens)
+        inbound.undo(incoming, tokens)
         assert copied.run(current_deadline) is None
 
 
 def test_undo_from_another_context_does_no_harm():
     """A coroutine that is closed from elsewhere cannot undo, and must not fail."""
-    inbound = Inbound()
-    tokens = copy_context().run(inbound.read, Incoming(http_scope(), Trust()), VirtualClock())
-    inbound.undo(tokens)
+    inbound, incoming = Inbound(), Incoming(http_scope(), Trust())
+    tokens = copy_context().run(inbound.read, incoming, VirtualClock())
+    inbound.undo(incoming, tokens)
 
 
 # --- What an earlier request left ---
@@ -299,7 +298,7 @@ def starts_clean(case: tuple[dict[ContextVar[Any], Any], float | None, list]) ->
         around = attempts_from(attempt_var.get())
         values = [var.get() for var in VARIABLES if var is not attempt_var]
         values.append([(one.number, one.guard) for one in around])
-        inbound.undo(tokens)
+        inbound.undo(incoming, tokens)
         assert dict(copy_context().items()) == before
         return values
 

@@ -247,7 +247,7 @@ def differential(seeds: range) -> tuple[int, int]:
                 status, answered = await dispatched(app, scope)
                 before = {key: value for key, value in scope.items() if key != "fastapi"}
                 for _ in range(2):
-                    found = dispatch.template(scope)
+                    found = dispatch.ask(scope).template
                     told = f"seed {seed}: {scope} -> {status} {answered!r}, found {found!r}"
                     asked += 1
                     if status in {101, 200} and (answered or scope.get("method") != "HEAD"):
@@ -440,7 +440,7 @@ def test_a_limit_applies_only_to_what_the_app_dispatches_there() -> None:
         assert edge._routes is not None
         seen: dict[str, Any] = edge._routes._gates
         asked: list[str] = []
-        for name, gate in seen.items():
+        for name, (gate, *_) in seen.items():
             enter = gate.enter
             gate.enter = lambda now, name=name, enter=enter: (asked.append(name), enter(now))[1]
         assert (await ask(app, "/orders/search")).body == b"/orders/{order}"
@@ -502,17 +502,17 @@ def test_routes_that_are_added_later_are_known() -> None:
     """What was no route a moment ago may have become one."""
     app = Starlette()
     dispatch = Dispatch(app)
-    assert dispatch.template(http_scope("/late")) is None
+    assert dispatch.ask(http_scope("/late")).template is None
     app.router.routes.append(Route("/late", endpoint("")))
-    assert dispatch.template(http_scope("/late")) == "/late"
+    assert dispatch.ask(http_scope("/late")).template == "/late"
 
 
 def test_what_is_remembered_of_paths_is_bounded() -> None:
     """Callers make up paths, long ones and many."""
     dispatch = Dispatch(Starlette(routes=[Route("/{name:path}", endpoint(""))]))
     for number in range(3000):
-        assert dispatch.template(http_scope(f"/{number}")) == "/{name:path}"
-    assert dispatch.template(http_scope("/" + "x" * 10_000)) == "/{name:path}"
+        assert dispatch.ask(http_scope(f"/{number}")).template == "/{name:path}"
+    assert dispatch.ask(http_scope("/" + "x" * 10_000)).template == "/{name:path}"
     assert len(dispatch._known) <= 1000
     assert all(len(path) <= 200 for path, *_ in dispatch._known)
 
@@ -522,8 +522,8 @@ def test_an_app_that_is_mounted_in_itself_ends() -> None:
     app = Starlette(routes=[Route("/a", endpoint(""))])
     app.router.routes.append(Mount("", app=app))
     dispatch = Dispatch(app)
-    assert dispatch.template(http_scope("/a")) == "/a"
-    assert dispatch.template(http_scope("/b")) == ""
+    assert dispatch.ask(http_scope("/a")).template == "/a"
+    assert dispatch.ask(http_scope("/b")).template == ""
 
 
 def test_an_edge_around_a_router_asks_it() -> None:
@@ -533,7 +533,7 @@ def test_an_edge_around_a_router_asks_it() -> None:
         router = Router([Route("/{name}", endpoint("/{name}")), Route("/a", endpoint("/a"))])
         edge = Edge(router, name="router", routes={"/a": Bulkhead(1), "/{other}": Bulkhead(1)})
         assert edge._routes is not None
-        gate = edge._routes.of(http_scope("/a"), edge._own.dispatch)
+        gate = edge._routes.of(http_scope("/a"), edge._state.dispatch)
         assert gate is edge._routes._gates["/{other}"]
         assert (await ask(edge, "/a")).body == b"/{name}"
         edge.close()
@@ -557,11 +557,11 @@ def test_what_more_than_the_path_decides_is_asked_each_time() -> None:
     newer = [("version", "2")]
     dispatch = Dispatch(Router([ByHeader("/a", endpoint("")), Route("/{name}", endpoint(""))]))
     for headers, path in ((newer, "/a"), ([], "/{name}"), (newer, "/a")):
-        assert dispatch.template(http_scope("/a", headers=headers)) == path
+        assert dispatch.ask(http_scope("/a", headers=headers)).template == path
     assert not dispatch._known
     hosts = Dispatch(Router([Host("api.test", Router([Route("/a", endpoint(""))]))]))
-    assert hosts.template(http_scope("/a", headers=[("host", "api.test")])) == "/a"
-    assert hosts.template(http_scope("/a", headers=[("host", "x.test")])) is None
+    assert hosts.ask(http_scope("/a", headers=[("host", "api.test")])).template == "/a"
+    assert hosts.ask(http_scope("/a", headers=[("host", "x.test")])).template is None
     plain = Dispatch(Router([Plain("/a", endpoint(""))]))
-    assert plain.template(http_scope("/a")) == "/a"
+    assert plain.ask(http_scope("/a")).template == "/a"
     assert len(plain._known) == 1

@@ -26,8 +26,6 @@ from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from tests.web.support import App, ask, http_scope
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from seawall.web.asgi_types import Send
-from seawall.web.edge.sending import Headers
+from seawall.web.asgi_types import Headers, Send
 from seawall.web.problems import Problem
 
 POLICY: Final = (

@@ -21,7 +21,7 @@ from typing import Final
 from seawall import _checks as check
 from seawall.dashboard._answers import Refusal, forbidden
 from seawall.dashboard._visit import Visit
-from seawall.web.edge.sending import Headers
+from seawall.web.asgi_types import Headers
 
 COOKIE: Final = "seawall_session"
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"

@@ -36,23 +36,25 @@ except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
 from seawall import _checks as check
+from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.registry import free_name
+from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.edge import Edge
 from seawall.web.edge.admission import Turns, default_concurrency
-from seawall.web.edge.answers import Answering
 from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.inbound import Classify, Inbound
-from seawall.web.edge.sending import FAILURE, Passage
-from seawall.web.edge.starlette_errors import go_past_errors
+from seawall.web.edge.passage import Passage
+from seawall.web.edge.upstream_log import UpstreamLog
+from seawall.web.edge.websockets import SocketAnswer
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.openapi import describing
-from seawall.web.problems import problem_of
+from seawall.web.problems import FAILURE, problem_of, send_problem
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
@@ -138,7 +140,7 @@ def protect(
         lifecycle=life,
         report_degraded=report_degraded,
     )
-    edge._own.dispatch = Dispatch(app)
+    edge._state.dispatch = Dispatch(app)
     app.add_middleware(_around, edge=edge, owner=app)
     _describe(app)
     return edge
@@ -228,12 +230,44 @@ def _verdict(error: BaseException) -> BaseException | None:
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     """Put `edge` around the app of `owner`, when its middleware stack is built."""
     edge.app = edge._reporting(app)
-    go_past_errors(edge, owner)
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
-        if inner.middleware_stack is None and known.isdisjoint({_around, Answering}):
-            inner.add_middleware(Answering, upstreams=edge._upstreams)
+        if inner.middleware_stack is None and known.isdisjoint({_around, MountedErrors}):
+            inner.add_middleware(MountedErrors, upstreams=edge._upstreams)
     return edge
+
+
+class MountedErrors:
+    """Middleware that answers errors of a mounted app, as the edge of the outer app would.
+
+    They do not reach the edge: a Starlette app turns every exception into a response.
+    """
+
+    def __init__(self, app: App, *, upstreams: UpstreamLog) -> None:
+        """Wrap `app`, inside the middleware that makes responses; `upstreams` is the edge's log."""
+        self.app = app
+        self._upstreams = upstreams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and answer the exception that it raises with a problem."""
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except Exception as error:
+            problem = None if started else problem_of(error)
+            if problem is None or scope["type"] not in ("http", "websocket"):
+                raise
+            if not isinstance(error, SeawallError):
+                self._upstreams.note(Incoming(scope, Trust()), problem, error)
+            answer = send if scope["type"] == "http" else SocketAnswer(scope, send)
+            more = list(error.headers) if isinstance(error, RateLimited) else []
+            await send_problem(answer, problem, more, method=scope.get("method"))
 
 
 def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:
@@ -280,6 +314,5 @@ def _tell(connection: HTTPConnection, response: Response, granted: Granted) -> N
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return
-    outer, own = passage.told, granted.headers
-    told = outer if callable(outer) else lambda: outer or []
-    passage.told = lambda: [*told(), *own()]
+    outer, own = passage.more_headers, granted.headers
+    passage.more_headers = own if outer is None else lambda: [*outer(), *own()]

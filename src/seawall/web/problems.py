@@ -36,6 +36,7 @@ from random import Random
 from typing import Any, Final, overload
 
 from seawall import errors
+from seawall.web.asgi_types import Headers, Send
 from seawall.wire.retry_after import write_retry_after
 
 QUOTA_EXCEEDED: Final = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -45,6 +46,9 @@ REDUCED_CAPACITY: Final = (
 
 UNKNOWN_WAIT: Final = 1.0
 """Retry-After in seconds where the time is unknown."""
+
+FAILURE: Final = 500
+"""Lowest status that counts as a failure of the app."""
 
 UPSTREAM: Final = "upstream"
 """Reason that is sent where an upstream failed."""
@@ -97,12 +101,23 @@ class Problem:
         """Return the headers of the response as text, without the length of its body."""
         return {name.decode(): value.decode() for name, value in self.raw_headers()}
 
-    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+    def raw_headers(self) -> Headers:
         """Return the headers of the response in ASGI form."""
         told = [(b"content-type", b"application/problem+json")]
         if self.retry_after is not None:
             told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
         return told
+
+
+async def send_problem(
+    send: Send, problem: Problem, more: Headers, *, method: str | None = None
+) -> None:
+    """Send `problem` with `more` headers; omit the body in the response to a HEAD request."""
+    body = problem.body()
+    length = (b"content-length", str(len(body)).encode())
+    headers = [*problem.raw_headers(), length, *more]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
 
 
 def _body(extensions: Mapping[str, Any], status: int, title: str, detail: str, uri: str) -> bytes:

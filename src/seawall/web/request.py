@@ -152,7 +152,7 @@ class Incoming:
         route = self.scope.get("route")
         dispatch = self._dispatch
         if dispatch is not None and not hasattr(route, "endpoint"):  # none yet, or a mount
-            found = dispatch.template(self.scope)
+            found = dispatch.ask(self.scope).template
             if found:
                 return found
         told = self.scope.get("fastapi")

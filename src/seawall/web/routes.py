@@ -1,4 +1,4 @@
-"""Matching of requests to a few configured route templates.
+"""Matching of requests to a few configured route templates, and gates for single routes.
 
 Promises:
 
@@ -20,6 +20,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.clock import Clock
+from seawall.guard import Guard
+from seawall.policies.adaptive_limit import AdaptiveLimit
+from seawall.policies.bulkhead import Bulkhead
+from seawall.registry import release
+from seawall.runtime.policy import GateBound
 from seawall.web.request import path_below_root, route_path
 
 if TYPE_CHECKING:
@@ -98,11 +104,13 @@ class Routes:
         """
         patterns = self._patterns
         if dispatch is not None:
-            found = dispatch.shape(scope)
+            found = dispatch.ask(scope).shape
             if found is None or found:  # otherwise the route is not predictable
                 if found in self._by_shape:
                     return self._by_shape[found]
-                patterns = self._patterns_beside(dispatch.shapes())
+                known, patterns = self._unnamed
+                if known is not dispatch.shapes:
+                    patterns = self._patterns_beside(dispatch.shapes)
         if patterns:
             for path in _readings(scope):
                 for template, pattern in patterns:
@@ -112,11 +120,47 @@ class Routes:
 
     def _patterns_beside(self, shapes: frozenset[str]) -> list[tuple[str, re.Pattern[str]]]:
         """Return the patterns of the templates that name none of these routes."""
-        known, patterns = self._unnamed
-        if known is not shapes:
-            patterns = [pair for pair in self._patterns if shape_of(pair[0]) not in shapes]
-            self._unnamed = shapes, patterns
+        patterns = [pair for pair in self._patterns if shape_of(pair[0]) not in shapes]
+        self._unnamed = shapes, patterns
         return patterns
+
+
+class RouteGates:
+    """The gates that requests enter: some routes have a gate of their own before the common ones.
+
+    Each template has its own guard, so that its state is visible.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        routes: Mapping[str, AdaptiveLimit | Bulkhead],
+        common: tuple[GateBound, ...],
+        clock: Clock,
+    ) -> None:
+        """Create the gates of `routes` for the edge called `name`."""
+        self._routes = Routes(routes)
+        self._guards = {
+            path: release(Guard(f"{name} {path}", limit, clock=clock))
+            for path, limit in routes.items()
+        }
+        self._common = common
+        self._gates: dict[str, tuple[Any, ...]] = {
+            path: (guard.bounds[0], *common) for path, guard in self._guards.items()
+        }
+
+    def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None) -> tuple[Any, ...]:
+        """Return the gates of a request, in their order."""
+        return self._gates.get(self._routes.of(scope, dispatch), self._common)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of each route's gate, by path template."""
+        return {path: guard.snapshot()["policies"][0] for path, guard in self._guards.items()}
+
+    def close(self) -> None:
+        """Free the names of the guards."""
+        for guard in self._guards.values():
+            guard.close()
 
 
 def shape_of(template: str) -> str:

@@ -24,7 +24,7 @@ from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
 from seawall.runtime.driver import Steps
-from seawall.web.edge.sending import FAILURE
+from seawall.web.problems import FAILURE
 
 _LENGTH: Final = b"content-length"
 _JSON: Final = (b"content-type", b"application/json")

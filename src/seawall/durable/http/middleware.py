@@ -44,11 +44,10 @@ from seawall.errors import AmbiguousHeader, KeyMissing
 from seawall.models.idempotency import fingerprint_of
 from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Message, Send
-from seawall.web.edge.answers import send_problem
 from seawall.web.edge.inbound import LOG_EVERY
 from seawall.web.openapi import describe_key, describing, operations
 from seawall.web.principals import plain_function
-from seawall.web.problems import Problem, problem_of
+from seawall.web.problems import Problem, problem_of, send_problem
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.routes import OTHER, Routes, dispatch_of
 from seawall.web.trust import Trust
@@ -259,7 +258,7 @@ class IdempotentRequests:
             await (self._live if living else self.app)(scope, receive, send)
             return
         template = self._routes.of(scope, self._dispatch)
-        refused = self._dispatch is not None and self._dispatch.refuses_method(scope)
+        refused = self._dispatch is not None and self._dispatch.ask(scope).refuses_method
         if template == OTHER or refused:  # the app itself responds with 404 or 405
             await self.app(scope, receive, send)
             return

@@ -26,9 +26,7 @@ from seawall.models.idempotency import (
 )
 from seawall.runtime.driver import sleep_async
 from seawall.web.asgi_types import Send
-from seawall.web.edge.answers import send_problem
-from seawall.web.edge.sending import FAILURE
-from seawall.web.problems import Problem
+from seawall.web.problems import FAILURE, Problem, send_problem
 
 Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None

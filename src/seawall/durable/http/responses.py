@@ -17,8 +17,7 @@ from seawall.errors import (
 )
 from seawall.models.idempotency import Answer, Garbled, Headers, headers_fit, storable
 from seawall.web.asgi_types import Send
-from seawall.web.edge.sending import FAILURE
-from seawall.web.problems import Problem, problem_of
+from seawall.web.problems import FAILURE, Problem, problem_of
 from seawall.wire.idempotency import REPLAYED_HEADER
 
 REPLAYED: Final = (REPLAYED_HEADER.lower().encode(), b"true")

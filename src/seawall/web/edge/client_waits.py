@@ -33,7 +33,7 @@ from seawall.runtime.layers import UNUSED, Wait
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message
-    from seawall.web.edge.sending import Own, Passage
+    from seawall.web.edge.passage import EdgeState, Passage
 
 GRACE_TURNS: Final = 4
 """Number of loop iterations for which a blocked request keeps its slots.
@@ -54,9 +54,9 @@ class ClientWaits:
 
     __slots__ = (
         "_beside",  # whether the app has sent while it waited for the body
+        "_edge",
         "_gates",  # the gates released during a wait, with tickets
         "_lock",
-        "_own",
         "_passage",
         "_receiving",  # number of blocked calls of `receive`
         "_sending",  # number of blocked calls of `send`
@@ -68,10 +68,10 @@ class ClientWaits:
         "stalled",  # whether the client stopped reading its response
     )
 
-    def __init__(self, passage: Passage, own: Own) -> None:
+    def __init__(self, passage: Passage, edge: EdgeState) -> None:
         """Manage the slots that `passage` holds."""
         self._passage = passage
-        self._own = own
+        self._edge = edge
         self._lock = asyncio.Lock()
         self._gates: tuple[tuple[Any, Any], ...] = ()
         self._receiving = self._sending = 0
@@ -101,7 +101,7 @@ class ClientWaits:
         """
         self._sending += 1
         grace = _Grace(self._leave)
-        stall = self._own.stall
+        stall = self._edge.stall
         loop = asyncio.get_running_loop()
         timer = None
         if stall is not None:
@@ -128,7 +128,7 @@ class ClientWaits:
 
     def _end_stalled(self) -> None:
         self.stalled = True
-        self._own.stalled += 1
+        self._edge.stalled += 1
         self._passage.cut_now()
 
     # Slots
@@ -141,7 +141,7 @@ class ClientWaits:
         self.away = True
         self._gates = tuple(held for held in passage.gates if isinstance(held[0], SlotGate))
         passage.gates = tuple(held for held in passage.gates if held not in self._gates)
-        self._since = now = self._own.clock()
+        self._since = now = self._edge.clock()
         outcome, detail = UNUSED, None
         if passage.status and not self.judged:
             # The response has started, so its latency is known. The rest is not a latency sample.
@@ -159,7 +159,7 @@ class ClientWaits:
         async with self._lock:  # one of several tasks takes them for all
             if not self.away or passage.left:
                 return
-            now = self._own.clock()
+            now = self._edge.clock()
             if not passage.answered_at:
                 passage.began += now - self._since  # time spent on the client does not count
                 self._since = now
@@ -180,31 +180,31 @@ class ClientWaits:
             del refusal  # Break the cycle between the exception and this frame.
 
     async def _enter(self, begins: bool) -> None:  # noqa: FBT001 - as in `come_back`
-        passage, own = self._passage, self._own
+        passage, edge = self._passage, self._edge
         entered: list[tuple[Any, Any]] = []
         try:
-            if begins and own.turns is not None:
+            if begins and edge.turns is not None:
                 try:
-                    own.turns.enter(own.clock())
+                    edge.turns.enter(edge.clock())
                 except Wait as wait:
-                    await wait_async(wait.waiter, own.turns.host.clock)
+                    await wait_async(wait.waiter, edge.turns.host.clock)
             for gate, ticket in reversed(self._gates):
                 given = await self._enter_gate(gate, ticket, begins)
                 entered.insert(0, (gate, given))
         except BaseException as error:
             for gate, ticket in entered:
-                gate.leave(ticket, UNUSED, error, own.clock())
+                gate.leave(ticket, UNUSED, error, edge.clock())
             raise
         if passage.left:  # the request ended meanwhile, in another task
             for gate, ticket in entered:
-                gate.leave(ticket, UNUSED, None, own.clock())
+                gate.leave(ticket, UNUSED, None, edge.clock())
             return
         passage.gates = (*entered, *passage.gates)
         self._gates = ()
         self.away = False
 
     async def _enter_gate(self, gate: SlotGate, ticket: Any, begins: bool) -> Any:  # noqa: FBT001
-        now = self._own.clock()
+        now = self._edge.clock()
         try:
             if not begins:
                 return gate.readmit(ticket, now)

@@ -10,7 +10,7 @@ The lookup does not see a middleware between the edge and the router that rewrit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Host, Match, Mount, Router
@@ -45,64 +45,56 @@ def behind(app: Any) -> Starlette | Router | None:
     return None
 
 
+class Found(NamedTuple):
+    """The route of a request: None if the app has none, `UNKNOWN` if it cannot be determined."""
+
+    template: str | None
+    """The template of the route, with the paths of all mounts around it."""
+    shape: str | None
+    """The template without the names of parameters."""
+    refuses_method: bool
+    """Whether the app has the path, but not for this method: it will answer 405."""
+
+
 class Dispatch:
     """Lookup of the route to which an app will dispatch a request, with a bounded cache."""
 
     def __init__(self, app: Starlette | Router) -> None:
         """Look up the routes of `app`; routes may be added later."""
         self._app = app
-        self._known: dict[tuple[Any, ...], tuple[str | None, str | None, bool]] = {}
-        self._shapes: frozenset[str] = frozenset()
+        self._router: Any = getattr(app, "router", app)  # a property would cost a frame
+        self._known: dict[tuple[Any, ...], Found] = {}
+        self.shapes: frozenset[str] = frozenset()
+        """The shapes of all routes of the app, as of the last lookup."""
         self._routes = -1
         self.by_path = False
         """Whether type, method and path of a request determine its route, so that results can be
         cached."""
 
-    def template(self, scope: Mapping[str, Any]) -> str | None:
-        """Return the template of a request's route, with the paths of all mounts around it.
-
-        Return None if the app has no such route, and `UNKNOWN` if the template cannot be
-        determined.
-        """
-        return self._ask(scope)[0]
-
-    def shape(self, scope: Mapping[str, Any]) -> str | None:
-        """Return the template of a request's route without the names of parameters."""
-        return self._ask(scope)[1]
-
-    def refuses_method(self, scope: Mapping[str, Any]) -> bool:
-        """Return whether the app has the path, but not for this method: it will answer 405."""
-        return self._ask(scope)[2]
-
-    def shapes(self) -> frozenset[str]:
-        """Return the shapes of all routes of the app."""
-        self._look_around()
-        return self._shapes
-
-    def _look_around(self) -> None:
-        """Read the routes of the app, if they are not known yet or their number has changed."""
-        if len(self._app.routes) != self._routes:
-            self._routes = len(self._app.routes)
-            self._known.clear()
-            found = list(_leaves(self._app, "", ()))
-            self._shapes = frozenset(shape_of(path) for path, _ in found if path is not None)
-            self.by_path = all(plain for _, plain in found)
-
-    def _ask(self, scope: Mapping[str, Any]) -> tuple[str | None, str | None, bool]:
+    def ask(self, scope: Mapping[str, Any]) -> Found:
+        """Return the route of a request."""
         path, method = scope["path"], scope.get("method")  # a websocket has none
         key = path, method, scope.get("root_path")
-        self._look_around()
-        try:
-            return self._known[key]
-        except KeyError:
-            pass
+        if len(self._router.routes) != self._routes:
+            self._read_routes()
+        known = self._known.get(key)
+        if known is not None:
+            return known
         found, refused = _dispatched(self._app, {**scope, "fastapi": {}}, "", 0)
-        answer = found, found and shape_of(found), refused
+        answer = Found(found, found and shape_of(found), refused)
         if self.by_path and len(path) + len(method or "") <= _LONGEST:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[key] = answer
         return answer
+
+    def _read_routes(self) -> None:
+        """Read the routes of the app: they are not known yet, or their number has changed."""
+        self._routes = len(self._router.routes)
+        self._known.clear()
+        found = list(_leaves(self._app, "", ()))
+        self.shapes = frozenset(shape_of(path) for path, _ in found if path is not None)
+        self.by_path = all(plain for _, plain in found)
 
 
 def _dispatched(

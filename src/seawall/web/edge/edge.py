@@ -4,7 +4,7 @@ Promises:
 
 - Health probes are always answered.
 - A refused request, whichever part refuses it, costs no more than the refusal and consumes nothing.
-- Every gate that was entered is left exactly once (see `sending`).
+- Every gate that was entered is left exactly once (see `passage`).
 - An exception of Seawall that escapes from the app becomes problem+json with the right status and
   Retry-After, as long as the response has not started. So does the failure of an upstream, which is
   logged too (see `upstream_log`).
@@ -20,38 +20,50 @@ each request and one for each message of its response.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._expiry import current_task
 from seawall.clock import Clock
-from seawall.context import end_scope
+from seawall.context import deadline_scope, reserve_of, reserve_scope
+from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.runtime.policy import Policy
-from seawall.web.asgi_types import App, Message, Receive, Scope, Send
+from seawall.policies.slots import SlotGate
+from seawall.runtime.call import STREAMED
+from seawall.runtime.driver import wait_async
+from seawall.runtime.layers import CANCELLED, OK, Wait
+from seawall.runtime.policy import GateBound, Policy
+from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
 from seawall.web.edge.admission import Turns
-from seawall.web.edge.answers import send_problem
 from seawall.web.edge.degradation_report import DegradationReport, header_name
 from seawall.web.edge.inbound import Inbound
-from seawall.web.edge.request_flow import GOING_AWAY, AddressShare, Way
-from seawall.web.edge.routes import RouteGates
-from seawall.web.edge.sending import PASSAGE, Own, Passage
-from seawall.web.edge.short_path import plain_entry
-from seawall.web.edge.timer import Cutting
+from seawall.web.edge.passage import EdgeState, Passage
+from seawall.web.edge.timers import RequestTimers
 from seawall.web.edge.upstream_log import UpstreamLog
+from seawall.web.edge.websockets import AddressShare, SocketAnswer, SocketPassage
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
+from seawall.web.problems import FAILURE, Problem, problem_of, send_problem
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.routes import dispatch_of
+from seawall.web.routes import RouteGates, dispatch_of
 from seawall.web.trust import Trust
 
+GOING_AWAY: Final = Problem(
+    503, "Service unavailable", "The service is going away.", retry_after=1.0
+)
 
-class Edge(Way):
+LATE_BODY: Final = Problem(
+    408, "Request timeout", "The body of the request did not arrive in time."
+)
+
+
+class Edge:
     """ASGI middleware that puts these parts around an app; each part is optional."""
 
     def __init__(
@@ -93,61 +105,53 @@ class Edge(Way):
                 f"Edge({app!r}): a Starlette or FastAPI app answers its errors itself, before the"
                 " edge could; write protect(app), from seawall.web.fastapi"
             )
-        for part, given_part, kind in (
-            ("inbound", inbound, Inbound),
-            ("limits", limits, RequestLimits),
-            ("routes", routes, Mapping),
-            ("health", health, Health),
-            ("lifecycle", lifecycle, Lifecycle),
-            ("trust", trust, Trust),
-        ):
-            if given_part is not None:
-                _checked(part, given_part, (kind,))
-        given: list[Policy] = [
-            _checked(part, policy, kinds)
-            for part, policy, kinds in (
-                ("shed", shed, (Shed,)),
-                ("turns", turns, (Turns,)),
-                ("concurrency", concurrency, (AdaptiveLimit, Bulkhead)),
-                ("websockets", websockets, (Bulkhead,)),
-            )
-            if policy is not None
-        ]
+        slots = (AdaptiveLimit, Bulkhead)
+        _check_part("inbound", inbound, Inbound)
+        _check_part("limits", limits, RequestLimits)
+        _check_part("routes", routes, Mapping)
+        _check_part("health", health, Health)
+        _check_part("lifecycle", lifecycle, Lifecycle)
+        _check_part("trust", trust, Trust)
+        _check_part("shed", shed, Shed)
+        _check_part("turns", turns, Turns)
+        _check_part("concurrency", concurrency, *slots)
+        _check_part("websockets", websockets, Bulkhead)
         for path, limit in (routes or {}).items():
-            _checked(f"routes[{path!r}]", limit, (AdaptiveLimit, Bulkhead))
+            _check_part(f"routes[{path!r}]", limit, *slots, required=True)
+        if websockets_per_address is not None and websockets is None:
+            raise TypeError("websockets_per_address=...: write websockets=Bulkhead(...) too")
+        policies: list[Policy] = [
+            policy for policy in (shed, turns, concurrency, websockets) if policy is not None
+        ]
         # A guard needs at least one policy, and this one does nothing.
-        self.guard = registry.release(Guard(name, *(given or [Turns(mode="off")]), clock=clock))
+        self.guard = registry.release(Guard(name, *(policies or [Turns(mode="off")]), clock=clock))
         bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = bounds.get(id(shed))
         self._turns = bounds.get(id(turns))
         self._concurrency = bounds.get(id(concurrency))
         self._websockets = bounds.get(id(websockets))
-        if websockets_per_address is not None and websockets is None:
-            raise TypeError("websockets_per_address=...: write websockets=Bulkhead(...) too")
+        self._gates = tuple(gate for gate in (self._turns, self._concurrency) if gate is not None)
+        """The gates that every request enters after its limits, in this order."""
         self._share = (
             None
             if websockets_per_address is None
             else AddressShare(check.count("websockets_per_address", websockets_per_address))
         )
-        self._shed_is_told = self._shed is not None and self._shed.takes_arguments
-        self._place_is_told = self._concurrency is not None and self._concurrency.takes_arguments
         self._clock = self.guard.clock
         self._now = self.guard.clock.now
-        self._routes = RouteGates(name, routes, self._clock) if routes else None
+        self._routes = RouteGates(name, routes, self._gates, self._clock) if routes else None
         self._inbound = inbound
         self._limits = limits
         self._health = health
         self._lifecycle = lifecycle
         trust = trust or (inbound.trust if inbound is not None else Trust())
         stall = None if stall is None else check.seconds("stall", stall)
-        self._own = Own(self._now, self.guard.stats, trust, self._turns, stall, dispatch_of(app))
-        self._cutting = Cutting(self._clock)
+        self._state = EdgeState(
+            self._now, self.guard.stats, trust, self._turns, stall, dispatch_of(app)
+        )
+        self._timers = RequestTimers(self._clock)
         self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
-        self._unusual: App = self._serve_unusual
-        """Serves all requests that the short path does not."""
-        self._serving: App = plain_entry(self, self._probes) or self._serve_unusual
-        """Serves everything, without the extra frame of `__call__`."""
         registry.enter(self, "edge", name)
 
     def __repr__(self) -> str:
@@ -167,8 +171,8 @@ class Edge(Way):
             "lifecycle": self._lifecycle,
             "health": self._health,
         }
-        told = {name: part.snapshot() for name, part in parts.items() if part is not None}
-        return {**self.guard.snapshot(), "stalled": self._own.stalled, **told}
+        shown = {name: part.snapshot() for name, part in parts.items() if part is not None}
+        return {**self.guard.snapshot(), "stalled": self._state.stalled, **shown}
 
     def dangers(self) -> list[str]:
         """Return the warnings of `seawall.explain()` for this edge."""
@@ -180,96 +184,217 @@ class Edge(Way):
         if self._routes is not None:
             self._routes.close()
 
+    # Requests
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a websocket or the lifespan of the app."""
-        await self._serving(scope, receive, send)
+        if scope["type"] != "http":
+            await self._serve_other(scope, receive, send)
+            return
+        path = path_below_root(scope) if scope.get("root_path") else scope["path"]
+        if path in self._probes:
+            await self._health(scope, receive, send)  # type: ignore[misc]
+            return
+        lifecycle = self._lifecycle
+        if lifecycle is not None:
+            begun = lifecycle.begin()
+            if not begun or lifecycle.draining:
+                send = lifecycle.answering(scope, send)
+            if not begun:
+                await send_problem(send, GOING_AWAY, [], method=scope["method"])
+                return
+        try:
+            await self._serve(Passage(scope, receive, send, self._state), send)
+        finally:
+            if lifecycle is not None:
+                lifecycle.end()
 
-    async def _serve_unusual(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what the short path does not, or raise the exception of a request it served."""
-        kept: Any = scope.pop(PASSAGE, None)
-        if isinstance(kept, tuple):
-            error, status = kept
-            del kept
-            try:
-                if status:  # so that middlewares see that a response has started
-                    await send({"type": "http.response.start", "status": status, "headers": []})
-                raise error
-            finally:
-                del error  # Break the cycle between the exception and this frame.
-        kind = scope["type"]
-        if kind == "http":
-            passage: Passage = Passage(scope, receive, send, self._own) if kept is None else kept
-            passage.source, passage.to = receive, send
-            await self._serve_request(scope, receive, passage, send)
-        elif kind == "websocket":
+    async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a websocket or the lifespan."""
+        lifecycle = self._lifecycle
+        if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
-        elif kind == "lifespan" and self._lifecycle is not None:
-            await self._lifecycle.lifespan(self.app, scope, receive, send)
+        elif scope["type"] == "lifespan" and lifecycle is not None:
+            await lifecycle.lifespan(self.app, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    async def _end_plainly(
-        self,
-        passage: Passage,
-        error: BaseException | None,
-        send: Send,
-        entered: bool,  # noqa: FBT001 - a fact about the request
-    ) -> BaseException | None:
-        """End a request of the short path that failed or still holds something.
-
-        Return the exception to raise, or None.
-        """
-
-        def answer(message: Message) -> Awaitable[None]:
-            passage.status = message.get("status", passage.status)  # the response has started
-            return send(message)
-
-        lifecycle = self._lifecycle
-        if not entered and lifecycle is not None:
-            lifecycle.in_flight += 1  # it counts until its refusal is sent
+    async def _serve(self, passage: Passage, send: Send) -> None:
+        """Admit the request, run the app, and leave every gate that was entered."""
+        scope, inbound = passage.scope, self._inbound
+        around = scope.get(INCOMING)  # set by an edge around this one
+        tokens = failure = None
         try:
-            if error is None and not passage.left:
+            if inbound is not None:
+                tokens = inbound.read(passage, self._clock)
+            scope[INCOMING] = passage
+            await self._admit(passage)
+            self._begin_deadline(passage)
+            await self.app(scope, passage.receive, passage.send)
+            if not passage.left:
                 passage.end(None)
-            if error is not None or passage.cut is not None:
-                await self._fail(passage, error, answer, None, entered)
-            error = None
-        except BaseException as failure:  # noqa: BLE001 - returned
-            error = failure
-        passage.scope.pop(INCOMING, None)
-        passage.task = None
-        if lifecycle is not None:
-            lifecycle.end()
-        if passage._deadline is not None:
-            end_scope(passage._deadline)
-        try:
-            return error
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
+            failure = error
+        try:  # outside of the handler, so that later exceptions are not chained to this one
+            if failure is not None or passage.cut is not None:
+                await self._fail(passage, failure, send)
         finally:
-            del error  # Break the cycle between the exception and this frame.
+            del failure  # Break the cycle between the exception and this frame.
+            if around is None:
+                scope.pop(INCOMING, None)
+            else:
+                scope[INCOMING] = around
+            passage.task = None
+            if tokens is not None:
+                inbound.undo(passage, tokens)  # type: ignore[union-attr]
 
-    async def _serve_request(
-        self, scope: Scope, receive: Receive, passage: Passage, send: Send
-    ) -> None:
-        """Serve a health probe, or a request that the short path does not serve."""
-        health, lifecycle = self._health, self._lifecycle
-        if health is not None and path_below_root(scope) in health.paths:
-            await health(scope, receive, send)
-        elif lifecycle is None:
-            await self._serve(scope, receive, passage, send)
-        elif lifecycle.begin():
-            if lifecycle.draining:
-                passage.to = send = lifecycle.answering(scope, send)
+    async def _admit(self, passage: Passage) -> None:
+        """Enter all gates in order, or raise the refusal of one of them."""
+        passage.began = now = self._now()
+        shed, turns, limits = self._shed, self._turns, self._limits
+        if turns is not None and turns.strict and turns.full():
+            turns.turned_away("shed")
+        if shed is not None:
+            ticket = shed.enter(now, passage) if shed.takes_arguments else shed.enter(now)
+            if shed.leave is not None:
+                passage.gates = ((shed, ticket),)
+        if limits is not None:
+            granted = await limits.aadmit(passage) if limits.waits else limits.admit(passage)
+            passage.granted = granted
+            passage.more_headers = granted.headers
+        routes = self._routes
+        gates = self._gates if routes is None else routes.of(passage.scope, self._state.dispatch)
+        for gate in gates:
             try:
-                await self._serve(scope, receive, passage, send)
-            finally:
-                lifecycle.end()
+                ticket = gate.enter(now, passage) if gate.takes_arguments else gate.enter(now)
+            except Wait as wait:
+                ticket = await self._wait(gate, wait, passage)
+                now = self._now()
+            if gate.leave is not None:
+                passage.gates = ((gate, ticket), *passage.gates)
+        passage.entered = True
+        if passage.granted is not None and passage.granted.accounted:
+            passage.granted.enters()
+
+    async def _wait(self, gate: GateBound, wait: Wait, passage: Passage) -> Any:
+        """Wait for a gate; make the grant of the limits exactly refundable first."""
+        if passage.granted is not None:
+            passage.granted.waits()
+        began = self._now()
+        ticket = await wait_async(wait.waiter, self._clock)
+        gate.host.stats.waits.add(self._now() - began)
+        return ticket
+
+    def _begin_deadline(self, passage: Passage) -> None:
+        """Start the timer that cancels the app; its calls get the time without the reserve."""
+        own = passage._deadline
+        held = deadline_scope() if own is None else own
+        if held is None:
+            passage.task = current_task()
+            return
+        at, clock = held[0], held[1]
+        self._timers.arm(passage, at, clock)
+        if own is not None:
+            own[0] = at - reserve_of(at - clock.now(), self._inbound.reserve)  # type: ignore[union-attr]
+        elif self._inbound is not None:
+            passage._deadline = reserve_scope(self._inbound.reserve)
+
+    async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:
+        """Leave the held gates. Answer with a problem if no response has started; else raise."""
+        if not passage.entered:
+            passage.give_back(error)
+        if passage.was_cut(error):
+            waits = passage.waits
+            if waits is not None and (waits.stalled or waits.late):
+                passage.leave(CANCELLED, None)
+                if waits.late:  # otherwise in mid-response: the server closes the connection
+                    await send_problem(send, LATE_BODY, _closing(passage.scope))
+                return
+            error = _reason_of_cut(passage, error)
+        if error is None:
+            return
+        problem = None if passage.status else problem_of(error)
+        if problem is None or problem.status >= FAILURE:
+            passage.end(error)
         else:
-            answering = lifecycle.answering(scope, send)
-            await send_problem(answering, GOING_AWAY, [], method=scope["method"])
+            passage.leave(OK, STREAMED)  # as if the app had sent this response itself
+        if problem is None:
+            try:
+                raise error
+            finally:
+                del error
+        more = [] if passage.more_headers is None else passage.more_headers()
+        if isinstance(error, RateLimited):
+            more = [*more, *error.headers]
+        elif not isinstance(error, SeawallError):
+            self._upstreams.note(passage, problem, error)
+        await send_problem(send, problem, more, method=passage.method)
+
+    # Websockets
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Admit a websocket like a request; after the handshake it holds only its own slot."""
+        lifecycle = self._lifecycle
+        answer = SocketAnswer(scope, send)
+        if lifecycle is not None and not lifecycle.begin_socket():
+            await send_problem(answer, GOING_AWAY, [])
+            return
+        passage = SocketPassage(scope, receive, send, self._state)
+        failure: BaseException | None = None
+        try:
+            if self._websockets is not None:
+                await self._keep(passage, self._websockets, answer)
+                if answer.done:
+                    return
+            await self._serve(passage, answer)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            passage.close(failure)
+            del failure
+            if lifecycle is not None:
+                lifecycle.end_socket()
+
+    async def _keep(self, passage: SocketPassage, gate: SlotGate, send: Send) -> None:
+        """Enter the gate that a websocket holds until it is closed, or send the refusal."""
+        enter: Any = gate.enter
+        share = self._share
+        try:
+            if share is not None:
+                if share.enter(passage.client):
+                    passage.keep(share, passage.client)
+                else:
+                    gate.refuse(gate.full(f"one address has {share.most} open"))
+            try:
+                ticket = enter(self._now())
+            except Wait as wait:
+                ticket = await wait_async(wait.waiter, self._clock)
+            passage.keep(gate, ticket)
+        except Rejected as error:
+            await self._fail(passage, error, send)
 
 
-def _checked(part: str, given: Any, kinds: tuple[type, ...]) -> Any:
-    """Return `given` if it is an instance of `kinds`, else raise and say what to write."""
-    if not isinstance(given, kinds):
+def _reason_of_cut(passage: Passage, error: BaseException | None) -> SeawallError:
+    """Return why the edge itself cancelled the app: a refusal in mid-request, or the deadline."""
+    waits = passage.waits
+    if waits is not None and waits.refusal is not None:
+        refusal, waits.refusal = waits.refusal, None
+        passage.give_back(refusal)
+        return refusal
+    late = TimedOut("the deadline passed before the response began")
+    late.__cause__ = error
+    return late
+
+
+def _closing(scope: Scope) -> Headers:
+    """Return the header that closes the connection of a request whose body was not fully read."""
+    one = str(scope.get("http_version", "1.1")).startswith("1")  # forbidden from HTTP/2 on
+    return [(b"connection", b"close")] if one else []
+
+
+def _check_part(part: str, given: Any, *kinds: type, required: bool = False) -> None:
+    """Raise and say what to write, unless `given` is an instance of `kinds`, or None."""
+    if not isinstance(given, kinds) and (required or given is not None):
         wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
         raise TypeError(f"{part}={given!r}: write {wanted}")
-    return given

@@ -19,7 +19,7 @@ requests too. So the outermost edge clears the context first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar, Token, copy_context
 from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
@@ -33,14 +33,12 @@ from seawall.context import (
     deadline_scope,
     deadline_var,
     end_attempt,
-    end_scope,
     idempotency_key_var,
     reset,
     seconds_left,
     tenant_var,
     tier_var,
 )
-from seawall.context import Scope as DeadlineScope
 from seawall.errors import AmbiguousHeader, DeadlineExceeded
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming
@@ -70,14 +68,10 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     idempotency_key_var: None,
     attempt_var: None,
 }
-CLEAN: Final = frozenset(_UNSET) - {deadline_var}
-"""Variables that a context does not contain, unless an earlier request left them.
+_CLEARED: Final = frozenset(_UNSET)
 
-The deadline is excluded: scopes that have ended stay in the context.
-"""
-
-Tokens = list[Token[Any] | DeadlineScope]
-"""State for `undo`: variables to reset, and deadlines to end."""
+Tokens = list[Token[Any]]
+"""State for `undo`: variables to reset."""
 
 
 class Rank(NamedTuple):
@@ -121,7 +115,6 @@ class Inbound:
         "_unsaid",
         "reserve",
         "trust",
-        "usual",
     )
 
     def __init__(
@@ -159,8 +152,6 @@ class Inbound:
         """Criticality of unranked requests; None: that of the context."""
         self._classify = None if classify is None else plain_function("classify", classify)
         self._ranks = self._level is not None or classify is not None
-        self.usual = None if self._ranks else self._unsaid.seconds
-        """Timeout of a request without headers, where the timeout is all that is set for it."""
         self._expired = 0
         self._dropped = 0
         self._unclassified = 0
@@ -211,12 +202,15 @@ class Inbound:
         # Inside another edge the context already belongs to the request. The same holds in a gRPC
         # server, where the deadline of the gRPC call already applies.
         if INCOMING in scope or scope["type"] == "grpc":
-            tokens = []
+            tokens: Tokens = []
             seconds = self._at_most_held(seconds)
+            around = deadline_scope()
         else:
-            tokens = _start_clean()
+            tokens = [] if _CLEARED.isdisjoint(copy_context()) else _start_clean()
+            around = None
         if seconds is not None:
-            incoming._deadline = begin_deadline(tokens, seconds, clock)
+            incoming._deadline = held = [clock.now() + seconds, clock, around, True]
+            tokens.append(deadline_var.set(held))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
@@ -225,15 +219,15 @@ class Inbound:
             self._set_rank(tokens, incoming, level, clock)
         return tokens
 
-    def undo(self, tokens: Tokens) -> None:
+    def undo(self, incoming: Incoming, tokens: Tokens) -> None:
         """Restore the context as it was before `read`.
 
         This also ends deadline and attempt for tasks that the handler left running.
         """
+        if incoming._deadline is not None:
+            incoming._deadline[3] = None  # inlined copy of `end_scope()`
         for token in reversed(tokens):
-            if isinstance(token, list):
-                end_scope(token)
-            elif token.var is attempt_var:
+            if token.var is attempt_var:
                 end_attempt(token)
             else:
                 reset(token.var, token)
@@ -258,7 +252,7 @@ class Inbound:
             try:
                 level, tier = self._ranked(incoming, said, clock)
             except BaseException:
-                self.undo(tokens)
+                self.undo(incoming, tokens)
                 raise
             if tier is not None:
                 tokens.append(tier_var.set(tier))
@@ -350,13 +344,6 @@ def _attempt_in(found: list[tuple[bytes, bytes]]) -> int | None:
     """Return the attempt in these headers; None if there is none, or several differ."""
     attempts = {value for name, value in found if name == _ATTEMPT}
     return read_attempt(attempts.pop()) if len(attempts) == 1 else None
-
-
-def begin_deadline(tokens: Tokens, seconds: float, clock: Clock) -> DeadlineScope:
-    """Set a deadline of `seconds` from now, which `undo` ends; return its scope."""
-    scope: DeadlineScope = [clock.now() + seconds, clock, deadline_scope(), True]
-    tokens += (scope, deadline_var.set(scope))
-    return scope
 
 
 def _start_clean() -> Tokens:

@@ -18,12 +18,13 @@ from urllib.parse import unquote
 import grpc
 
 from seawall.clock import Clock, current_clock
-from seawall.context import Criticality
+from seawall.context import Criticality, deadline_scope, deadline_var, end_scope
+from seawall.context import Scope as DeadlineScope
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.runtime.hold import Hold
 from seawall.runtime.policy import GateBound
-from seawall.web.edge.inbound import Classify, Inbound, Tokens, begin_deadline
+from seawall.web.edge.inbound import Classify, Inbound, Tokens
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -108,7 +109,7 @@ class Door:
 
         `when_gone` registers a callback for the caller's disconnect, which leaves the gates early.
         """
-        tokens, hold = self._begin(method, context, stream=stream)
+        end, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
                 hold.__enter__()
@@ -118,36 +119,47 @@ class Door:
             with _left(leave, context):
                 yield
         finally:
-            self._unary.undo(tokens)
+            end()
 
     @asynccontextmanager
     async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
         """Async twin of `admitted`."""
-        tokens, hold = self._begin(method, context, stream=stream)
+        end, hold = self._begin(method, context, stream=stream)
         try:
             if hold is not None:
                 await hold.__aenter__()
             with _left(_once(hold), context):
                 yield
         finally:
-            self._unary.undo(tokens)
+            end()
 
-    def _begin(self, method: str, context: Any, *, stream: bool) -> tuple[Tokens, Hold | None]:
+    def _begin(
+        self, method: str, context: Any, *, stream: bool
+    ) -> tuple[Callable[[], None], Hold | None]:
+        """Set the context of a call; return a function that ends it, and the gates to enter."""
         incoming = _incoming(method, context, self.trust)
-        tokens: Tokens = []
+        inbound = self._stream if stream else self._unary
         left = context.time_remaining()
+        held: DeadlineScope | None = None
+        tokens: Tokens = []
         if left is not None and left < A_YEAR:
             # gRPC itself ends the call at that time, for every caller.
-            begin_deadline(tokens, left, self._clock)
+            held = [self._clock.now() + left, self._clock, deadline_scope(), True]
+            tokens.append(deadline_var.set(held))
+
+        def end() -> None:
+            inbound.undo(incoming, tokens)
+            if held is not None:
+                end_scope(held)
+
         try:
-            inbound = self._stream if stream else self._unary
             tokens += inbound.read(incoming, self._clock)
         except BaseException:
-            self._unary.undo(tokens)
+            end()
             raise
         if self.guard is None or method.startswith(HEALTH):
-            return tokens, None
-        return tokens, self.guard.hold(incoming)
+            return end, None
+        return end, self.guard.hold(incoming)
 
     def snapshot(self) -> dict[str, int]:
         """Return the numbers of expired, of stripped and of unclassified calls."""

@@ -7,6 +7,7 @@ limits, are not disclosed to callers.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
@@ -46,9 +47,13 @@ def field_name(name: str) -> bytes:
     return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
 
 
-def state_header(told: bytes, left: float, more: float) -> Header:
-    """Return the state of a limit: what remains, and the microseconds until there is more."""
-    return STATE, b"%b%d;t=%d" % (told, left, -(-more // MICROSECONDS))
+@lru_cache(maxsize=1000)
+def state_header(told: bytes, left: float, seconds: float) -> Header:
+    """Return the state of a limit: what remains, and the seconds until there is more.
+
+    It is cached: callers well within their limits get the same values repeatedly.
+    """
+    return STATE, b"%b%d;t=%d" % (told, left, seconds)
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:

@@ -27,6 +27,7 @@ from seawall.context import tier_var
 from seawall.errors import RateLimited
 from seawall.events import SoftLimitExceeded
 from seawall.events.bus import emit
+from seawall.models.rate.rates import MICROSECONDS
 from seawall.policies.rate_limit import Limit
 from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
@@ -39,7 +40,6 @@ from seawall.web.limits.fields import (
     state_header,
 )
 from seawall.web.limits.groups import EdgeHost, Group, Held, Part
-from seawall.web.limits.short_path import PlainLimits
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
@@ -192,8 +192,6 @@ class RequestLimits:
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
         self._plans = {known: self._plan(known) for known in tiers}
         self._other = self._plans[None]
-        self.plain = self._plain_limits()
-        """Fast path that takes from all limits, for requests without a tier; None if impossible."""
 
     def __repr__(self) -> str:
         return f"RequestLimits({', '.join(map(repr, self.limits))}, name={self.name!r})"
@@ -224,12 +222,6 @@ class RequestLimits:
             told if self._headers else None,
         )
 
-    def _plain_limits(self) -> PlainLimits | None:
-        local = self._other.local
-        if self.waits or self._soft or self._tier is not None or local is None or not local.quick:
-            return None
-        return PlainLimits(local, local.quick, self._other.told)
-
     def admit(self, incoming: Incoming) -> Granted:
         """Take the cost of a request from all of its limits, or raise `RateLimited`."""
         if self.waits:
@@ -240,7 +232,7 @@ class RequestLimits:
         granted = Granted(plan)
         try:
             if local is not None:
-                granted.held.append(local.group.take(local, incoming))
+                granted.held = [local.group.take(local, incoming)]
             if plan.soft:
                 self._watch(plan, incoming, granted)
         except BaseException as error:
@@ -351,7 +343,10 @@ class Granted:
         binding = None
         for held in self.held:
             binding = held.binding(binding)
-        return [told] if binding is None else [told, state_header(*binding)]
+        if binding is None:
+            return [told]
+        name, left, more = binding
+        return [told, state_header(name, left, -(-more // MICROSECONDS))]
 
     def waits(self) -> None:
         """Prepare for a wait further in.

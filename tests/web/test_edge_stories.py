@@ -1,4 +1,4 @@
-"""The short way through the edge: who takes it, and that it has the same effect as the long one."""
+"""Requests of all kinds and outcomes at the edge: nothing is left behind, whatever happens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import Context, ContextVar
-from inspect import getclosurevars
 from itertools import count
 from typing import Any, NamedTuple
 from weakref import ref
 
 import pytest
-from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,19 +20,15 @@ from seawall import (
     AdaptiveLimit,
     Bulkhead,
     CircuitOpen,
-    RateLimited,
     Shed,
-    Timeout,
-    by_cost,
     by_criticality,
     by_deadline,
-    by_latency,
-    by_tier,
     deadline,
 )
 from seawall.clock import VirtualClock
 from seawall.context import (
     Criticality,
+    attempt_var,
     criticality_var,
     current_deadline,
     deadline_scope,
@@ -45,21 +39,17 @@ from seawall.context import (
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.runtime.slots import Slots, live_slots
-from seawall.testing import run_virtual, virtual_time
-from seawall.web.edge import Edge, sending, short_path, timer
+from seawall.testing import run_virtual
+from seawall.web.edge import Edge, timers
 from seawall.web.edge.admission import Turns
-from seawall.web.edge.inbound import CLEAN, KNOWN, Inbound
-from seawall.web.edge.request_flow import Way
-from seawall.web.fastapi import protect
+from seawall.web.edge.inbound import Inbound
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
-from seawall.web.limits import short_path as limits_short_path
 from seawall.web.principals import user
 from seawall.web.request import INCOMING, Incoming
-from seawall.web.trust import Trust
-from tests.support import falsified, let_pass, new_guard
-from tests.web.support import App, answer_of, ask, http_scope, text_app
+from tests.support import falsified, let_pass
+from tests.web.support import App, ask, http_scope, text_app
 
 _serial = count()
 TIME = 4.0
@@ -68,7 +58,7 @@ ALONE = limit("1000/min", by="address")
 
 
 def plain_edge(app: App | None = None, **parts: Any) -> Edge:
-    """Return an edge with all parts, through which plain requests go the short way."""
+    """Return an edge with all parts, in which turns are not watched."""
     given_parts = {
         "inbound": Inbound(timeout=TIME),
         "health": Health(),
@@ -91,255 +81,7 @@ async def apart(edge: App, path: str = "/", **more: Any) -> Any:
     return await asyncio.create_task(ask(edge, path, **more))
 
 
-class Ways:
-    """How many requests did not go the short way."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.served = 0
-
-    async def of(self, edge: App, path: str = "/", **more: Any) -> int:
-        """Return 1 for the long way, 0 for the short one."""
-        before = self.asked
-        await apart(edge, path, **more)
-        return self.asked - before
-
-
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Count who goes the long way."""
-    seen = Ways()
-    begin, serve = Edge._serve_request, Way._serve
-
-    async def beginning(self: Edge, *args: Any) -> None:
-        seen.asked += 1
-        await begin(self, *args)
-
-    async def serving(self: Way, *args: Any) -> None:
-        seen.served += 1
-        await serve(self, *args)
-
-    monkeypatch.setattr(Edge, "_serve_request", beginning)
-    monkeypatch.setattr(Way, "_serve", serving)
-    return seen
-
-
-# Who goes which way
-
-
-def test_plain_requests_go_the_short_way(ways: Ways) -> None:
-    """But for the first of each caller, and of the service's life."""
-
-    async def main() -> None:
-        edge = plain_edge()
-        assert await ways.of(edge) == 1  # nothing had begun to live
-        assert [await ways.of(edge) for _ in range(5)] == [0] * 5
-        assert [await ways.of(edge, client=("10.0.0.7", 1)) for _ in range(2)] == [1, 0]
-        assert ways.served == 2
-        assert edge.snapshot()["succeeded"] == 8
-
-    run_virtual(main())
-
-
-def test_a_deadline_that_has_ended_is_no_reason_for_the_long_way(ways: Ways) -> None:
-    """A program that calls something with a timeout before it serves leaves one in its context."""
-
-    async def nothing() -> None:
-        pass
-
-    async def main() -> None:
-        await new_guard(Timeout(1.0)).acall(nothing)
-        edge = plain_edge()
-        await ways.of(edge)
-        assert await ways.of(edge) == 0
-        with deadline(5.0):
-            assert await ways.of(edge) == 1
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("parts", [{}, {"limits": None}, {"shed": None}, {"concurrency": None}])
-def test_each_part_may_be_left_out(parts: dict[str, Any], ways: Ways) -> None:
-    """All that the short way needs is a time that requests have."""
-    none = dict.fromkeys(("health", "lifecycle", "routes", "turns", *parts), None)
-
-    async def main() -> None:
-        edge = plain_edge(**none)
-        await ways.of(edge)
-        assert await ways.of(edge) == 0
-
-    run_virtual(main())
-
-
-def test_a_protected_app_is_served_by_the_short_way(ways: Ways) -> None:
-    """With all the parts that `protect` puts around it, and a limit."""
-    app = FastAPI()
-
-    @app.get("/")
-    async def greet() -> str:
-        return "hello"
-
-    async def main() -> None:
-        edge = protect(app, limits=ALONE, lifecycle=Lifecycle(signals=False))
-        edge._turns.unwatched = float("inf")  # type: ignore[union-attr]
-        assert [await ways.of(app) for _ in range(3)] == [1, 0, 0]
-        assert (await apart(app)).json() == "hello"
-        edge.close()
-
-    run_virtual(main())
-
-
-Unusual = Callable[[Edge], dict[str, Any]]
-"""Makes something unusual of an edge, or of a request."""
-
-
-def _draining(edge: Edge) -> dict[str, Any]:
-    edge.draining = asyncio.ensure_future(edge._lifecycle.drain())  # type: ignore[attr-defined, union-attr]
-    return {"pause": True}
-
-
-def _full(edge: Edge) -> dict[str, Any]:
-    slots = edge._concurrency.policy.slots  # type: ignore[union-attr]
-    while (slot := slots.take()) is not None:
-        asyncio.get_running_loop().call_later(0.1, slots.give_back, slot)
-    return {}
-
-
-def _strict(edge: Edge) -> dict[str, Any]:
-    edge._turns.strict = True  # type: ignore[union-attr]
-    return {}
-
-
-def _turn_over(edge: Edge) -> dict[str, Any]:
-    """Let the turn under way take no more."""
-    turns: Any = edge._turns
-    turns._adopt(asyncio.get_running_loop())
-    turns.unwatched = float("-inf")
-    turns._dispatching = True
-    asyncio.get_running_loop().call_later(0.001, turns._dispatch, asyncio.get_running_loop())
-    return {}
-
-
-UNUSUAL: dict[str, Unusual] = {
-    **{
-        name.decode(): lambda _, name=name: {"headers": [(name.decode(), "1")]}  # type: ignore[misc]
-        for name in sorted(KNOWN)
-    },
-    "root_path": lambda _: {"root_path": "/api"},
-    "another edge": lambda _: {INCOMING: Incoming(http_scope(), Trust())},
-    "probe": lambda _: {"path": "/health/live"},
-    "route": lambda _: {"path": "/route"},
-    "draining": _draining,
-    "no place": _full,
-    "new caller": lambda _: {"client": ("10.0.0.8", 1)},
-    "strict turns": _strict,
-    "turn is over": _turn_over,
-}
-
-
-@pytest.mark.parametrize("what", UNUSUAL)
-def test_what_is_unusual_goes_the_long_way(what: str, ways: Ways) -> None:
-    """And all is as before once it has passed."""
-
-    async def main() -> None:
-        edge = plain_edge(concurrency=Bulkhead(5, max_wait=1.0))
-        await ways.of(edge)
-        assert await ways.of(edge) == 0
-        asked = UNUSUAL[what](edge)
-        if asked.pop("pause", False):
-            await let_pass(0.01)
-        assert await ways.of(edge, **asked) == 1
-        if what == "draining":
-            await edge.draining  # type: ignore[attr-defined]
-        elif "turn" in what:
-            edge._turns.strict = False  # type: ignore[union-attr]
-            edge._turns.unwatched = float("inf")  # type: ignore[union-attr]
-        assert await ways.of(edge) == (what == "draining")
-        assert edge._concurrency.policy.in_flight == 0  # type: ignore[union-attr]
-
-    run_virtual(main())
-
-
-def test_a_turn_that_is_watched_begins_on_the_short_way(ways: Ways) -> None:
-    """One in some milliseconds: what it takes is known then, and the next go unseen."""
-
-    async def main() -> None:
-        edge = plain_edge(turns=Turns(cheap=1.0))
-        turns: Any = edge._turns
-        turns.unwatched = float("-inf")
-        await ways.of(edge)
-        await let_pass(1.0)  # by then it is known that requests are cheap
-        assert await ways.of(edge) == 0
-        await let_pass(0.001)
-        assert turns.unwatched > 0
-        assert not turns._turning
-
-    run_virtual(main())
-
-
-POLLUTION: dict[ContextVar[Any], Any] = {
-    criticality_var: Criticality.SHEDDABLE,
-    tenant_var: "somebody",
-    tier_var: "free",
-    deadline_var: None,
-}
-
-
-@pytest.mark.parametrize("var", sorted(CLEAN, key=lambda var: var.name), ids=lambda var: var.name)
-def test_a_context_that_is_not_clean_is_a_matter_of_the_long_way(
-    var: ContextVar[Any], ways: Ways
-) -> None:
-    """Whatever an earlier request left, even if it is nothing."""
-
-    async def main() -> None:
-        edge = plain_edge()
-        await ways.of(edge)
-        polluted = Context()
-        polluted.run(var.set, POLLUTION.get(var))
-        before = ways.served
-        await asyncio.create_task(ask(edge), context=polluted)
-        assert ways.served == before + 1
-
-    run_virtual(main())
-
-
-NEVER: dict[str, Callable[[], dict[str, Any]]] = {
-    "no inbound": lambda: {"inbound": None},
-    "no time": lambda: {"inbound": Inbound(timeout=None)},
-    "criticality": lambda: {"inbound": Inbound(max_criticality=Criticality.SHEDDABLE)},
-    "tiers": lambda: {"limits": RequestLimits(ALONE, tier=lambda _: None)},
-    "soft": lambda: {"limits": RequestLimits(ALONE, limit("9/s", by=None, soft=True))},
-    "window": lambda: {"limits": RequestLimits(limit("9/s", by=None, algorithm="sliding_log"))},
-    "cost": lambda: {"limits": RequestLimits(limit("9/s", by=None, cost=lambda _: 1))},
-    "clock": lambda: {"limits": RequestLimits(ALONE, clock=VirtualClock())},
-    "partitions": lambda: {"concurrency": AdaptiveLimit(partitions={"live": 0.5})},
-    "drops": lambda: {"concurrency": AdaptiveLimit(is_drop=lambda *_: False)},
-    "arguments": lambda: {"shed": Shed(by_cost(lambda _: 1.0, most=2.0), load=lambda: 0.0)},
-    "latency": lambda: {"shed": Shed(by_latency(1.0))},
-    "two rules": lambda: {"shed": Shed(by_criticality(), by_tier(), load=lambda: 0.0)},
-}
-
-
-@pytest.mark.parametrize("part", NEVER)
-def test_with_some_parts_all_go_the_long_way(part: str, ways: Ways) -> None:
-    """Where more is asked than the short way can answer."""
-
-    async def main() -> None:
-        edge = plain_edge(**NEVER[part]())
-        assert [await ways.of(edge) for _ in range(3)] == [1, 1, 1]
-        assert edge._serving == edge._serve_unusual
-        assert edge.snapshot()["succeeded"] == 3
-
-    run_virtual(main())
-
-
-def test_with_shared_limits_all_go_the_long_way(store: Any) -> None:
-    """A store has to be asked, and waited for."""
-    edge = plain_edge(limits=RequestLimits(ALONE, shared=store, name="plain"))
-    assert edge._serving == edge._serve_unusual
-
-
-# Both have the same effect
+# Whatever happens
 
 
 class Story(NamedTuple):
@@ -396,10 +138,34 @@ def context_now() -> tuple[Any, ...]:
     return left, criticality_var.get(), tenant_var.get(), tier_var.get()
 
 
+def variables_now() -> tuple[Any, ...]:
+    """Return what must be in the context of the server after a request as before it."""
+    values = tuple(var.get() for var in (criticality_var, tenant_var, tier_var, attempt_var))
+    return deadline_scope(), *values
+
+
+POLLUTION: dict[ContextVar[Any], Any] = {
+    criticality_var: Criticality.SHEDDABLE,
+    tenant_var: "somebody",
+    tier_var: "free",
+    deadline_var: None,
+}
+RAISED: dict[str, type[BaseException]] = {
+    "raises": ValueError,
+    "background-raises": ValueError,
+    "gone": OSError,
+    "gone-refused": OSError,
+    "cancelled": asyncio.CancelledError,
+    "cancelled-refused": asyncio.CancelledError,
+}
+"""What reaches the server, by what the app does."""
+
+
 async def act(scope: Any, _receive: Any, send: Any) -> None:  # noqa: C901 - a list of acts
     """Be the app: do what the request says."""
     acts, seen = scope["story"].acts, scope["seen"]
-    seen.append((context_now(), scope[INCOMING].client))
+    scope["reached"].append(scope[INCOMING].client)
+    seen.append(context_now())
     if acts in ("raises", "gone-refused", "cancelled-refused", "refuses"):
         if acts == "raises":
             raise ValueError("as the story goes")
@@ -440,9 +206,9 @@ class World:
         self.places = Bulkhead(4, max_wait=wait, mode=mode)
         self.lifecycle = Lifecycle(signals=False)
         self.limits = RequestLimits(
-            limit("6/min", by=user(self.caller), burst=5), limit("100/min", by=None)
+            limit("6/min", by=user(self.caller), burst=5), limit("100/day", by=None)
         )
-        self.seen: list[list[Any]] = []
+        self.reached: list[str] = []
         self.edge = plain_edge(
             act,
             lifecycle=self.lifecycle,
@@ -463,9 +229,8 @@ class World:
         return incoming.client
 
     async def happen(self, story: Story) -> None:
-        """Make the request; note all that is seen."""
+        """Make the request, and look at what it leaves in the context."""
         seen: list[Any] = []
-        self.seen.append(seen)
         messages: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -477,124 +242,103 @@ class World:
 
         headers = [] if story.header is None else [story.header]
         client = CALLERS[story.caller]
-        scope = http_scope(story.path, headers=headers, client=client, story=story, seen=seen)
+        told = {"story": story, "seen": seen, "reached": self.reached}
+        scope = http_scope(story.path, headers=headers, client=client, **told)
         if story.polluted < len(POLLUTION):
             var = list(POLLUTION)[story.polluted]
             var.set(POLLUTION[var])
-        before = deadline_scope(), criticality_var.get(), tenant_var.get(), tier_var.get()
+        before = variables_now()
         self.load, self.races = story.load, story.raced
         try:
             await self.edge(scope, None, send)  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 - whatever it is
-            causes = type(error.__context__), type(error.__cause__)
-            seen.append((type(error), str(error), causes))
+        except (OSError, ValueError, asyncio.CancelledError) as error:
+            assert type(error) is RAISED.get(story.acts)  # noqa: PT017 - others are not raised
         self.races = False
-        after = deadline_scope(), criticality_var.get(), tenant_var.get(), tier_var.get()
-        assert after == before
+        assert variables_now() == before
         assert INCOMING not in scope
-        answer = answer_of(messages)
-        told = {name: v for name, v in answer.headers.items() if name != "retry-after"}  # by chance
-        seen.append((answer.status, told, answer.body))
+        for _, *values in [told for told in seen if isinstance(told, tuple)]:
+            assert values == [Criticality.CRITICAL, None, None]
 
-    async def live(self, stories: list[Story]) -> Any:
-        """Let all of it happen; return what there was to see."""
+    async def live(self, stories: list[Story]) -> None:
+        """Let all of it happen, and look at what is left."""
         known = [Story(0, n, "/", None, 99, 0.0, False, "answers") for n in range(3)]  # noqa: FBT003
         tasks = []
-        counts = []
         for story in [*known, *stories]:
             await let_pass(story.after / 4)
             tasks.append(task := asyncio.create_task(self.happen(story)))
             if story.acts.startswith("cancelled"):
                 asyncio.get_running_loop().call_later(0.2, task.cancel)
             await let_pass(0.01)
-            counts.append((self.lifecycle.in_flight, self.places.in_flight))
         await asyncio.gather(*tasks)
         await let_pass(1.0)  # until other threads have given back what they took
         self.edge.close()
         live_slots.discard(self.places.slots)
         assert self.lifecycle.in_flight == self.places.in_flight == 0
         assert len(self.places.slots.free) == 4
-        lane = self.edge._cutting.known[1]
-        assert not lane.pending
-        states = [dict(meter.states) or meter.tat for meter in self.local._meters.all]
-        told = {**self.edge.snapshot(), "name": None, "guard": None}
-        return self.seen, counts, states, told, self.reads
+        assert not self.edge._timers.known[1].pending
+        assert self.taken == len(self.reached)
 
     @property
-    def local(self) -> Any:
-        return self.limits._local.policy  # type: ignore[union-attr]
+    def taken(self) -> int:
+        """How many requests the limit by day has counted: it hardly refills meanwhile."""
+        meter = self.limits._local.policy._meters.all[1]  # type: ignore[union-attr]
+        left, _ = meter.refill(None, whole_microseconds(self.edge.guard.clock.now()))
+        return 100 - left
 
 
 Case = tuple[list[Story], float, str]
 
 
-def lived(case: Case, *, plain: bool) -> Any:
-    """Let the stories happen on virtual time, by the short way where it is one, or without it."""
+def check(case: Case) -> None:
+    """Let the stories happen on virtual time; nothing is left behind."""
 
-    async def main() -> Any:
+    async def main() -> None:
         stories, wait, mode = case
-        return await World(wait, mode).live(stories)
+        await World(wait, mode).live(stories)
 
-    with pytest.MonkeyPatch.context() as patch:
-        if not plain:
-            patch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
-        return run_virtual(main())
-
-
-def check_alike(case: Case) -> None:
-    """Both ways show the same, and leave nothing behind."""
-    short, long = lived(case, plain=True), lived(case, plain=False)
-    for one, other in zip(short, long, strict=True):
-        assert one == other
+    run_virtual(main())
 
 
 @settings(max_examples=150)
 @given(CASES)
-def test_both_ways_have_the_same_effect(case: Case) -> None:
-    """Statuses, headers, counts, limits, the deadline: whatever the app does and whoever asks."""
-    check_alike(case)
+def test_nothing_is_left_behind(case: Case) -> None:
+    """No slot, timer, deadline, variable or count, whatever the app does and whoever asks."""
+    check(case)
 
 
 @pytest.mark.parametrize("acts", ACTS)
-def test_each_story_is_the_same_both_ways(acts: str, ways: Ways) -> None:
-    """Also alone, where chance does not have to find it; and it does go the short way."""
+def test_each_story_leaves_nothing_behind(acts: str) -> None:
+    """Also alone, where chance does not have to find it."""
     story = Story(1, 0, "/", None, 99, 0.0, False, acts)  # noqa: FBT003
-    lived(([story], 0.0, "enforce"), plain=True)
-    assert ways.asked == 3  # those that made the callers known
     for wait in (0.0, 1.0):
         shed = story._replace(load=1.0)
-        check_alike(([story, story._replace(raced=True), shed, story], wait, "enforce"))
+        check(([story, story._replace(raced=True), shed, story], wait, "enforce"))
 
 
-class _Unsifted(sending.Passage):
-    __slots__ = ()
-    sifted = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
-
-
-def _nothing(*_args: Any) -> None:
+def _nothing(*_args: Any) -> list[Any]:
     """Stand for a safeguard that is not there."""
+    return []
 
 
-ABLATIONS: dict[str, tuple[str, Any]] = {
-    "limits are given back": ("seawall.web.limits.short_path.PlainLimits.give_back", _nothing),
-    "shed once": ("seawall.web.edge.short_path.Passage", _Unsifted),
-    "clean context": ("seawall.web.edge.short_path.CLEAN", frozenset()),
-    "known headers": ("seawall.web.edge.short_path.KNOWN", frozenset()),
-    "incoming is taken out": ("seawall.web.edge.edge.INCOMING", "something else"),
-    "lifecycle is told": ("seawall.web.lifecycle.lifecycle.Lifecycle.end", _nothing),
-    "deadline is ended": ("seawall.web.edge.edge.end_scope", _nothing),
-    "time is stopped": ("seawall.web.edge.sending.Passage._stop_time", _nothing),
-    "gates are left": ("seawall.web.edge.sending.Passage.end", _nothing),
+ABLATIONS: dict[str, str] = {
+    "context is cleared": "seawall.web.edge.inbound._start_clean",
+    "limits are given back": "seawall.web.limits.limits.Granted.cancel",
+    "context is restored": "seawall.web.edge.inbound.reset",
+    "lifecycle is told": "seawall.web.lifecycle.lifecycle.Lifecycle.end",
+    "deadline is ended": "seawall.web.edge.inbound.Inbound.undo",
+    "time is stopped": "seawall.web.edge.passage.Passage._stop_time",
+    "gates are left": "seawall.web.edge.passage.Passage.end",
 }
 
 
 @pytest.mark.parametrize("missing", ABLATIONS)
-def test_without_a_safeguard_the_ways_differ(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_safeguard_something_is_left(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of them is what the property needs."""
-    name, instead = ABLATIONS[missing]
-    monkeypatch.setattr(name, instead)
+    monkeypatch.setattr(ABLATIONS[missing], _nothing)
     monkeypatch.setattr(Slots, "recover", _nothing)  # or a place that is not left is found
-    assert falsified(check_alike, CASES)
+    assert falsified(check, CASES)
 
 
 # Others are quicker
@@ -616,23 +360,22 @@ def _takes_all(places: Any, taken: list[Any]) -> Callable[[Incoming], str]:
 
 @pytest.mark.parametrize("wait", [0.0, 1.0])
 @pytest.mark.parametrize("kind", [Bulkhead, AdaptiveLimit])
-def test_another_thread_was_quicker(kind: Any, wait: float, ways: Ways) -> None:
-    """What was taken from limits is given back; who may wait is served by the long way."""
+def test_another_thread_was_quicker(kind: Any, wait: float) -> None:
+    """What was taken from limits is given back; who may wait is served."""
 
     async def main() -> None:
         places = Bulkhead(2, max_wait=wait) if kind is Bulkhead else AdaptiveLimit(max_wait=wait)
         taken: list[Any] = []
         limits = RequestLimits(limit("5/h", by=user(_takes_all(places, taken))))
         edge = plain_edge(concurrency=places, limits=limits)
-        await ways.of(edge)
-        before = ways.asked
+        await apart(edge)
         raced = asyncio.create_task(ask(edge, "/raced"))
         await let_pass(0.1)
         assert edge.snapshot()["lifecycle"]["in_flight"] == (1 if wait else 0)
         while taken:
             places.slots.give_back(taken.pop())
         answer = await raced
-        assert (answer.status, ways.asked - before) == ((200, 1) if wait else (503, 0))
+        assert answer.status == (200 if wait else 503)
         assert ("ratelimit" in answer.headers) == bool(wait)
         left = (await apart(edge)).headers["ratelimit"]
         assert left.startswith('"user";r=2' if wait else '"user";r=3')
@@ -645,25 +388,18 @@ def test_another_thread_was_quicker(kind: Any, wait: float, ways: Ways) -> None:
 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow", "off"])
-@pytest.mark.parametrize("plain", [True, False], ids=["short way", "long way"])
-def test_a_shed_is_asked_as_its_mode_says(
-    mode: Any, ways: Ways, monkeypatch: pytest.MonkeyPatch, *, plain: bool
-) -> None:
+def test_a_shed_is_asked_as_its_mode_says(mode: Any) -> None:
     """It refuses, only counts, or does not even look at the load; also when that is changed."""
-    if not plain:
-        monkeypatch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
     reads: list[int] = []
 
     async def main() -> None:
         shed = Shed(by_criticality(), load=lambda: reads.append(1) or 0.0)  # type: ignore[func-returns-value]
         edge = plain_edge(shed=shed)
-        await ways.of(edge)
+        await apart(edge)
         assert len(reads) == 1
         shed.update(mode=mode, load=lambda: reads.append(1) or 2.0)  # type: ignore[func-returns-value]
-        before = ways.asked
         assert (await apart(edge)).status == (503 if mode == "enforce" else 200)
         assert len(reads) == (1 if mode == "off" else 2)
-        assert ways.asked - before == (not plain)
         told = edge.snapshot()["policies"][0]
         assert told["rejected"] == (mode == "enforce")
         assert told["would_reject"] == (mode == "shadow")
@@ -676,18 +412,12 @@ def test_a_shed_is_asked_as_its_mode_says(
     run_virtual(main())
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["short way", "long way"])
-def test_who_has_too_little_time_is_shed(
-    monkeypatch: pytest.MonkeyPatch, ways: Ways, *, plain: bool
-) -> None:
-    """By its deadline, which a rule sees on both ways; nothing of it is left in the context."""
-    if not plain:
-        monkeypatch.setattr("seawall.web.edge.edge.plain_entry", lambda *_: None)
+def test_who_has_too_little_time_is_shed() -> None:
+    """By its deadline, which a rule sees; nothing of it is left in the context."""
 
     async def main() -> None:
         shed = Shed(by_deadline(reserve=TIME / 2))
         edge = plain_edge(shed=shed)
-        await ways.of(edge)
         assert (await apart(edge)).status == 200
         shed.update(rules=(by_deadline(reserve=TIME * 2),))
 
@@ -695,91 +425,30 @@ def test_who_has_too_little_time_is_shed(
             assert (await ask(edge)).status == 504
             assert current_deadline() is None
 
-        before = ways.asked
         await asyncio.create_task(refused())
-        assert ways.asked - before == (not plain)
         assert edge.snapshot()["lifecycle"]["in_flight"] == 0
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize("mode", ["shadow", "off"])
-def test_turns_and_limits_that_are_not_enforced_refuse_nobody(mode: Any, ways: Ways) -> None:
-    """Both ways: who finds no place free, and who finds one."""
+def test_turns_and_limits_that_are_not_enforced_refuse_nobody(mode: Any) -> None:
+    """Who finds no place free, and who finds one."""
 
     async def main() -> None:
         places = AdaptiveLimit(mode=mode)
         edge = plain_edge(turns=Turns(mode=mode), concurrency=places)
-        await ways.of(edge)
-        assert await ways.of(edge) == 0
+        assert (await apart(edge)).status == 200
         taken = []
         while (slot := places.slots.take()) is not None:
             taken.append(slot)
-        assert (await apart(edge)).status == 200
-        assert await ways.of(edge) == 1
+        assert [(await apart(edge)).status for _ in range(2)] == [200, 200]
         told = edge.snapshot()["policies"][-1]
         assert told["would_reject"] == (2 if mode == "shadow" else 0)
         while taken:
             places.slots.give_back(taken.pop())
-        assert await ways.of(edge) == 0
+        assert (await apart(edge)).status == 200
         assert places.in_flight == 0
-
-    run_virtual(main())
-
-
-# What is remembered
-
-
-RATES = st.sampled_from(["1/s", "7/s", "60/min", "100/h", "3/700ms"])
-
-
-@given(
-    st.lists(st.tuples(RATES, st.integers(1, 20)), min_size=1, max_size=3),
-    st.lists(st.floats(0, 20).map(lambda gap: gap**3 / 100), max_size=25),
-)
-def test_remembered_fields_are_right(rates: list[tuple[str, int]], gaps: list[float]) -> None:
-    """They are those of equal limits that are asked by the long way."""
-    names = ("address", None, "tenant")
-    written = [
-        limit(rate, by=names[n], burst=burst, name=f"n{n}")  # type: ignore[arg-type]
-        for n, (rate, burst) in enumerate(rates)
-    ]
-    incoming = Incoming(http_scope(), Trust())
-    with virtual_time() as clock:
-        one, other = RequestLimits(*written), RequestLimits(*written)
-        assert one.plain is not None
-        for gap in gaps:
-            clock.advance(gap)
-            us = whole_microseconds(clock.now())
-            taken = one.plain.quick(us, incoming)
-            try:
-                told = other.admit(incoming).headers()
-            except RateLimited:
-                assert taken is None
-                continue
-            if taken is None:
-                assert one.admit(incoming).headers() == told
-            else:
-                assert one.plain.fields is not None
-                assert one.plain.fields(us, taken[1]) == told
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that were written, and paths, which callers make up; and no long ones."""
-    monkeypatch.setattr(limits_short_path, "_MOST_WRITTEN", 10)
-    monkeypatch.setattr(short_path, "_MOST_PATHS", 10)
-
-    async def main() -> None:
-        edge = plain_edge()
-        for number in range(100):
-            await apart(edge, f"/{number}")
-            await apart(edge, f"/{number}" * 200)
-        begin: Any = edge._serving
-        paths = getclosurevars(begin).nonlocals["paths"]
-        assert 0 < len(paths) <= 10
-        assert max(map(len, paths)) <= short_path._LONGEST_PATH
-        fields: Any = edge._limits.plain.fields  # type: ignore[union-attr]
-        assert 0 < len(getclosurevars(fields).nonlocals["written"]) <= 10
 
     run_virtual(main())
 
@@ -787,24 +456,6 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is left behind
 
 
-def test_a_count_that_threads_have_lost_fails_nobody() -> None:
-    """Where there is no lifecycle, nobody asks for how many are served."""
-
-    async def app(scope: Any, _receive: Any, send: Any) -> None:
-        absent.in_flight = 0  # as where two threads add to it at once, and one is lost
-        await text_app()(scope, None, send)
-
-    edge = plain_edge(app, lifecycle=None)
-    begin: Any = edge._serving
-    absent = getclosurevars(begin).nonlocals["lifecycle"]
-
-    async def main() -> None:
-        assert [(await apart(edge)).status for _ in range(3)] == [200] * 3
-
-    run_virtual(main())
-
-
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("kind", ["pathsend", "zerocopysend"])
 @pytest.mark.parametrize(("status", "counted"), [(200, "succeeded"), (500, "failed")])
 def test_a_body_that_the_server_reads_itself_is_one(kind: str, status: int, counted: str) -> None:
@@ -846,7 +497,6 @@ def test_limits_with_a_time_of_their_own_count_by_it() -> None:
     run_virtual(main())
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_without_a_task_nothing_is_held() -> None:
     """A request that cannot be cut off is an error, and leaves all as it was."""
 
@@ -871,7 +521,6 @@ def test_without_a_task_nothing_is_held() -> None:
     run_virtual(main())
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_a_request_that_is_closed_elsewhere_leaves_that_context_alone() -> None:
     """The collector closes forgotten coroutines in the middle of anything, such as a request."""
 
@@ -899,7 +548,6 @@ def test_a_request_that_is_closed_elsewhere_leaves_that_context_alone() -> None:
     run_virtual(main())
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_error_is_freed_and_explains_no_other(gone: bool) -> None:  # noqa: FBT001 - a case
     """What the app raised is in no circle; what goes wrong in answering it has no part in it."""
@@ -947,7 +595,6 @@ class _Mark:
     """Something whose end can be seen."""
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("acts", ["answers", "raises"])
 def test_a_request_that_is_over_is_freed_with_its_context(acts: str) -> None:
     """Also where a variable of its context leads to a copy of its scope, which leads to it."""
@@ -997,16 +644,14 @@ async def _statuses(edge: Edge, callers: int = 3) -> list[int]:
     return [(await task).status for task in tasks]
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_one_loop_after_the_other(real_edge: Edge) -> None:
     """In each of them the right tasks are cut off."""
     for _ in range(3):
         assert asyncio.run(_statuses(real_edge)) == [504, 504, 504]
-    (lane,) = real_edge._cutting._lanes.values()  # those of loops that are closed are forgotten
+    (lane,) = real_edge._timers._lanes.values()  # those of loops that are closed are forgotten
     assert not lane.pending
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_two_loops_in_two_threads(real_edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is cut off in its own loop, however they take turns."""
     lane, made = _async_timeout.Lane, []
@@ -1075,12 +720,12 @@ def test_threads_that_interrupt_each_other_cut_their_own_tasks(
     tasks: dict[str, Any] = {}
 
     async def note(scope: Any, _receive: Any, send: Any) -> None:
-        tasks[scope["path"]] = scope[INCOMING].cut[1], asyncio.current_task()
+        tasks[scope["path"]] = scope[INCOMING].task, asyncio.current_task()
         await text_app()(scope, None, send)
 
     edge = plain_edge(note, inbound=Inbound(timeout=5.0), lifecycle=None)
     between, gone_on = threading.Event(), threading.Event()
-    real = timer.get_ident
+    real = timers.get_ident
 
     def slow() -> int:
         if threading.current_thread().name == "other":
@@ -1088,7 +733,7 @@ def test_threads_that_interrupt_each_other_cut_their_own_tasks(
             gone_on.wait(5)
         return real()
 
-    monkeypatch.setattr(timer, "get_ident", slow)
+    monkeypatch.setattr(timers, "get_ident", slow)
     other = threading.Thread(target=lambda: asyncio.run(ask(edge, "/other")), name="other")
 
     async def main() -> None:
@@ -1114,7 +759,7 @@ def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.Monk
     interrupted: set[str] = set()
 
     async def find() -> None:
-        lane, task = edge._cutting.find()
+        lane, task = edge._timers.find()
         loops.append((lane.loop, task.get_loop()))
 
     def interrupting(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -1132,7 +777,7 @@ def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.Monk
 
         return slow
 
-    for module, name in ((_async_timeout, "Lane"), (timer, "get_ident")):
+    for module, name in ((_async_timeout, "Lane"), (timers, "get_ident")):
         monkeypatch.setattr(module, name, interrupting(getattr(module, name)))
     asyncio.run(find())
     edge.close()

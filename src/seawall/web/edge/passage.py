@@ -19,31 +19,22 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import EXPIRED, Expiry, take_back
-from seawall.context import end_scope
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
-from seawall.web.asgi_types import Message, Receive, Send
+from seawall.web.asgi_types import Headers, Message, Receive, Send
 from seawall.web.edge.client_waits import ClientWaits
+from seawall.web.problems import FAILURE
 from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
-    from seawall.runtime.policy import GateBound
     from seawall.runtime.stats import Stats
     from seawall.web.edge.dispatch import Dispatch
     from seawall.web.edge.loop_queue import TurnsGate
-    from seawall.web.edge.request_flow import AddressShare
+    from seawall.web.limits import Granted
     from seawall.web.trust import Trust
 
-Headers = list[tuple[bytes, bytes]]
 InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
 """The requests that share a timer, the task of this one, and how often it was cancelled before."""
-
-PASSAGE: Final = "seawall.passage"
-"""Key in the scope of a request that the short path hands over: its `Passage`, or the exception of
-a served request with the status of its response, if that has started."""
-
-FAILURE: Final = 500
-"""Lowest status that counts as a failure of the app."""
 
 
 class ServerError(Exception):
@@ -56,7 +47,7 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 """Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
 
-class Own:
+class EdgeState:
     """State shared by all requests of one edge."""
 
     __slots__ = ("clock", "dispatch", "stall", "stalled", "stats", "trust", "turns")
@@ -84,50 +75,52 @@ class Passage(Incoming):
     """One request in the edge: the gates it holds, and the progress of its response."""
 
     __slots__ = (
-        "_own",
+        "_edge",
         "answered_at",  # when the first part of the body was sent
         "began",  # when the edge started to serve it
         "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
+        "entered",  # whether it has passed all gates
         "gates",  # gates to leave at the end of the response, the last entered first, with tickets
+        "granted",  # what it took from the limits
         "handed",  # size of the last part of the body that was passed to the server
         "heard",  # whether the body of the request is complete
         "left",  # whether all gates were left
-        "sifted",  # whether shedding was checked already and admitted it
+        "more_headers",  # function that returns headers to add to the response, or None
         "source",  # where messages come from: the server or a wrapper
         "status",  # status of the response, once it has started
         "task",  # the task in which the app was called, until it returns
         "to",  # where messages go: the server or a wrapper
-        "told",  # headers to add to the response, or a function that returns them
         "waits",  # its waits for the client, if any
     )
     began: float
     task: asyncio.Task[Any] | None
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: EdgeState
     ) -> None:
         """Start with no gates; receive from `source`, pass the response `to` the server."""
         # Everything is set here and not by super(): each frame and each step costs.
         self.scope = scope
         self.headers = headers = scope["headers"]
         self.named = dict(headers)
-        self.trust = own.trust
-        self._own = own
+        self.trust = edge.trust
+        self._edge = edge
         self.source = source
         self.to = to
         self.answered_at = 0.0
         self.status = self.handed = 0
-        self.left = self.sifted = self.heard = False
+        self.entered = self.left = self.heard = False
         self.waits: ClientWaits | None = None
         self.gates: tuple[tuple[Any, Any], ...] = ()
-        self.told: Callable[[], Headers] | Headers | None = None
+        self.granted: Granted | None = None
+        self.more_headers: Callable[[], Headers] | None = None
         self.cut: InLane | Expiry | None = None
         self._deadline = None
 
     @property
     def _dispatch(self) -> Dispatch | None:
         """Lookup of the route in the router of the edge's app; None without a router."""
-        return self._own.dispatch
+        return self._edge.dispatch
 
     # Time limit of the app
 
@@ -192,7 +185,7 @@ class Passage(Incoming):
     def _with_waits(self) -> ClientWaits:
         waits = self.waits
         if waits is None:
-            waits = self.waits = ClientWaits(self, self._own)
+            waits = self.waits = ClientWaits(self, self._edge)
         return waits
 
     # The response
@@ -210,7 +203,7 @@ class Passage(Incoming):
             if now:
                 only = False
             else:
-                clock = self._own.clock
+                clock = self._edge.clock
                 now = self.answered_at = clock()
                 only = not more
             if not self.left and not more:
@@ -218,7 +211,7 @@ class Passage(Incoming):
                     self.left = True  # from here on, inlined copy of `leave()`
                     for gate, ticket in self.gates:
                         gate.leave(ticket, OK, STREAMED, now)
-                    stats = self._own.stats
+                    stats = self._edge.stats
                     stats.samples.append(now - self.began)
                     if now >= stats.due:
                         stats.fold(now)
@@ -241,9 +234,9 @@ class Passage(Incoming):
                     self._stop_time()
                 if self._deadline is not None:  # until the response starts; docs/edge.md
                     self._deadline[3] = None  # inlined copy of `end_scope()`
-            told = self.told
-            if told is not None:  # the app may send the same message object again
-                more = told if type(told) is list else told()  # type: ignore[operator]
+            if self.more_headers is not None:
+                more = self.more_headers()
+                # A copy, as the app may send the same message object again.
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
         elif kind in _BODY_OF_FILE:
             if not message.get("more_body"):
@@ -257,11 +250,6 @@ class Passage(Incoming):
             return _sent()
         return self._with_waits().finish_send(steps, awaited, unread)
 
-    def more_headers(self) -> Headers:
-        """Return the headers to add to the response."""
-        told = self.told
-        return [] if told is None else told if isinstance(told, list) else told()
-
     def verdict(self) -> tuple[Outcome, object]:
         """Return the outcome to report to gates, by the status of the response."""
         return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)
@@ -272,13 +260,13 @@ class Passage(Incoming):
         """Leave the held gates and count the request; later calls do nothing."""
         if self.left:
             return
-        own = self._own
-        now = self.answered_at or own.clock()
+        edge = self._edge
+        now = self.answered_at or edge.clock()
         self.left = True
         judged = self.waits is not None and self.waits.judged
         for gate, ticket in self.gates:
             gate.leave(ticket, UNUSED if judged else outcome, detail, now)
-        stats = own.stats
+        stats = edge.stats
         if outcome is OK:
             stats.samples.append(now - self.began)
             if now >= stats.due:
@@ -289,10 +277,14 @@ class Passage(Incoming):
             stats.cancelled += 1
 
     def give_back(self, error: BaseException | None) -> None:
-        """Leave the gates of a request that was refused further in: it never began."""
+        """Leave the gates of a request that was refused further in, as if it had never come."""
+        if not self.entered:
+            self.more_headers = None
+            if self.granted is not None:
+                self.granted.cancel()
         if not self.left:
             self.left = True
-            now = self._own.clock()
+            now = self._edge.clock()
             for gate, ticket in self.gates:
                 gate.leave(ticket, UNUSED, error, now)
 
@@ -306,58 +298,6 @@ class Passage(Incoming):
         self.leave(FAILED if failed else CANCELLED, error)
 
 
-class SocketPassage(Passage):
-    """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
-
-    __slots__ = ("_keeps",)
-
-    def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, own: Own
-    ) -> None:
-        """Start with no gates."""
-        super().__init__(scope, source, to, own)
-        self._keeps: list[tuple[Any, Any]] = []
-
-    def keep(self, gate: GateBound | AddressShare, ticket: Any) -> None:
-        """Leave `gate` when the connection is closed."""
-        self._keeps.append((gate, ticket))
-
-    def receive(self) -> Awaitable[Message]:
-        """Receive a message from the server."""
-        return self.source()
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message to the server."""
-        kind = message["type"]
-        if not self.left and kind in _HANDSHAKE_OVER:
-            self.status = message.get("status", 101)
-            self._stop_time()
-            if self._deadline is not None:
-                end_scope(self._deadline)  # an open connection has no deadline
-            if self.told is not None and kind == "websocket.accept":
-                message = {
-                    **message,
-                    "headers": [*message.get("headers", ()), *self.more_headers()],
-                }
-            self.leave(OK, STREAMED)
-        return self.to(message)
-
-    def close(self, error: BaseException | None) -> None:
-        """Leave the gates that are held until the connection closes; later calls do nothing."""
-        keeps, self._keeps = self._keeps, []
-        if keeps:
-            now = self._own.clock()
-            outcome = UNUSED if not self.status else OK if error is None else CANCELLED
-            for gate, ticket in keeps:
-                if gate.leave is not None:
-                    gate.leave(ticket, outcome, STREAMED, now)
-
-
-_HANDSHAKE_OVER: Final = frozenset(
-    {"websocket.accept", "websocket.close", "websocket.http.response.start"}
-)
-
-
 _ENDED: Final = object()
 
 
@@ -365,19 +305,21 @@ async def _sent() -> None:
     """Complete immediately: the message was sent already."""
 
 
-async def to_nobody(_message: Message) -> None:
-    """Discard a message of a response."""
-
-
 def is_gone(error: BaseException, *, started: bool) -> bool:
     """Return whether `error` means that the client disconnected."""
     return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))
 
 
-# Some frameworks check whether these are coroutine functions before they await the result.
-_for_apps: list[Any] = [Passage.receive, Passage.send, SocketPassage.receive, SocketPassage.send]
-for _function in _for_apps:
-    if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(_function)
-    else:
-        _function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+def awaitable_by_apps(*functions: Any) -> None:
+    """Mark plain functions that return awaitables as coroutine functions.
+
+    Some frameworks check for that before they await the result.
+    """
+    for function in functions:
+        if sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(function)
+        else:
+            function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+
+
+awaitable_by_apps(Passage.receive, Passage.send)

@@ -6,10 +6,10 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from seawall._expiry import Expiry, current_task, running_task
+from seawall._expiry import Expiry, current_task, current_tasks, running_task
 from seawall._forks import survives_fork
 from seawall.clock import Clock
-from seawall.web.edge.sending import Passage
+from seawall.web.edge.passage import Passage
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from seawall.policies.timeout.async_flow import Lane
 
 
-class Cutting:
+class RequestTimers:
     """Timers that cancel requests at their deadlines; most requests share one lane with one timer.
 
     Where all requests have the same timeout, they expire in the order of arrival. A request that
@@ -61,7 +61,10 @@ class Cutting:
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cancel `passage` at the time `at` of `clock`."""
-        lane, task = self.find()
+        thread, lane = self.known
+        task = current_tasks.get(lane.loop) if thread == get_ident() else None
+        if task is None:
+            lane, task = self.find()
         passage.task = task
         if clock is not self._clock or at < self.last or task in lane.pending:
             passage.cut = Expiry(task, at - clock.now())

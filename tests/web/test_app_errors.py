@@ -1,4 +1,4 @@
-"""Plain requests go past what an app has around its edge for errors alone; errors do not."""
+"""Errors of an app behind an edge: its own handlers and the server learn of each of them once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.testclient import TestClient
-from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
 
-from seawall import Bulkhead, CircuitOpen, current_deadline
+from seawall import CircuitOpen, current_deadline
 from seawall.web import Edge
 from seawall.web.fastapi import protect
 from seawall.web.lifecycle import Lifecycle
 from tests.web.support import ask
 
 _serial = count()
-PLAIN: dict[str, str] = {}
-UNUSUAL = {"Baggage": "a=b"}
-"""A header that the edge reads: such a request takes the long way."""
 
 
 class BrokenError(Exception):
@@ -84,55 +78,6 @@ def edged(app: Any, **parts: Any) -> Edge:
     return protect(app, name=f"past-{next(_serial)}", **parts)
 
 
-def asked(app: Any, path: str, headers: dict[str, str], *, alive: bool) -> tuple[int, str]:
-    """Ask the app; `alive` if it is told that it begins to live."""
-    client = TestClient(app, raise_server_exceptions=False)
-    if not alive:
-        return _told(client, path, headers)
-    with client:
-        client.get("/ok")  # the first of a life is never plain
-        return _told(client, path, headers)
-
-
-def _told(client: TestClient, path: str, headers: dict[str, str]) -> tuple[int, str]:
-    answer = client.get(path, headers=headers)
-    return answer.status_code, answer.text.split("site-packages")[0][:60]
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the paths of those that pass what is there for errors."""
-    seen: list[str] = []
-    call = ServerErrorMiddleware.__call__
-
-    async def noting(self: Any, scope: Any, *more: Any) -> None:
-        seen.append(scope.get("path", scope["type"]))
-        await call(self, scope, *more)
-
-    monkeypatch.setattr(ServerErrorMiddleware, "__call__", noting)
-    return seen
-
-
-@pytest.mark.parametrize("kind", ["FastAPI", "Starlette"])
-def test_plain_requests_go_past(kind: str, passes: list[str]) -> None:
-    """Those of both frameworks as they are installed: their middlewares have the names we know."""
-
-    async def there(_request: Request) -> JSONResponse:
-        return JSONResponse("ok")
-
-    app: Any = make_app() if kind == "FastAPI" else Starlette(routes=[Route("/ok", there)])
-    edge = edged(app)
-    with TestClient(app) as client:
-        assert client.get("/ok").json() == "ok"
-        assert app.middleware_stack.app is edge
-        passes.clear()
-        assert [client.get("/ok").status_code for _ in range(3)] == [200, 200, 200]
-        assert passes == []
-        assert client.get("/ok", headers=UNUSUAL).status_code == 200
-        assert client.get("/health/live").status_code == 200
-        assert passes == ["/ok", "/health/live"]
-
-
 APPS: dict[str, Callable[[], FastAPI]] = {
     "as it is": make_app,
     "debug": lambda: make_app(debug=True),
@@ -140,21 +85,18 @@ APPS: dict[str, Callable[[], FastAPI]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["/ok", "/broken", "/refused", "/nowhere", "/health/live"])
-@pytest.mark.parametrize("headers", [PLAIN, UNUSUAL], ids=["plain", "unusual"])
+@pytest.mark.parametrize(("path", "status"), [("/ok", 200), ("/broken", 500), ("/refused", 503)])
 @pytest.mark.parametrize("kind", APPS)
-def test_answers_are_the_same(kind: str, headers: dict[str, str], path: str) -> None:
-    """As where every request passes all middlewares: without a life, that is so."""
-    whole, short = APPS[kind](), APPS[kind]()
-    edged(whole), edged(short)
-    expected = asked(whole, path, headers, alive=False)
-    assert asked(short, path, headers, alive=True) == expected
-    wanted = {"/ok": 200, "/broken": 555 if kind == "own handler" else 500, "/refused": 503}
-    assert expected[0] == wanted.get(path, expected[0])
+def test_an_app_answers_its_own_errors(kind: str, path: str, status: int) -> None:
+    """By its handler, if it has one; the edge answers refusals."""
+    app = APPS[kind]()
+    edged(app)
+    client = TestClient(app, raise_server_exceptions=False)
+    expected = 555 if kind == "own handler" and path == "/broken" else status
+    assert client.get(path).status_code == expected
 
 
-@pytest.mark.parametrize("headers", [PLAIN, UNUSUAL], ids=["plain", "unusual"])
-def test_errors_reach_the_server_and_the_handler_once(headers: dict[str, str]) -> None:
+def test_errors_reach_the_server_and_the_handler_once() -> None:
     """The server logs them; the handler has no deadline of the request's any more."""
     seen: list[Any] = []
     app = with_handler(seen)
@@ -162,60 +104,21 @@ def test_errors_reach_the_server_and_the_handler_once(headers: dict[str, str]) -
     with TestClient(app) as client:
         client.get("/ok")
         with pytest.raises(BrokenError, match="at the app"):
-            client.get("/broken", headers=headers)
+            client.get("/broken")
         assert edge.snapshot()["lifecycle"]["in_flight"] == 0
     assert seen == [("at the app", "/broken", None)]
 
 
-@pytest.mark.parametrize("headers", [PLAIN, UNUSUAL], ids=["plain", "unusual"])
-def test_a_response_that_has_begun_gets_no_second(headers: dict[str, str]) -> None:
+def test_a_response_that_has_begun_gets_no_second() -> None:
     """But the handler learns of the error, as it does without an edge."""
     seen: list[Any] = []
     app = with_handler(seen)
     edged(app)
     with TestClient(app, raise_server_exceptions=False) as client:
         client.get("/ok")
-        answer = client.get("/half", headers=headers)
+        answer = client.get("/half")
         assert (answer.status_code, answer.text) == (200, "half")
     assert [error for error, *_ in seen] == ["in mid-body"]
-
-
-def test_other_middlewares_stay(passes: list[str]) -> None:
-    """What stands around the edge and is not for errors alone is passed by every request."""
-    app = make_app()
-    edged(app)
-    app.add_middleware(CORSMiddleware, allow_origins=["*"])
-    with TestClient(app) as client:
-        client.get("/ok")
-        answer = client.get("/ok", headers={"Origin": "https://a.example"})
-        assert answer.headers["access-control-allow-origin"] == "*"
-        assert client.get("/refused").status_code == 503
-    assert isinstance(app.middleware_stack, ServerErrorMiddleware)
-    assert passes == ["lifespan", "/ok", "/ok", "/refused"]
-
-
-def test_middlewares_that_are_put_together_anew_are_all_passed(passes: list[str]) -> None:
-    """As by what instruments an app that runs already."""
-    app = make_app()
-    edge = edged(app)
-    with TestClient(app, raise_server_exceptions=False) as client:
-        client.get("/ok")
-        app.middleware_stack = app.build_middleware_stack()
-        passes.clear()
-        assert client.get("/ok").status_code == 200
-        assert client.get("/broken").status_code == 500
-        assert passes == ["/ok", "/broken"]
-        assert edge.snapshot()["lifecycle"]["in_flight"] == 0
-
-
-def test_an_edge_on_which_nothing_is_plain_stays_inside(passes: list[str]) -> None:
-    """Its long way is for errors too."""
-    app = make_app()
-    edged(app, timeout=None, concurrency=Bulkhead(5))
-    with TestClient(app, raise_server_exceptions=False) as client:
-        assert client.get("/broken").status_code == 500
-        assert isinstance(app.middleware_stack, ServerErrorMiddleware)
-    assert passes == ["lifespan", "/broken"]
 
 
 # With a server that tells what it was sent
@@ -249,8 +152,7 @@ def unused(_request: Request, _error: Exception) -> JSONResponse:
     return JSONResponse("second", 555, background=BackgroundTask(pytest.fail, "it was sent"))
 
 
-@pytest.mark.parametrize("headers", [PLAIN, UNUSUAL], ids=["plain", "unusual"])
-def test_an_answer_that_nobody_gets_is_not_made(headers: dict[str, str]) -> None:
+def test_an_answer_that_nobody_gets_is_not_made() -> None:
     """Neither its parts, of which there may be no end, nor what it does in the background."""
     app = make_app()
     app.add_exception_handler(Exception, unused)  # a plain function: it runs in a thread
@@ -259,14 +161,13 @@ def test_an_answer_that_nobody_gets_is_not_made(headers: dict[str, str]) -> None
     async def main() -> None:
         async with living(app):
             with pytest.raises(BrokenError, match="in mid-body"):
-                await asyncio.create_task(ask(app, "/half", headers=headers.items()))
+                await asyncio.create_task(ask(app, "/half"))
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("broken", [1, 2], ids=["its start", "its body"])
-@pytest.mark.parametrize("headers", [PLAIN, UNUSUAL], ids=["plain", "unusual"])
-def test_a_refusal_that_breaks_off_gets_no_second(headers: dict[str, str], broken: int) -> None:
+def test_a_refusal_that_breaks_off_gets_no_second(broken: int) -> None:
     """The client was gone: the error is noted, but the server has one answer only."""
     app = make_app()
     app.add_exception_handler(Exception, unused)
@@ -281,37 +182,11 @@ def test_a_refusal_that_breaks_off_gets_no_second(headers: dict[str, str], broke
 
         async with living(app):
             with pytest.raises(OSError, match="is gone"):
-                await asyncio.create_task(
-                    ask(app, "/refused", headers=headers.items(), on_send=send)
-                )
+                await asyncio.create_task(ask(app, "/refused", on_send=send))
             assert edge.snapshot()["lifecycle"]["in_flight"] == 0
 
     asyncio.run(main())
     assert sent == [503, None][:broken]
-
-
-@pytest.mark.parametrize("used", [False, True], ids=["only looked at", "used"])
-def test_what_began_outside_ends_there(used: bool) -> None:  # noqa: FBT001 - a case
-    """Though middlewares are put together anew meanwhile; if only to be looked at, for all."""
-    seen: list[Any] = []
-    app = with_handler(seen)
-    quiet(app)
-
-    @app.get("/late")
-    async def late() -> None:
-        stack = app.build_middleware_stack()
-        if used:
-            app.middleware_stack = stack
-        raise BrokenError("late")
-
-    async def main() -> None:
-        async with living(app):
-            for path in ("/late", "/broken"):
-                with pytest.raises(BrokenError):
-                    await asyncio.create_task(ask(app, path))
-
-    asyncio.run(main())
-    assert [error for error, *_ in seen] == ["late", "at the app"]
 
 
 def test_who_looks_for_a_middleware_finds_it() -> None:

@@ -1,0 +1,134 @@
+"""Websockets at the edge: their handshakes, how many one address has open, and their refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall._forks import survives_fork
+from seawall.context import end_scope
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import CANCELLED, OK, UNUSED
+from seawall.runtime.mutex import Mutex
+from seawall.web.asgi_types import Message, Receive, Send
+from seawall.web.edge.passage import EdgeState, Passage, awaitable_by_apps
+
+if TYPE_CHECKING:
+    from seawall.runtime.policy import GateBound
+
+TRY_AGAIN_LATER: Final = 1013
+"""Close code of a refused websocket."""
+
+CLOSING_TURNS: Final = 4
+"""Number of loop iterations in which a server closes the connection of a refused websocket.
+
+One of uvicorn's implementations treats the handshake as complete only then, and logs an error if
+the app returns earlier.
+"""
+
+_HANDSHAKE_OVER: Final = frozenset(
+    {"websocket.accept", "websocket.close", "websocket.http.response.start"}
+)
+
+
+class SocketPassage(Passage):
+    """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
+
+    __slots__ = ("_keeps",)
+
+    def __init__(
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: EdgeState
+    ) -> None:
+        """Start with no gates."""
+        super().__init__(scope, source, to, edge)
+        self._keeps: list[tuple[Any, Any]] = []
+
+    def keep(self, gate: GateBound | AddressShare, ticket: Any) -> None:
+        """Leave `gate` when the connection is closed."""
+        self._keeps.append((gate, ticket))
+
+    def receive(self) -> Awaitable[Message]:
+        """Receive a message from the server."""
+        return self.source()
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message to the server."""
+        kind = message["type"]
+        if not self.left and kind in _HANDSHAKE_OVER:
+            self.status = message.get("status", 101)
+            self._stop_time()
+            if self._deadline is not None:
+                end_scope(self._deadline)  # an open connection has no deadline
+            if self.more_headers is not None and kind == "websocket.accept":
+                more = self.more_headers()
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            self.leave(OK, STREAMED)
+        return self.to(message)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the gates that are held until the connection closes; later calls do nothing."""
+        keeps, self._keeps = self._keeps, []
+        if keeps:
+            now = self._edge.clock()
+            outcome = UNUSED if not self.status else OK if error is None else CANCELLED
+            for gate, ticket in keeps:
+                if gate.leave is not None:
+                    gate.leave(ticket, outcome, STREAMED, now)
+
+
+awaitable_by_apps(SocketPassage.receive, SocketPassage.send)
+
+
+class AddressShare:
+    """Number of open websockets of each address, at most `most`. Used like a gate."""
+
+    def __init__(self, most: int) -> None:
+        """Start with no open websockets."""
+        self.most = most
+        self._open: dict[str, int] = {}
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def enter(self, address: str) -> bool:
+        """Count one more for `address`; return False if it has too many."""
+        with self._mutex:
+            count = self._open.get(address, 0)
+            if count >= self.most:
+                return False
+            self._open[address] = count + 1
+            return True
+
+    def leave(self, address: str, *_: object) -> None:
+        """Count one less for `address`."""
+        self._mutex.do(lambda: self._count_out(address))
+
+    def _count_out(self, address: str) -> None:
+        self._open[address] = count = self._open.get(address, 1) - 1
+        if not count:
+            del self._open[address]
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+        self._open = {}
+
+
+class SocketAnswer:
+    """Adapter that sends the messages of an HTTP response to a websocket client."""
+
+    def __init__(self, scope: MutableMapping[str, Any], send: Send) -> None:
+        """Send with `send`, as a full response if the server supports it, else as a close code."""
+        self._offered = "websocket.http.response" in (scope.get("extensions") or {})
+        self._send = send
+        self.done = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        """Send a message of an HTTP response."""
+        self.done = True
+        if self._offered:
+            await self._send({**message, "type": f"websocket.{message['type']}"})
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                for _ in range(CLOSING_TURNS):
+                    await asyncio.sleep(0)  # noqa: TID251 - one loop iteration, no delay
+        elif message["type"] == "http.response.start":
+            await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
