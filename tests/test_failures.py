@@ -347,7 +347,7 @@ def test_a_handlers_error_is_logged_at_each_attempt_and_kept_by_the_dead_letter(
         worker = Worker(queue, handler, guard=guard, backoff=[0.0, 0.0], concurrency=1)
         running = asyncio.create_task(worker.run())
         with pytest.raises(JobFailed) as failed:
-            await queue.await_(id_)
+            await queue.ajoin(id_)
         worker.stop(0.0)
         await running
         said = "Wrong: cannot connect to postgres://db/... with password=***"
@@ -400,7 +400,7 @@ def test_no_worker_keeps_an_error_alive(monkeypatch: pytest.MonkeyPatch) -> None
         worker = Worker(queue, handler, backoff=[0.0], concurrency=1)
         running = asyncio.create_task(worker.run())
         with pytest.raises(JobFailed):
-            await queue.await_(id_)
+            await queue.ajoin(id_)
         worker.stop(0.0)
         await running
         assert queue.dead()[0].traceback

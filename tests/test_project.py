@@ -107,7 +107,7 @@ def test_import_is_light_and_stays_within_the_standard_library(package: str):
 def test_what_is_kept_in_a_database_needs_no_driver_and_no_web_framework():
     """All names of `seawall.durable` are there without any; the edge is loaded by who uses it."""
     modules_after("import seawall.durable as d; [getattr(d, name) for name in d.__all__]")
-    used = "Database, Idempotency, Outbox, Dispatcher, Inbox, FifoReceiver, Jobs, Later"
+    used = "Database, Idempotency, Outbox, Dispatcher, Inbox, FifoReceiver, Jobs, DeferredCalls"
     loaded = modules_after(f"from seawall.durable import {used}")
     assert not any(name.startswith("seawall.web") for name in loaded)
 

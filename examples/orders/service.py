@@ -26,7 +26,7 @@ from sqlalchemy import insert, select
 from starlette.exceptions import HTTPException as AnyHTTPException
 from storage import OrderStorage, orders, tables
 
-from seawall.durable import IdempotentRequests, JobsApi, NewEvent, keyed
+from seawall.durable import IdempotentRequests, JobsApi, NewEvent, idempotent_request
 from seawall.web import Incoming, Problem
 from seawall.web.fastapi import protect
 
@@ -105,7 +105,7 @@ class NewOrder(BaseModel):
 @app.post("/orders", status_code=201)
 async def place(order: NewOrder, request: Request) -> Response:
     """Place an order: its row, its event and its answer are committed together, or none of them."""
-    claim = keyed(request, required=True)
+    claim = idempotent_request(request, required=True)
     async with storage.engine.begin() as connection:
         values = {"tenant": claim.scope, **order.model_dump()}
         row = await connection.execute(insert(orders).values(values).returning(orders.c.id))

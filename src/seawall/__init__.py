@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CircuitOpen,
         Contended,
         DeadlineExceeded,
+        DeferredCallsFull,
         FifoFull,
         FifoStateLost,
         JobCancelled,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         KeyInFlight,
         KeyMissing,
         KeyReused,
-        LaterFull,
         LeaseLost,
         NotDelivered,
         Overloaded,
@@ -199,6 +199,7 @@ __all__ = [
     "DeadLetterDropped",
     "Deadline",
     "DeadlineExceeded",
+    "DeferredCallsFull",
     "Degraded",
     "Event",
     "EventDied",
@@ -224,7 +225,6 @@ __all__ = [
     "KeyInFlight",
     "KeyMissing",
     "KeyReused",
-    "LaterFull",
     "Lease",
     "LeaseChanged",
     "LeaseLost",
@@ -360,7 +360,7 @@ _HOMES = {
         "AmbiguousHeader AnswerNotKept BadSignature BulkheadFull CacheMiss ChannelClosed "
         "ChannelFull CircuitOpen Contended DeadlineExceeded FifoFull FifoStateLost JobCancelled "
         "JobExpired JobFailed JobLost KeyInFlight KeyMissing "
-        "KeyReused LaterFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
+        "KeyReused DeferredCallsFull LeaseLost NotDelivered Overloaded PoolExhausted QueueFull "
         "RateLimited RecordGarbled RecordedFailure Rejected ReportedFailure SeawallError "
         "StoreUnavailable TimedOut UnknownJob WorkerDied"
     ),

@@ -9,7 +9,7 @@
     │   ├── PoolExhausted       no resource of the pool is free, and no room or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
     │   ├── QueueFull           the queue holds its maximum number of jobs
-    │   ├── LaterFull           the maximum number of calls is stored for later
+    │   ├── DeferredCallsFull           the maximum number of calls is stored for later
     │   ├── FifoFull            the maximum number of messages is unacknowledged
     │   ├── KeyInFlight         the first call with the same idempotency key is still running
     │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
@@ -162,10 +162,10 @@ class QueueFull(Rejected):
     reason = "queue_full"
 
 
-class LaterFull(Rejected):
+class DeferredCallsFull(Rejected):
     """The maximum number of calls is already stored for later; this one was not stored."""
 
-    reason = "later_full"
+    reason = "deferred_calls_full"
 
 
 class FifoFull(Rejected):

@@ -18,7 +18,7 @@ import pytest
 
 from seawall import PriorityQueue, RedisStore
 from seawall.cli import main
-from seawall.durable import Later, Outbox, migrate
+from seawall.durable import DeferredCalls, Outbox, migrate
 from seawall.runtime.stop_signals import STOP_SIGNALS
 from tests.cli import worker_app
 from tests.redis.support import Server, eventually
@@ -67,7 +67,7 @@ class Work:
                 if kind in ("outbox", "several"):
                     Outbox(database).add(connection, "order", str(number), "made", None)
         if kind in ("later", "several"):
-            later = Later(database, "later", delay=0.0)
+            later = DeferredCalls(database, "later", delay=0.0)
             for number in numbers:
                 later.store(number)
 

@@ -18,12 +18,12 @@ from typing import Any
 from seawall import Claim, PriorityQueue, RedisStore, Worker
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     JobHandle,
     Jobs,
     JobWorker,
-    Later,
-    LaterWorker,
     Outbox,
     OutboxEvent,
     Sqlite,
@@ -91,9 +91,9 @@ def outbox() -> Dispatcher:
     return Dispatcher(where, deliver, batch=8, lease=LEASE)
 
 
-async def later() -> list[LaterWorker]:
+async def later() -> list[DeferredCallWorker]:
     """Do stored calls; from an async function, which returns a list."""
-    return [LaterWorker(Later(database(), "later"), do, concurrency=8, lease=LEASE)]
+    return [DeferredCallWorker(DeferredCalls(database(), "later"), do, concurrency=8, lease=LEASE)]
 
 
 @asynccontextmanager
@@ -147,7 +147,9 @@ def main(kind: str, drain: str) -> None:
         queued = PriorityQueue(store, "work", keep=2 * LEASE)
         worker: Any = Worker(queued, do_claim, concurrency=8, lease=LEASE)
     elif kind == "later":
-        worker = LaterWorker(Later(database(), "later"), do, concurrency=8, lease=LEASE)
+        worker = DeferredCallWorker(
+            DeferredCalls(database(), "later"), do, concurrency=8, lease=LEASE
+        )
     else:
         worker = {"jobs": jobs, "outbox": outbox, "pipeline": pipeline}[kind]()
     worker.run_sync(float(drain))

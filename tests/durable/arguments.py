@@ -17,12 +17,15 @@ from seawall import Guard, SystemClock
 from seawall.durable import (
     Answer,
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     Fence,
     FifoReceiver,
     FifoSender,
     FromRow,
     Idempotency,
+    IdempotentRequest,
     IdempotentRequests,
     Inbox,
     JetStream,
@@ -30,9 +33,6 @@ from seawall.durable import (
     JobsApi,
     JobWorker,
     KeyClaim,
-    Keyed,
-    Later,
-    LaterWorker,
     NewEvent,
     Outbox,
     RedisStream,
@@ -41,7 +41,7 @@ from seawall.durable import (
     amigrate,
     cleaning,
     fingerprint_of,
-    keyed,
+    idempotent_request,
     migrate,
     sign,
     verify,
@@ -114,6 +114,7 @@ DATABASE = _database()
 POSTGRES = _database()
 POSTGRES.dialect = "postgres"
 JOB_ID = "00000000-0000-4000-8000-000000000000"
+JOB_CLAIM = JobClaim(JOB_ID, "acme", "report", 1, 1, 5, None, "owner", 0.0, "", 1.0)
 CLAIM = KeyClaim("acme", "pay", b"x" * 32, "owner", 1)
 _ODD = Answer(99, [], b"")
 CONNECTION = object()
@@ -159,8 +160,10 @@ def _idempotency(**settings: Any) -> Idempotency:
     return Idempotency(settings.pop("database", DATABASE), **settings)
 
 
-def _keyed() -> Keyed:
-    return Keyed(RequestName("acme", "pay", "k", b""), CLAIM, _idempotency(), frozenset())
+def _keyed() -> IdempotentRequest:
+    return IdempotentRequest(
+        RequestName("acme", "pay", "k", b""), CLAIM, _idempotency(), frozenset()
+    )
 
 
 def _jobs() -> Jobs:
@@ -172,7 +175,7 @@ def _decorated(**settings: Any) -> Any:
 
 
 def _handle() -> JobHandle:
-    return JobHandle(JobClaim(JOB_ID, "acme", "report", 1, 1, 5, None, "owner", 0.0, "", 1.0))
+    return JobHandle(JOB_CLAIM)
 
 
 def _answer(value: Any = 1, **more: Any) -> None:
@@ -450,11 +453,11 @@ DURABLE: list[Row] = [
         scope=([(5.0, TypeError), (None, TypeError)], "scope"),
         **{name: _RECORD_BAD[name] for name in ("operation", "key")},
     ),
-    *_new(keyed, {}, request=(_OTHERS, "pass the request")),
-    *_new(keyed, {"request": {}}, required=(_FLAGS, "True or False")),
+    *_new(idempotent_request, {}, request=(_OTHERS, "pass the request")),
+    *_new(idempotent_request, {"request": {}}, required=(_FLAGS, "True or False")),
     *_method(
         _keyed,
-        "Keyed.complete",
+        "IdempotentRequest.complete",
         {"conn": None, "answer": 1},
         "acomplete",
         conn=(_CONNECTIONS, "pass"),
@@ -467,7 +470,7 @@ DURABLE: list[Row] = [
         notify=(_FLAGS, "True or False"),
     ),
     (
-        "durable.Keyed.part(name)",
+        "durable.IdempotentRequest.part(name)",
         lambda x: _keyed().part(x),
         [(5, ValueError), ("", ValueError)],
         "write",
@@ -506,7 +509,7 @@ DURABLE: list[Row] = [
     ),
     *(
         row
-        for word, twin in (("get", "aget"), ("cancel", "acancel"), ("wait", "await_"))
+        for word, twin in (("get", "aget"), ("cancel", "acancel"), ("join", "ajoin"))
         for row in _method(
             _jobs,
             f"Jobs.{word}",
@@ -517,7 +520,7 @@ DURABLE: list[Row] = [
         )
     ),
     *_method(
-        _jobs, "Jobs.wait", {"id": JOB_ID, "scope": "a"}, "await_", timeout=(_FINITE, "seconds")
+        _jobs, "Jobs.join", {"id": JOB_ID, "scope": "a"}, "ajoin", timeout=(_FINITE, "seconds")
     ),
     *_method(_jobs, "Jobs.cleanup", {}, "acleanup", **_CLEANUP),
     *(
@@ -555,6 +558,34 @@ DURABLE: list[Row] = [
         id=(_NUL, "write"),
         payload=(_FLAGS, "True or False"),
     ),
+    *_method(
+        _jobs,
+        "Jobs.claim",
+        {"kinds": ["report"], "owner": "me"},
+        "aclaim",
+        kinds=([*_NUL, ([], ValueError)], "write|kind"),
+        count=(_LIMITED, "write"),
+        owner=(_NUL, "write|owner"),
+    ),
+    *_method(_jobs, "Jobs.succeed", {}, "asucceed", claim=(_OTHERS, "pass the claim")),
+    *_method(
+        _jobs,
+        "Jobs.fail",
+        {"claim": JOB_CLAIM, "error": "no"},
+        "afail",
+        claim=(_OTHERS, "pass the claim"),
+        delay=(_SECONDS, "seconds"),
+        retry=(_FLAGS, "True or False"),
+        progress=([*_RATIOS, (None, TypeError)], "progress"),
+    ),
+    *_method(
+        _jobs,
+        "Jobs.give_back",
+        {"claim": JOB_CLAIM},
+        "agive_back",
+        claim=(_OTHERS, "pass the claim"),
+        delay=(_SECONDS, "seconds"),
+    ),
     *_new(
         JobWorker,
         {"jobs": _jobs(), "functions": {"report": _report}},
@@ -587,14 +618,14 @@ DURABLE: list[Row] = [
         drain=(_SECONDS, "seconds"),
     ),
     *_method(
-        lambda: LaterWorker(Later(DATABASE, "mail"), _report),
-        "LaterWorker.stop",
+        lambda: DeferredCallWorker(DeferredCalls(DATABASE, "mail"), _report),
+        "DeferredCallWorker.stop",
         {},
         grace=(_SECONDS, "seconds"),
     ),
     *_method(
-        lambda: LaterWorker(Later(DATABASE, "mail"), _report),
-        "LaterWorker.run_sync",
+        lambda: DeferredCallWorker(DeferredCalls(DATABASE, "mail"), _report),
+        "DeferredCallWorker.run_sync",
         {},
         drain=(_SECONDS, "seconds"),
     ),
@@ -907,9 +938,9 @@ DURABLE: list[Row] = [
         "aacknowledge",
         ack=([*_OTHERS, (("a", "b"), TypeError), (("a", "b", 1, 0, 1), ValueError)], "pass|write"),
     ),
-    # Later
+    # DeferredCalls
     *_new(
-        Later,
+        DeferredCalls,
         {"database": DATABASE, "name": "mail"},
         database=(_DATABASES, "pass a Database"),
         name=(_NUL, "write"),
@@ -920,23 +951,46 @@ DURABLE: list[Row] = [
         keep_dead=(_SECONDS, "seconds"),
         key=(_FUNCTIONS, "function"),
     ),
-    *_method(lambda: Later(DATABASE, "mail"), "Later.run", {}, function=(_OTHERS, "function")),
+    *_method(
+        lambda: DeferredCalls(DATABASE, "mail"),
+        "DeferredCalls.run",
+        {},
+        function=(_OTHERS, "function"),
+    ),
     (
-        "durable.Later.run(options)",
-        lambda x: asyncio.run(Later(DATABASE, "mail").run(print, **x)),
+        "durable.DeferredCalls.run(options)",
+        lambda x: asyncio.run(DeferredCalls(DATABASE, "mail").run(print, **x)),
         [({"attempts": 0}, ValueError), ({"poll": "1"}, TypeError)],
         "write",
     ),
-    *_method(lambda: Later(DATABASE, "mail"), "Later.dead", {}, "adead", limit=(_LIMITED, "write")),
-    *_method(lambda: Later(DATABASE, "mail"), "Later.retry", {}, "aretry", dead=(_NUL, "write")),
     *_method(
-        lambda: Later(DATABASE, "mail"), "Later.discard", {}, "adiscard", stored=(_NUL, "write")
+        lambda: DeferredCalls(DATABASE, "mail"),
+        "DeferredCalls.dead",
+        {},
+        "adead",
+        limit=(_LIMITED, "write"),
     ),
-    *_method(lambda: Later(DATABASE, "mail"), "Later.cleanup", {}, "acleanup", **_CLEANUP),
+    *_method(
+        lambda: DeferredCalls(DATABASE, "mail"),
+        "DeferredCalls.retry",
+        {},
+        "aretry",
+        dead=(_NUL, "write"),
+    ),
+    *_method(
+        lambda: DeferredCalls(DATABASE, "mail"),
+        "DeferredCalls.discard",
+        {},
+        "adiscard",
+        stored=(_NUL, "write"),
+    ),
+    *_method(
+        lambda: DeferredCalls(DATABASE, "mail"), "DeferredCalls.cleanup", {}, "acleanup", **_CLEANUP
+    ),
     *_new(
-        LaterWorker,
-        {"later": Later(DATABASE, "mail"), "function": _report},
-        later=([*_OTHERS, (DATABASE, TypeError)], "pass a Later"),
+        DeferredCallWorker,
+        {"calls": DeferredCalls(DATABASE, "mail"), "function": _report},
+        calls=([*_OTHERS, (DATABASE, TypeError)], "pass DeferredCalls"),
         function=(_OTHERS, "function"),
         guard=(_GUARDS, "pass a Guard"),
         concurrency=(_LIMITED, "write"),
@@ -964,7 +1018,12 @@ SHOWN_BY_DURABLE = frozenset(
         *_given_by_seawall("Sqlite.arun", "work"),
         # what Seawall makes and hands out
         *_given_by_seawall("JobHandle", "claim"),
-        *_given_by_seawall("Keyed", "name", "claim", "idempotency", "never"),
+        # shown to operators, or stored as JSON
+        *_given_by_seawall("Jobs.succeed", "result", "message"),
+        *_given_by_seawall("Jobs.asucceed", "result", "message"),
+        *_given_by_seawall("Jobs.fail", "error", "message"),
+        *_given_by_seawall("Jobs.afail", "error", "message"),
+        *_given_by_seawall("IdempotentRequest", "name", "claim", "idempotency", "never"),
         *_given_by_seawall("Once", "connection", "wanted", "terms", "count", "wait"),
         *_given_by_seawall("Received", "verdict", "messages", "ack"),
         # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks

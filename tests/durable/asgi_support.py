@@ -9,7 +9,7 @@ from typing import Any
 
 from seawall.durable import Database
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.http.middleware import IdempotentRequests, idempotent_request
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.web.asgi_types import Send
 from tests.durable.conftest import Opening
@@ -39,7 +39,7 @@ class Shop:
         """Take an order."""
         body = (await receive())["body"]
         self.orders.append(body)
-        self.names.append(keyed(scope))
+        self.names.append(idempotent_request(scope))
         self.busy.set()
         if self.more is not None:
             await self.more(self)

@@ -21,7 +21,7 @@ from seawall.durable import (
     NewEvent,
     Outbox,
     Sqlite,
-    keyed,
+    idempotent_request,
 )
 from seawall.durable.http.responses import Reply
 from tests.durable.asgi_support import post, said, user
@@ -87,7 +87,7 @@ class Till:
         """Serve a request."""
         self.runs += 1
         await self.before()
-        back = await self.take(keyed(scope, required=True))
+        back = await self.take(idempotent_request(scope, required=True))
         reply: Reply = (await self.after(back)) or back
         await reply(scope, receive, send)
 

@@ -28,12 +28,12 @@ from seawall.durable import (
     Outbox,
     Replay,
     Reply,
-    keyed,
+    idempotent_request,
 )
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.http import request as _asgi_request
-from seawall.durable.http.completion import Keyed, response_of
-from seawall.durable.http.middleware import KEYED
+from seawall.durable.http.completion import IdempotentRequest, response_of
+from seawall.durable.http.middleware import SCOPE_KEY
 from seawall.durable.idempotency import lease_renewal as _uncut
 from seawall.durable.idempotency import records as _idempotency_records
 from tests.durable.asgi_support import KEY, USER, first, post, said, set_time
@@ -240,10 +240,10 @@ def test_a_second_completion_is_refused_and_adds_no_events(two: Opening):
                     await till.take(found[0])
 
             async def caught(scope: Any, receive: Any, send: Any) -> None:
-                found.append(keyed(scope, required=True))
+                found.append(idempotent_request(scope, required=True))
                 await till(scope, receive, send)
 
-            found: list[Keyed] = []
+            found: list[IdempotentRequest] = []
             till.after, till.app.app = again, caught
             answer = await post(till.app)
             assert (answer.status, answer.body) == (201, b"paid")
@@ -314,7 +314,7 @@ async def open_too_long(till: Till) -> None:
             await Reply(*PAID[:3])(scope, receive, send)
 
         till.inside = answer
-        await till.take(keyed(scope, required=True))
+        await till.take(idempotent_request(scope, required=True))
 
     till.app.app = early
     await post(till.app)
@@ -348,7 +348,7 @@ def test_a_connection_that_broke_has_no_transaction(
 
             async def broken(scope: Any, _receive: Any, _send: Any) -> None:
                 async with database.atransaction() as conn:
-                    await keyed(scope, required=True).acomplete(conn, PAID)
+                    await idempotent_request(scope, required=True).acomplete(conn, PAID)
                     await conn.close()
                     raise ConnectionResetError
 
@@ -365,7 +365,7 @@ def test_unless_looked_at_it_would_wait_for_itself(
     monkeypatch: pytest.MonkeyPatch, postgres: Postgres, tmp_path: Path
 ):
     """Ablation: the record is locked by the transaction that waits for the record."""
-    monkeypatch.setattr(Keyed, "_is_open", lambda _self: False)
+    monkeypatch.setattr(IdempotentRequest, "_is_open", lambda _self: False)
     monkeypatch.setattr(_uncut, "PATIENCE", 0.1)
 
     async def main() -> None:
@@ -441,8 +441,8 @@ def test_what_it_can_be_completed_with(quick: Opening):
             till = await Till(database).prepare()
             name = _asgi_request.RequestName("ann", "POST /orders", "k", b"")
             found: Any = await till.idempotency.areserve("ann", "POST /orders", "k", b"")
-            claim = Keyed(name, found.claim, till.idempotency, frozenset())
-            assert repr(claim) == "<Keyed 'POST /orders'>"
+            claim = IdempotentRequest(name, found.claim, till.idempotency, frozenset())
+            assert repr(claim) == "<IdempotentRequest 'POST /orders'>"
             with database.transaction() as conn:
                 with pytest.raises(TypeError, match=r"write `complete\(\.\.\.\)`"):
                     await claim.acomplete(conn, 1)
@@ -465,7 +465,7 @@ def test_in_fastapi_a_handler_returns_what_it_completed_with(quick: Opening):
 
     @app.post("/orders")
     def order(request: Request) -> Any:
-        claim = keyed(request, required=True)
+        claim = idempotent_request(request, required=True)
         with found[0].transaction() as conn:
             return claim.complete(conn, JSONResponse({"order": 1}, 201, {"Location": "/orders/1"}))
 
@@ -491,9 +491,9 @@ def test_in_fastapi_a_handler_returns_what_it_completed_with(quick: Opening):
             assert counts == {"executed": 1, "replays": 1}
 
     asyncio.run(main())
-    assert keyed({KEYED: "garbled"}) is None
+    assert idempotent_request({SCOPE_KEY: "garbled"}) is None
     with pytest.raises(KeyMissing):
-        keyed({}, required=True)
+        idempotent_request({}, required=True)
 
 
 # Dispatchers
@@ -555,7 +555,7 @@ def test_a_dependency_that_commits_too_late_is_told(
     @app.post("/orders")
     async def order(request: Request, conn: Any = Depends(session)) -> Any:  # noqa: B008, FAST002 - by a local name
         conn.execute(f"INSERT INTO {found[1].payments} VALUES (100)")  # noqa: S608 - our own
-        return keyed(request, required=True).complete(conn, JSONResponse({}, 201))
+        return idempotent_request(request, required=True).complete(conn, JSONResponse({}, 201))
 
     async def main() -> None:
         async with quick() as database:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seawall.durable.http import request as _asgi_request
-from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.http.middleware import IdempotentRequests, idempotent_request
 from seawall.durable.idempotency.idempotency import Idempotency
 from tests.durable.asgi_support import Shop, edge_of, first, post, said, set_time, user
 from tests.durable.conftest import Opening, opening_by
@@ -165,7 +165,7 @@ def test_with_once_inside_the_effect_happens_once(
             async def app(scope: Any, _receive: Any, send: Any) -> None:
                 nonlocal runs
                 runs += 1
-                answer = await take(keyed(scope).part("order"))  # type: ignore[union-attr]
+                answer = await take(idempotent_request(scope).part("order"))  # type: ignore[union-attr]
                 if runs == 1:
                     asyncio.current_task().cancel()  # type: ignore[union-attr]
                     await asyncio.Event().wait()

@@ -18,7 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from seawall import Bulkhead, Guard
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.http.middleware import IdempotentRequests, keyed
+from seawall.durable.http.middleware import IdempotentRequests, idempotent_request
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.web.fastapi import protect
 from tests.web.support import ask, serve
@@ -64,7 +64,7 @@ class Service:
 
     async def order(self, request: Request, count: int, tasks: BackgroundTasks) -> Any:
         """Take an order."""
-        name = keyed(request)
+        name = idempotent_request(request)
         assert name is not None
         self.done.append(name.key)
         tasks.add_task(self.after.append, name.key)

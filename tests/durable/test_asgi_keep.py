@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from seawall.durable import KeyInFlight, Replay, RequestOutcome, keyed
-from seawall.durable.http.completion import Keyed
+from seawall.durable import KeyInFlight, Replay, RequestOutcome, idempotent_request
+from seawall.durable.http.completion import IdempotentRequest
 from seawall.web.asgi_types import Message
 from tests.durable.asgi_support import USER, Shop, edge_of, first, post, said, set_time
 from tests.durable.completed_support import PAID, Till
@@ -129,7 +129,9 @@ def test_a_commit_whose_acknowledgement_is_lost_is_waited_for(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A COMMIT may still be on its way when the handler fails: the key is not freed before it."""
-    monkeypatch.setattr(Keyed, "_is_open", lambda _self: False)  # as of a lost connection
+    monkeypatch.setattr(
+        IdempotentRequest, "_is_open", lambda _self: False
+    )  # as of a lost connection
 
     async def main() -> None:
         async with opening_by("asyncpg", postgres, tmp_path)() as database:
@@ -151,7 +153,7 @@ def test_a_commit_whose_acknowledgement_is_lost_is_waited_for(
                 transaction = connection.transaction()
                 await transaction.start()
                 await connection.execute(f"INSERT INTO {till.payments} VALUES (100)")  # noqa: S608
-                await keyed(scope, required=True).acomplete(connection, PAID)
+                await idempotent_request(scope, required=True).acomplete(connection, PAID)
                 late.append(asyncio.create_task(commit(connection, transaction, admin)))
                 raise ConnectionResetError("COMMIT: no answer")
 

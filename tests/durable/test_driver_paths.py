@@ -13,6 +13,8 @@ import pytest
 
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     FifoReceiver,
     FifoSender,
@@ -22,8 +24,6 @@ from seawall.durable import (
     Inbox,
     Jobs,
     JobWorker,
-    Later,
-    LaterWorker,
     NewEvent,
     Outbox,
     OutboxEvent,
@@ -33,8 +33,8 @@ from seawall.durable import (
     amigrate,
     migrate,
 )
+from tests.durable.deferred_calls_support import Vendor
 from tests.durable.fifo_support import ask, entered
-from tests.durable.later_support import Vendor
 from tests.durable.postgres import Postgres
 
 # Connections: what a user has in hand, with a transaction begun
@@ -442,12 +442,12 @@ def test_every_source_awaited(source: Any, postgres: Postgres, tmp_path: Path):
             async with begun(database) as raw:
                 await done(outbox.add(raw, "order", "1", "made", {}))
             assert await Dispatcher(outbox, lambda _event: None).drain() == 1
-            jobs, later, vendor = Jobs(database), Later(database, "mail", delay=0), Vendor()
+            jobs, later, vendor = Jobs(database), DeferredCalls(database, "mail", delay=0), Vendor()
             job = await jobs.asubmit(None, "double", 2, scope="t")
             assert await JobWorker(jobs, {"double": lambda job: job.payload * 2}).run_once() == 1
             assert (await jobs.aget(job.id, scope="t")).result == 4
             await later.astore(7)
-            assert await LaterWorker(later, vendor.send).run_once() == 1
+            assert await DeferredCallWorker(later, vendor.send).run_once() == 1
             assert vendor.done[0][0] == 7
             assert (await amigrate(database), await idempotency.acleanup()) == ([], 0)
 

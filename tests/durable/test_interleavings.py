@@ -18,7 +18,7 @@ import pytest
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import Query
-from seawall.durable.deferred.calls import Later
+from seawall.durable.deferred.calls import DeferredCalls
 from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
 from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.driver import Steps
@@ -159,16 +159,18 @@ def test_what_is_being_revived_is_not_cleaned_away(server: Opening):
 
     async def main() -> None:
         async with server() as database:
-            later = Later(database, "mail", ttl=1.0, delay=0.0, keep_dead=0.0)
+            later = DeferredCalls(database, "mail", ttl=1.0, delay=0.0, keep_dead=0.0)
             database._now = "1000"
             stored = await later.astore(1)
             claim = {"queue": "mail", "owner": "me", "lease": 1, "most": 1}
-            ((_, _, epoch, *_),) = await database.arun(lambda: asked("later.claim", **claim))
+            ((_, _, epoch, *_),) = await database.arun(
+                lambda: asked("deferred_calls.claim", **claim)
+            )
             dead = {"id": stored.id, "owner": "me", "epoch": epoch, "error": "no route"}
-            await database.arun(lambda: asked("later.dead", **dead))
+            await database.arun(lambda: asked("deferred_calls.dead", **dead))
             database._now = str(10**9)
             async with database.atransaction() as raw:
-                revive = asked("later.revive", queue="mail", id=stored.id, ttl=10**9)
+                revive = asked("deferred_calls.revive", queue="mail", id=stored.id, ttl=10**9)
                 assert await database.connection(raw).arun(revive)
                 assert await soon(later.acleanup()) == 0
             assert (await later.acounts())["waiting"] == 1

@@ -381,8 +381,8 @@ def test_a_job_is_waited_for(opening: Opening):
             jobs, elsewhere = Jobs(database), Jobs(database)
             job = await jobs.asubmit(None, "report", scope="acme")
             with pytest.raises(TimeoutError):
-                await jobs.await_(job.id, scope="acme", timeout=0.0)
-            waiting = asyncio.create_task(jobs.await_(job.id, scope="acme", timeout=20))
+                await jobs.ajoin(job.id, scope="acme", timeout=0.0)
+            waiting = asyncio.create_task(jobs.ajoin(job.id, scope="acme", timeout=20))
             (claim,) = await elsewhere.aclaim(["report"], owner="w")
             assert await elsewhere.asucceed(claim, b"\0\xff")
             ended = await waiting
@@ -513,7 +513,7 @@ def test_sync_twins(postgres: Postgres, tmp_path: Any):
         assert jobs.cancel(inner.id, scope="acme").state == "cancelled"
         (claim,) = jobs.claim(["report"], owner="w")
         assert jobs.succeed(claim, 3)
-        assert jobs.wait(job.id, scope="acme", timeout=5).result == 3
+        assert jobs.join(job.id, scope="acme", timeout=5).result == 3
         assert jobs.get(job.id, scope="acme").ended
         assert jobs.cleanup() == 0
 

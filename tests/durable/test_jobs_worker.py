@@ -41,7 +41,7 @@ async def at_work(worker: JobWorker) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def ended(jobs: Jobs, job: Job) -> Job:
-    return await jobs.await_(job.id, scope="acme", timeout=20)
+    return await jobs.ajoin(job.id, scope="acme", timeout=20)
 
 
 def test_jobs_are_done(opening: Opening):

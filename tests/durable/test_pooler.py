@@ -15,6 +15,8 @@ import pytest
 
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     FifoMessage,
     Fresh,
@@ -24,8 +26,6 @@ from seawall.durable import (
     Jobs,
     JobWorker,
     KeyInFlight,
-    Later,
-    LaterWorker,
     NewEvent,
     Outbox,
     OutboxEvent,
@@ -34,8 +34,8 @@ from seawall.durable import (
 )
 from seawall.durable.database import migrations
 from tests.durable.conftest import opening_by
+from tests.durable.deferred_calls_support import Vendor
 from tests.durable.fifo_support import World, ask, begun, entered
-from tests.durable.later_support import Vendor
 from tests.durable.pooler import Pooler, program
 from tests.durable.postgres import Postgres
 
@@ -321,9 +321,9 @@ async def work(database: Database) -> None:
         pass
     assert [(await jobs.aget(job.id, scope="t")).result for job in made[:4]] == [0, 2, 4, 6]
 
-    later, vendor = Later(database, "receipts", delay=0), Vendor()
+    later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
     await asyncio.gather(*(later.astore(n) for n in range(6)))
-    while await LaterWorker(later, vendor.send).run_once():
+    while await DeferredCallWorker(later, vendor.send).run_once():
         pass
     assert sorted(order for order, *_ in vendor.done) == list(range(6))
 

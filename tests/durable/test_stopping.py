@@ -14,11 +14,11 @@ import pytest
 from seawall import LocalQueue, Worker
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     Jobs,
     JobWorker,
-    Later,
-    LaterWorker,
     Outbox,
     Sqlite,
     amigrate,
@@ -48,9 +48,9 @@ class World:
             await jobs.asubmit(None, "any", None, scope="acme")
             return JobWorker(jobs, {"any": work})
         if kind == "later":
-            later = Later(self.database, "later")
+            later = DeferredCalls(self.database, "later")
             await later.astore()
-            return LaterWorker(later, work)
+            return DeferredCallWorker(later, work)
         if kind == "queue":
             queue = LocalQueue("queue")
             await queue.apush(None)

@@ -27,7 +27,7 @@ from seawall import (
     transient,
 )
 from seawall.clients.httpx import AsyncGuardedTransport
-from seawall.durable import Reply, keyed
+from seawall.durable import Reply, idempotent_request
 from seawall.events import BreakerChanged
 from seawall.testing import run_virtual
 from tests.durable.completed_support import Till
@@ -85,7 +85,7 @@ class Outage:
         self.phases.append("well" if "slow" in self.phases else "slow")
         if self.phases[-1] == "slow":
             await let_pass(SLOW)
-        reply = await self.till.take(keyed(scope, required=True))
+        reply = await self.till.take(idempotent_request(scope, required=True))
         await reply(scope, receive, send)
 
 
@@ -198,7 +198,7 @@ def test_replayed_failures_open_no_breaker(tmp_path: Path):
     outage = Outage(opening_by("sqlite", None, tmp_path))  # type: ignore[arg-type]
 
     async def fails(scope: Any, receive: Any, send: Any) -> None:
-        status = 500 if keyed(scope, required=True).key == "bad" else 201
+        status = 500 if idempotent_request(scope, required=True).key == "bad" else 201
         await Reply(status, [], b"")(scope, receive, send)
 
     async def main(clock: VirtualClock) -> Any:

@@ -14,10 +14,10 @@ from seawall import EventDied, OutboxBlocked, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Jobs,
     JobWorker,
-    Later,
-    LaterWorker,
     Outbox,
     OutboxEvent,
     Sqlite,
@@ -284,9 +284,12 @@ def test_an_outage_is_said_once_and_says_no_parameters(
 
     async def main() -> None:
         async with file() as database:
-            outbox, jobs, later = Outbox(database), Jobs(database), Later(database, "mail")
+            outbox, jobs, later = Outbox(database), Jobs(database), DeferredCalls(database, "mail")
             workers: list[Any] = [dispatcher(outbox, Seen().each)]
-            workers += [JobWorker(jobs, {"report": print}), LaterWorker(later, print, poll=0.01)]
+            workers += [
+                JobWorker(jobs, {"report": print}),
+                DeferredCallWorker(later, print, poll=0.01),
+            ]
             arun, tries = database.arun, [0]
 
             async def away(_operation: Any) -> Any:
@@ -319,13 +322,13 @@ def test_jobs_and_calls_that_fail_are_logged_at_each_attempt(
     source = Sqlite(tmp_path / "told.db")
     database = Database(source, name="told")
     migrate(database)
-    jobs, later = Jobs(database), Later(database, "mail", delay=0)
+    jobs, later = Jobs(database), DeferredCalls(database, "mail", delay=0)
 
     def work(_given: Any) -> None:
         raise Verbose
 
     worker = JobWorker(jobs, {"report": work}, backoff=[0.0])
-    caller = LaterWorker(later, work, backoff=[0.0], attempts=2)
+    caller = DeferredCallWorker(later, work, backoff=[0.0], attempts=2)
     job = jobs.submit(None, "report", {"card": "4111"}, scope="acme", attempts=2)
     call = later.store("4111")
 
@@ -378,14 +381,18 @@ def test_a_worker_for_later_has_its_grace(file: Opening, grace: float):
 
     async def main() -> None:
         async with file() as database:
-            later, go, begun = Later(database, "mail", delay=0), asyncio.Event(), asyncio.Event()
+            later, go, begun = (
+                DeferredCalls(database, "mail", delay=0),
+                asyncio.Event(),
+                asyncio.Event(),
+            )
 
             async def send(_to: str) -> None:
                 begun.set()
                 await go.wait()
 
             await later.astore("ann")
-            worker = LaterWorker(later, send)
+            worker = DeferredCallWorker(later, send)
             running = asyncio.create_task(worker.run())
             await begun.wait()
             worker.stop(grace)
@@ -396,7 +403,7 @@ def test_a_worker_for_later_has_its_grace(file: Opening, grace: float):
             assert counts["waiting"] == (0 if grace else 1)
             assert worker.snapshot()["returned"] == (0 if grace else 1)
             go.set()
-            again = LaterWorker(later, send, attempts=1)
+            again = DeferredCallWorker(later, send, attempts=1)
             assert await again.run_once() == (0 if grace else 1)
             assert again.snapshot()["dead"] == 0
 
@@ -408,14 +415,14 @@ def test_a_second_stop_may_be_shorter(file: Opening):
 
     async def main() -> None:
         async with file() as database:
-            later, begun = Later(database, "mail", delay=0), asyncio.Event()
+            later, begun = DeferredCalls(database, "mail", delay=0), asyncio.Event()
 
             async def send(_to: str) -> None:
                 begun.set()
                 await asyncio.Event().wait()
 
             await later.astore("ann")
-            worker = LaterWorker(later, send)
+            worker = DeferredCallWorker(later, send)
             running = asyncio.create_task(worker.run())
             await begun.wait()
             worker.stop(3600.0)
@@ -431,14 +438,14 @@ def test_what_is_done_is_told_to_the_end(file: Opening, monkeypatch: pytest.Monk
 
     async def main() -> None:
         async with file() as database:
-            later = Later(database, "mail", delay=0)
+            later = DeferredCalls(database, "mail", delay=0)
             await later.astore("ann")
             telling, go = asyncio.Event(), asyncio.Event()
 
             async def send(_to: str) -> None:
                 pass
 
-            worker = LaterWorker(later, send)
+            worker = DeferredCallWorker(later, send)
             change = worker._change
 
             async def slowly(claim: Any, what: str, **more: Any) -> bool:

@@ -205,12 +205,12 @@ def test_a_queue_says_what_it_has_lost(site: Site, new_pod):
         queue.heartbeat(claim)
     for id_ in (kept, other):
         with pytest.raises(UnknownJob):
-            queue.wait(id_, 1.0)
+            queue.join(id_, 1.0)
     assert queue.claim() == []
     again = queue.push("three")
     (claim,) = queue.claim()
     queue.ack(claim, "done")
-    assert queue.wait(again, 1.0) == "done"
+    assert queue.join(again, 1.0) == "done"
 
 
 def test_a_lease_that_was_forgotten_is_lost_and_its_token_stays_behind(site: Site, new_pod):

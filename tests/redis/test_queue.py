@@ -81,11 +81,11 @@ def test_a_job_goes_through_the_queue(make: Make) -> None:
     queue.heartbeat(claim, lease=60.0)
     assert claim.lease == 60.0
     queue.ack(claim, {"sent": True})
-    assert queue.wait(id_) == {"sent": True}
+    assert queue.join(id_) == {"sent": True}
     status = queue.status(id_)
     assert (status.state, status.attempts, status.result) == ("done", 1, {"sent": True})
     queue.ack(claim, "again")  # its answer may have been lost
-    assert queue.wait(id_) == {"sent": True}
+    assert queue.join(id_) == {"sent": True}
     with pytest.raises(JobLost, match="the job is done") as lost:
         queue.heartbeat(claim)
     assert (lost.value.job, lost.value.state, lost.value.reason) == (id_, "done", "job_lost")
@@ -136,7 +136,7 @@ def test_the_async_twin_does_the_same(make: Make) -> None:
         await queue.aheartbeat(claims[0])
         await queue.aack(claims[0], 1)
         assert await queue.anack(claims[1], reason="bad") == "dead"
-        assert await queue.await_(one) == 1
+        assert await queue.ajoin(one) == 1
         assert [letter.id for letter in await queue.adead()] == [two]
         assert [item.id for item in (await queue.abrowse()).items] == [two]
         assert await queue.ainspect("nothing") is None
@@ -185,12 +185,12 @@ def test_a_job_without_result_raises_how_it_ended(make: Make) -> None:
     queue.cancel(cancelled)
     assert not queue.cancel(cancelled)
     with pytest.raises(JobFailed, match="is dead: it broke") as failed:
-        queue.wait(dead)
+        queue.join(dead)
     assert (failed.value.job, failed.value.state, failed.value.cause) == (dead, "dead", "it broke")
     with pytest.raises(JobFailed, match="is cancelled"):
-        queue.wait(cancelled)
+        queue.join(cancelled)
     with pytest.raises(TimedOut, match="is waiting after 0 s"):
-        queue.wait(waiting, timeout=0)
+        queue.join(waiting, timeout=0)
     for ask in (queue.wait, queue.status, queue.cancel, queue.retry, queue.drop):
         with pytest.raises(UnknownJob, match="knows no job 'nope'"):
             ask("nope")
@@ -304,7 +304,7 @@ def test_who_waits_and_is_cancelled_leaves_nothing_behind(make: Make) -> None:
         id_ = await queue.apush(1, delay=60.0)
         tasks = [
             asyncio.create_task(work)
-            for work in (queue.aclaim(wait=60.0), queue.await_(id_), queue.await_(id_, 60.0))
+            for work in (queue.aclaim(wait=60.0), queue.ajoin(id_), queue.ajoin(id_, 60.0))
         ]
         await let_pass(0.05)
         assert len(queue._bells._bells) == 2
@@ -326,7 +326,7 @@ def test_waiting_ends_with_the_deadline(make: Make) -> None:
         assert queue.claim(wait=60.0) == []
     for timeout in (60.0, None):
         with deadline(0.05), pytest.raises(TimedOut, match=r"is delayed after 0\.0\d+ s") as late:
-            queue.wait(id_, timeout=timeout)
+            queue.join(id_, timeout=timeout)
         assert late.value.seconds == pytest.approx(0.05, abs=0.01)
 
 
@@ -357,8 +357,8 @@ def test_waiting_ends_with_the_deadline(make: Make) -> None:
         lambda q: q.nack("0000000000000001-x"),
         lambda q: q.heartbeat(None),
         lambda q: q.status(7),
-        lambda q: q.wait(""),
-        lambda q: q.wait("x", timeout=-1),
+        lambda q: q.join(""),
+        lambda q: q.join("x", timeout=-1),
         lambda q: q.dead(0),
         lambda _: LocalQueue(""),
         lambda _: LocalQueue(max_attempts=0),
@@ -678,7 +678,7 @@ def test_pods_share_the_queue(new_store: Callable[..., RedisStore], client: Any)
     (claim,) = there.claim()
     here.claim(wait=0.01)
     there.ack(claim, "z")
-    assert here.wait(id_) == "z"
+    assert here.join(id_) == "z"
     keys = [key.decode() for key in client.scan_iter(match=f"{here.store.prefix}:*")]
     queue_keys = [key for key in keys if "{queue:" in key]
     assert len(queue_keys) > len(PARTS) / 2
@@ -695,7 +695,7 @@ def test_waiters_share_one_subscription_and_are_pushed(
     async def main() -> None:
         queue = PriorityQueue(store, "mails")
         ids = await queue.apush_many(range(200))
-        tasks = [asyncio.create_task(queue.await_(id_, 50.0)) for id_ in ids]
+        tasks = [asyncio.create_task(queue.ajoin(id_, 50.0)) for id_ in ids]
         while client.pubsub_numsub(queue._calls.ended)[0][1] == 0:
             await let_pass(0.01)
         assert client.pubsub_numsub(queue._calls.ended)[0][1] == 1
@@ -725,7 +725,7 @@ def test_without_a_push_the_poll_finds_out(
     id_ = queue.push(1, delay=0.2)
     threads = [
         threading.Thread(target=work),
-        threading.Thread(target=lambda: done.append(queue.wait(id_, 20.0))),
+        threading.Thread(target=lambda: done.append(queue.join(id_, 20.0))),
     ]
     began = SYSTEM.now()
     for thread in threads:
@@ -808,7 +808,7 @@ def test_when_the_server_forgets_everything_no_old_claim_is_good(
     (claim,) = queue.claim()
     client.delete(*queue._calls._keys)
     with pytest.raises(UnknownJob):
-        queue.wait(old)
+        queue.join(old)
     new = queue.push("new")
     (other,) = queue.claim()
     assert (old[:16], claim.fence) == (new[:16], other.fence)
@@ -946,7 +946,7 @@ def test_a_queue_made_for_one_request_leaves_nothing_behind(store: RedisStore) -
         id_ = queue.push(1)
         queue.claim(wait=0.001)
         with pytest.raises(TimedOut):
-            queue.wait(id_, 0.001)
+            queue.join(id_, 0.001)
         queues.append(ref(queue))
     del queue
     gc.collect()
@@ -974,7 +974,7 @@ def test_pods_with_other_limits_harm_no_job(new_store: Callable[..., RedisStore]
     (claim,) = small.claim(lease=0.05)
     assert claim.payload == "x" * 1000
     large.ack(claim, "r" * 1000)
-    assert small.wait(id_) == "r" * 1000
+    assert small.join(id_) == "r" * 1000
 
 
 def test_if_each_pod_set_the_expiry_the_shortest_would_win(
@@ -998,7 +998,7 @@ def test_a_result_that_cannot_be_read_is_not_none(store: RedisStore, client: Any
     queue.ack(queue.claim()[0], 1)
     client.hset(store.key("queue", "mails", "results"), id_, b"[" * 100_000)
     with pytest.raises(JobFailed, match="its result cannot be read") as failed:
-        queue.wait(id_)
+        queue.join(id_)
     assert failed.value.state == "done"
     assert queue.status(id_).result is None
 
@@ -1150,7 +1150,7 @@ def test_a_store_that_is_closed_is_unavailable(store: RedisStore) -> None:
     queue = PriorityQueue(store, "mails")
     id_ = queue.push(1)
     store.close()
-    for call in (lambda: queue.push(1), queue.claim, lambda: queue.wait(id_, 0.01), queue.snapshot):
+    for call in (lambda: queue.push(1), queue.claim, lambda: queue.join(id_, 0.01), queue.snapshot):
         with pytest.raises(StoreUnavailable):
             call()
     assert "mails" in repr(queue)
@@ -1165,7 +1165,7 @@ def test_who_waits_ends_with_the_store(store: RedisStore, kind: str) -> None:
 
     def wait() -> None:
         try:
-            queue.wait(id_) if kind == "sync" else asyncio.run(queue.await_(id_))
+            queue.join(id_) if kind == "sync" else asyncio.run(queue.ajoin(id_))
         except StoreUnavailable as error:
             came.append(type(error))
 
@@ -1191,7 +1191,7 @@ def test_the_queue_works_in_a_child_process(store: RedisStore) -> None:
         finally:
             os._exit(0)
     id_ = queue.push("after")
-    assert queue.wait(id_, 10.0) == child
+    assert queue.join(id_, 10.0) == child
     os.waitpid(child, 0)
 
 

@@ -90,7 +90,7 @@ def test_jobs_are_done_in_order_and_their_results_kept() -> None:
         worker = Worker(queue, handler, concurrency=3)
         assert "0 of 3" in repr(worker)
         await working(worker, lambda: queue.snapshot()["done"] == 10)
-        assert [await queue.await_(id_) for id_ in ids] == [n * 2 for n in range(10)]
+        assert [await queue.ajoin(id_) for id_ in ids] == [n * 2 for n in range(10)]
         assert worker.snapshot() == {
             "queue": "queue",
             "running": False,
@@ -1046,7 +1046,7 @@ def test_a_sync_program_runs_a_worker_on_the_shared_queue(store: RedisStore) -> 
     thread.start()
     try:
         ids = queue.push_many(range(40))
-        assert [queue.wait(id_, 10.0) for id_ in ids] == list(range(1, 41))
+        assert [queue.join(id_, 10.0) for id_ in ids] == list(range(1, 41))
     finally:
         worker.stop()
         thread.join(10.0)
@@ -1067,7 +1067,7 @@ def test_a_worker_survives_the_death_of_its_store(
     async def main() -> None:
         worker = Worker(queue, handler, lease=2.0)
         task = asyncio.create_task(worker.run())
-        assert await queue.await_(await queue.apush("before"), 5.0) == "before"
+        assert await queue.ajoin(await queue.apush("before"), 5.0) == "before"
         server.kill()
         with pytest.raises(StoreUnavailable):
             await queue.apush("meanwhile")
@@ -1079,7 +1079,7 @@ def test_a_worker_survives_the_death_of_its_store(
                     break
                 except StoreUnavailable:
                     await let_pass(0.05)
-        assert await queue.await_(id_, 10.0) == "after"
+        assert await queue.ajoin(id_, 10.0) == "after"
         worker.stop()
         await task
         await store.aclose()

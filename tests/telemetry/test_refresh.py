@@ -8,7 +8,7 @@ import pytest
 
 import seawall
 from seawall import registry
-from seawall.durable import Database, Jobs, Later, Outbox, Sqlite, migrate
+from seawall.durable import Database, DeferredCalls, Jobs, Outbox, Sqlite, migrate
 from seawall.telemetry import Refresher, arefresh
 from seawall.testing import run_virtual
 from tests.support import let_pass
@@ -52,7 +52,7 @@ def test_the_database_is_asked_for_what_waits_there(world: World):
     assert jobs["stored"]["queued"][0] == 1
 
 
-@pytest.mark.parametrize("kind", [Outbox, Jobs, Later])
+@pytest.mark.parametrize("kind", [Outbox, Jobs, DeferredCalls])
 def test_who_watches_does_not_open_a_database_again(kind: Any, tmp_path: Path):
     """What is in one that was closed is asked only where somebody names it."""
     file = Sqlite(tmp_path / "closed.db")
@@ -129,7 +129,7 @@ def test_cancelled_it_ends_and_leaves_nothing():
 
 def test_what_has_nothing_to_ask_for_is_refused():
     """With what to pass instead."""
-    with pytest.raises(TypeError, match="pass an Outbox, Jobs, Later or PriorityQueue"):
+    with pytest.raises(TypeError, match="pass an Outbox, Jobs, DeferredCalls or PriorityQueue"):
         asyncio.run(arefresh(object()))
 
 

@@ -43,6 +43,8 @@ from seawall.clients.llm import Model, Models, Price, http_client
 from seawall.clients.upstreams import Upstreams
 from seawall.durable import (
     Database,
+    DeferredCalls,
+    DeferredCallWorker,
     Dispatcher,
     FifoReceiver,
     Idempotency,
@@ -50,8 +52,6 @@ from seawall.durable import (
     Inbox,
     Jobs,
     JobWorker,
-    Later,
-    LaterWorker,
     Outbox,
     Sqlite,
     amigrate,
@@ -170,7 +170,7 @@ class World:
         self.worker = Worker(self.queue, _work)
         self.outbox = Outbox(self.database, "w-outbox")
         self.jobs = Jobs(self.database, name="w-jobs")
-        self.later = Later(self.database, "w-later")
+        self.later = DeferredCalls(self.database, "w-later")
         self.idempotency = Idempotency(self.database, name="w-idempotency")
         self.requests = IdempotentRequests(
             _app, self.idempotency, routes=["/orders"], scope=lambda _incoming: "all"
@@ -187,7 +187,7 @@ class World:
         self.workers = [
             Dispatcher(self.outbox, _work),
             JobWorker(self.jobs, {"report": _work}),
-            LaterWorker(self.later, _work),
+            DeferredCallWorker(self.later, _work),
         ]
 
     async def live(self) -> None:

@@ -11,21 +11,21 @@ import seawall.durable
 from seawall.durable import (
     Answer,
     Database,
+    DeferredCall,
+    DeferredCalls,
     Fresh,
     Idempotency,
+    IdempotentRequest,
     Job,
     Jobs,
-    Keyed,
     KeyInFlight,
-    Later,
     Outbox,
     Pending,
     Replay,
     Reply,
     Single,
     Sqlite,
-    Stored,
-    keyed,
+    idempotent_request,
     migrate,
 )
 
@@ -47,7 +47,7 @@ def check_blocking() -> None:
     assert_type(jobs.submit(None, "report", scope="acme"), Job)
     jobs.submit(None, "report")  # type: ignore[call-arg]
     Jobs("orders.db")  # type: ignore[arg-type]
-    assert_type(Later(database, "mail").store(5), Stored)
+    assert_type(DeferredCalls(database, "mail").store(5), DeferredCall)
 
 
 async def check_awaited(database: Database, connection: Any) -> None:
@@ -62,9 +62,9 @@ async def check_awaited(database: Database, connection: Any) -> None:
 
 async def check_completed(request: Any, connection: Any, response: JSONResponse) -> None:
     """Check what a handler gets back: its own response, or a reply."""
-    assert_type(keyed(request), Keyed | None)
-    claim = keyed(request, required=True)
-    assert_type(claim, Keyed)
+    assert_type(idempotent_request(request), IdempotentRequest | None)
+    claim = idempotent_request(request, required=True)
+    assert_type(claim, IdempotentRequest)
     assert_type(claim.complete(connection, response), JSONResponse)
     assert_type(await claim.acomplete(connection, response), JSONResponse)
     assert_type(claim.complete(connection, {"order": 7}), Reply)

@@ -36,7 +36,7 @@ STATUSES = {
     errors.ChannelClosed: 503,
     errors.Contended: 503,
     errors.LeaseLost: 503,
-    errors.LaterFull: 503,
+    errors.DeferredCallsFull: 503,
     errors.FifoFull: 503,
     errors.KeyInFlight: 409,
     errors.AmbiguousHeader: 400,

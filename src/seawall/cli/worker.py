@@ -155,8 +155,8 @@ class Target(NamedTuple):
 
 
 EXPECTED: Final = (
-    "name a Worker, JobWorker, LaterWorker, Dispatcher or Pipeline, or a function without arguments"
-    " that returns one"
+    "name a Worker, JobWorker, DeferredCallWorker, Dispatcher or Pipeline, or a function without"
+    " arguments that returns one"
 )
 
 

@@ -3,7 +3,8 @@
 - `Idempotency` makes a request, a function or a transaction safe to repeat.
 - `Outbox` and `Dispatcher` publish the events of a transaction; `Inbox` and `FifoReceiver` process
   each message once.
-- `Jobs` is background work behind a 202 response; `Later` stores calls until a dependency is back.
+- `Jobs` is background work behind a 202 response; `DeferredCalls` stores calls until a
+  dependency is back.
 
 All of them use a `Database`. Each name is imported on first use, so no driver and no web framework
 is loaded before it is needed.
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from seawall.durable.database.leases import Fence
     from seawall.durable.database.migrations import amigrate, migrate
     from seawall.durable.database.sqlite import Sqlite
-    from seawall.durable.deferred.calls import DeadLetter, Later, Stored
-    from seawall.durable.deferred.worker import LaterWorker
+    from seawall.durable.deferred.calls import DeadLetter, DeferredCall, DeferredCalls
+    from seawall.durable.deferred.worker import DeferredCallWorker
     from seawall.durable.fifo.messages import FifoAck, FifoMessage, Gap, Skipped
     from seawall.durable.fifo.receiver import FifoReceiver, Received
     from seawall.durable.fifo.sender import FifoSender
-    from seawall.durable.http.completion import Keyed
-    from seawall.durable.http.middleware import IdempotentRequests, keyed
+    from seawall.durable.http.completion import IdempotentRequest
+    from seawall.durable.http.middleware import IdempotentRequests, idempotent_request
     from seawall.durable.http.responses import Reply, RequestOutcome
     from seawall.durable.idempotency.idempotency import Idempotency
     from seawall.durable.idempotency.once import Once
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from seawall.errors import (
         AnswerNotKept,
         BadSignature,
+        DeferredCallsFull,
         FifoFull,
         FifoStateLost,
         JobCancelled,
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
         KeyInFlight,
         KeyMissing,
         KeyReused,
-        LaterFull,
         NotDelivered,
         RecordedFailure,
         RecordGarbled,
@@ -88,6 +89,10 @@ __all__ = [
     "Database",
     "DeadEvent",
     "DeadLetter",
+    "DeferredCall",
+    "DeferredCallWorker",
+    "DeferredCalls",
+    "DeferredCallsFull",
     "Dispatcher",
     "EventDied",
     "Fence",
@@ -102,6 +107,7 @@ __all__ = [
     "FromRow",
     "Gap",
     "Idempotency",
+    "IdempotentRequest",
     "IdempotentRequests",
     "Inbox",
     "JetStream",
@@ -121,10 +127,6 @@ __all__ = [
     "KeyRecord",
     "KeyReused",
     "KeyState",
-    "Keyed",
-    "Later",
-    "LaterFull",
-    "LaterWorker",
     "Mismatch",
     "NewEvent",
     "NotDelivered",
@@ -143,12 +145,11 @@ __all__ = [
     "Single",
     "Skipped",
     "Sqlite",
-    "Stored",
     "Webhook",
     "amigrate",
     "cleaning",
     "fingerprint_of",
-    "keyed",
+    "idempotent_request",
     "migrate",
     "sign",
     "verify",
@@ -160,9 +161,9 @@ _HOMES = {
     "durable.database.leases": "Fence",
     "durable.database.migrations": "amigrate migrate",
     "durable.database.sqlite": "Sqlite",
-    "durable.deferred": "DeadLetter Later LaterWorker Stored",
+    "durable.deferred": "DeadLetter DeferredCalls DeferredCallWorker DeferredCall",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
-    "durable.http": "IdempotentRequests Keyed Reply RequestOutcome keyed",
+    "durable.http": "IdempotentRequests IdempotentRequest Reply RequestOutcome idempotent_request",
     "durable.idempotency": "Idempotency KeyEvent KeyRecord Once Single",
     "durable.inbox": "Inbox",
     "durable.jobs": "Job JobClaim JobFunction JobHandle JobWorker Jobs",
@@ -172,7 +173,8 @@ _HOMES = {
     "durable.outbox.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
     "errors": (
         "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
-        "KeyInFlight KeyMissing KeyReused LaterFull NotDelivered RecordGarbled RecordedFailure"
+        "KeyInFlight KeyMissing KeyReused DeferredCallsFull NotDelivered RecordGarbled "
+        "RecordedFailure"
     ),
     "models.idempotency": "Answer Fresh KeyClaim KeyState Mismatch Pending Replay fingerprint_of",
     "events": "EventDied FifoGap OutboxBlocked",

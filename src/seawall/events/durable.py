@@ -11,7 +11,7 @@ from seawall.events.bus import Event
 class JobDied(Event):
     """A job was given up after its last attempt; `guard` is the name of its queue or its `Jobs`.
 
-    Also a call that was stored to be done later; `guard` is then the name of its `Later`.
+    Also a call that was stored to be done later; `guard` is then the name of its `DeferredCalls`.
     """
 
     name = "job_died"

@@ -174,7 +174,7 @@ class JobQueue:
         """Async twin of `push_many`."""
         return await self._async(self._pushing(self._batch(payloads, priority, delay, ttl)))
 
-    def wait(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is an id
+    def join(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is an id
         """Wait until a job has ended, and return its result.
 
         Raises `JobFailed` if it ended without a result, `UnknownJob` if there is no such job, and
@@ -182,8 +182,8 @@ class JobQueue:
         """
         return self._sync(self._waiting(id, timeout))
 
-    async def await_(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
-        """Async twin of `wait`."""
+    async def ajoin(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
+        """Async twin of `join`."""
         return await self._async(self._waiting(id, timeout))
 
     def status(self, id: str) -> JobStatus:  # noqa: A002

@@ -34,7 +34,9 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
     known = [(thing, entry) for thing, entry in registry.entered() if entry.ask is not None]
     for thing in things:
         if not any(thing is one for one, _ in known):
-            raise TypeError(f"arefresh({thing!r}): pass an Outbox, Jobs, Later or PriorityQueue")
+            raise TypeError(
+                f"arefresh({thing!r}): pass an Outbox, Jobs, DeferredCalls or PriorityQueue"
+            )
     few = asyncio.Semaphore(AT_ONCE)
 
     async def ask(thing: Any, entry: registry.Entry) -> bool:

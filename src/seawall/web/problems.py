@@ -189,7 +189,7 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.PoolExhausted: _busy("All places are taken.", spread=True),
     errors.ChannelFull: _busy("There is no room for more work.", spread=True),
     errors.QueueFull: _busy("There is no room for more work.", spread=True),
-    errors.LaterFull: _busy("There is no room for more work.", spread=True),
+    errors.DeferredCallsFull: _busy("There is no room for more work.", spread=True),
     errors.FifoFull: _busy("There is no room for more messages.", spread=True),
     errors.KeyInFlight: _IN_FLIGHT,
     errors.Rejected: _busy("The work was refused for now.", spread=True),

@@ -1,10 +1,11 @@
 """Deferred calls: store a call that cannot be done now, and do it when its dependency is back.
 
-`Later` is a level of a `Fallback`: it stores the arguments and answers with `Stored`. A
-`LaterWorker` executes the calls, through the same guard without its fallbacks.
+`DeferredCalls` is a level of a `Fallback`: it stores the arguments and answers with a
+`DeferredCall`. A `DeferredCallWorker` executes the calls, through the same guard without its
+fallbacks.
 """
 
-from seawall.durable.deferred.calls import DeadLetter, Later, Stored
-from seawall.durable.deferred.worker import LaterWorker
+from seawall.durable.deferred.calls import DeadLetter, DeferredCall, DeferredCalls
+from seawall.durable.deferred.worker import DeferredCallWorker
 
-__all__ = ["DeadLetter", "Later", "LaterWorker", "Stored"]
+__all__ = ["DeadLetter", "DeferredCall", "DeferredCallWorker", "DeferredCalls"]

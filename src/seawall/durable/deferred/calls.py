@@ -2,8 +2,8 @@
 
 Promises:
 
-- A call that was answered with `Stored` is on disk. It is done at least once, or becomes a dead
-  letter, which is reported.
+- A call that was answered with `DeferredCall` is on disk. It is done at least once, or becomes a
+  dead letter, which is reported.
 - A call repeated with its idempotency key is stored once, and done with that same key.
 - About `max_waiting` calls wait at most, and none for longer than `ttl`.
 """
@@ -25,7 +25,7 @@ from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.connections import Query
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
-from seawall.errors import LaterFull
+from seawall.errors import DeferredCallsFull
 from seawall.runtime.driver import Steps
 
 WAITING, DONE, DEAD = 0, 1, 2
@@ -36,7 +36,7 @@ redoing: Final[ContextVar[tuple[str, ...]]] = ContextVar("seawall_redoing", defa
 """The queues whose calls this context is executing: a failed one is not stored a second time."""
 
 
-class Stored(NamedTuple):
+class DeferredCall(NamedTuple):
     """The answer to a call that will be done later. As a placeholder, it is `degraded`."""
 
     id: str
@@ -65,7 +65,7 @@ class DeadLetter(NamedTuple):
     """Traceback of the last attempt, redacted and shortened; empty if there is none."""
 
 
-class Later:
+class DeferredCalls:
     """A queue of stored calls of one function; a level for `Fallback`."""
 
     def __init__(
@@ -83,14 +83,14 @@ class Later:
         """Store calls under `name`; each is done within `ttl` seconds or given up.
 
         The first attempt is `delay` seconds after the call was stored. Beyond `max_waiting` waiting
-        calls, more are refused (`LaterFull`); concurrent callers may exceed that limit slightly.
-        The arguments must be JSON of at most `max_size` bytes. Dead letters are kept for
+        calls, more are refused (`DeferredCallsFull`); concurrent callers may exceed that limit
+        slightly. The arguments must be JSON of at most `max_size` bytes. Dead letters are kept for
         `keep_dead` seconds after the ttl. `key(*args, **kwargs)` returns the idempotency key of the
         call. Without it, the context's idempotency key together with the arguments is used, because
         a request may make several calls under one key.
         """
         if not isinstance(database, Database):
-            raise TypeError(f"Later({database!r}, ...): pass a Database")
+            raise TypeError(f"DeferredCalls({database!r}, ...): pass a Database")
         self.database = database
         self.name = named("name", name)
         self.ttl = check.seconds("ttl", ttl)
@@ -103,7 +103,7 @@ class Later:
         registry.enter(self, "later", self.name, ask="acounts")
 
     def __repr__(self) -> str:
-        return f"Later({self.name!r})"
+        return f"DeferredCalls({self.name!r})"
 
     # Storing
 
@@ -117,12 +117,12 @@ class Later:
             return self.store(*args, **kwargs)
         return self.astore(*args, **kwargs)
 
-    async def astore(self, *args: Any, **kwargs: Any) -> Stored:
+    async def astore(self, *args: Any, **kwargs: Any) -> DeferredCall:
         """Store a call with these arguments."""
         storing = self._prepared(args, kwargs)
         return self._counted(await self.database.arun(lambda: self._storing(storing)))
 
-    def store(self, *args: Any, **kwargs: Any) -> Stored:
+    def store(self, *args: Any, **kwargs: Any) -> DeferredCall:
         """Sync twin of `astore`."""
         storing = self._prepared(args, kwargs)
         return self._counted(self.database.run(lambda: self._storing(storing)))
@@ -156,36 +156,36 @@ class Later:
             "most": self.max_waiting,
         }
 
-    def _storing(self, storing: dict[str, Any]) -> Steps[Stored]:
+    def _storing(self, storing: dict[str, Any]) -> Steps[DeferredCall]:
         for _ in range(2):
-            rows = yield Query("later.store", storing)
+            rows = yield Query("deferred_calls.store", storing)
             if rows:
-                return Stored(storing["id"], self.name)
+                return DeferredCall(storing["id"], self.name)
             if storing["key_hash"] is None:
                 break
             asked = {"queue": self.name, "key_hash": storing["key_hash"]}
-            rows = yield Query("later.of_key", asked)
+            rows = yield Query("deferred_calls.of_key", asked)
             if not rows:
                 continue
             found, state, expired = rows[0]
             if state != DONE or not expired:
                 word: Any = STATES[state]
-                return Stored(found, self.name, word, again=True)
-            yield Query("later.drop_done", {"id": found})
+                return DeferredCall(found, self.name, word, again=True)
+            yield Query("deferred_calls.drop_done", {"id": found})
         self._counts["refused"] += 1
-        raise LaterFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
+        raise DeferredCallsFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
 
-    def _counted(self, stored: Stored) -> Stored:
+    def _counted(self, stored: DeferredCall) -> DeferredCall:
         self._counts["again" if stored.again else "stored"] += 1
         return stored
 
     # Executing
 
     async def run(self, function: Callable[..., Any], **options: Any) -> None:
-        """Execute stored calls with `function` until cancelled; options as for `LaterWorker`."""
-        from seawall.durable.deferred.worker import LaterWorker
+        """Execute stored calls with `function` until cancelled, by a `DeferredCallWorker`."""
+        from seawall.durable.deferred.worker import DeferredCallWorker
 
-        await LaterWorker(self, function, **options).run()
+        await DeferredCallWorker(self, function, **options).run()
 
     # Dead letters, counts and cleanup
 
@@ -199,7 +199,7 @@ class Later:
 
     def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
         most = check.count("limit", limit, maximum=10_000)
-        rows = yield Query("later.dead_letters", {"queue": self.name, "most": most})
+        rows = yield Query("deferred_calls.dead_letters", {"queue": self.name, "most": most})
         letters = []
         for found, attempts, call, error in rows:
             args, kwargs = decoded(call) or ([], {})
@@ -224,7 +224,7 @@ class Later:
 
     def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
         asked = {"queue": self.name, "id": named("id", which), **more}
-        return bool((yield Query(f"later.{what}", asked)))
+        return bool((yield Query(f"deferred_calls.{what}", asked)))
 
     async def acounts(self) -> dict[str, Any]:
         """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
@@ -235,7 +235,7 @@ class Later:
         return self.database.run(self._counting)
 
     def _counting(self) -> Steps[dict[str, Any]]:
-        rows = yield Query("later.counts", {"queue": self.name})
+        rows = yield Query("deferred_calls.counts", {"queue": self.name})
         found = {state: (number, age) for state, number, age in rows}
         counts: dict[str, Any] = {
             word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
@@ -257,7 +257,7 @@ class Later:
 
     def _cleaning(self, batch: int) -> Steps[int]:
         asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
-        return len((yield Query("later.cleanup", asked)))
+        return len((yield Query("deferred_calls.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""

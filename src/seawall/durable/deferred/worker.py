@@ -25,7 +25,7 @@ from seawall._forks import survives_fork
 from seawall.context import idempotency_key, reset, tenant
 from seawall.durable.database.connections import Query
 from seawall.durable.database.outage_log import OutageLog
-from seawall.durable.deferred.calls import Later, decoded, redoing
+from seawall.durable.deferred.calls import DeferredCalls, decoded, redoing
 from seawall.durable.idempotency.lease_renewal import uninterrupted
 from seawall.errors import Rejected, matches
 from seawall.events import JobDied
@@ -71,12 +71,12 @@ class Claim(NamedTuple):
     expired: int
 
 
-class LaterWorker:
-    """Executes the calls of a `Later` with a function: an async one, or a plain one in threads."""
+class DeferredCallWorker:
+    """Executes deferred calls with a function: an async one, or a plain one in threads."""
 
     def __init__(
         self,
-        later: Later,
+        calls: DeferredCalls,
         function: Callable[..., Any],
         *,
         guard: Guard | None = None,
@@ -97,12 +97,12 @@ class LaterWorker:
         runs at a time, the oldest: a failing call blocks all calls behind it. When there is nothing
         to do, the worker looks again every `poll` seconds.
         """
-        if not isinstance(later, Later):
-            raise TypeError(f"LaterWorker({later!r}, ...): pass a Later")
+        if not isinstance(calls, DeferredCalls):
+            raise TypeError(f"DeferredCallWorker({calls!r}, ...): pass DeferredCalls")
         check.function("function", function)
         if guard is not None and not isinstance(guard, Guard):
             raise TypeError(f"guard={guard!r}: pass a Guard")
-        self.later = later
+        self.calls = calls
         self.concurrency = (
             1
             if check.flag("ordered", ordered)
@@ -126,22 +126,22 @@ class LaterWorker:
             raise TypeError(f"{function!r}: pass a function that returns its result whole")
         self._awaited = kind == "async"
         self._owner = token_hex(8)
-        self._clock = later.database.guard.clock
+        self._clock = calls.database.guard.clock
         self._resume_at = self._clean_at = float("-inf")
         self._stopped = False
         self._end_at = inf
-        self._failures = FailureLog("later", later.name, self._clock)
-        self._outage = OutageLog(f"later {later.name!r}", self._clock)
+        self._failures = FailureLog("deferred calls", calls.name, self._clock)
+        self._outage = OutageLog(f"deferred calls {calls.name!r}", self._clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._halt: asyncio.Event | None = None
         self._threads: IoPool | None = None
         words = ("done", "failed", "refused", "dead", "lost", "returned")
         self._counts = dict.fromkeys(words, 0)
-        registry.enter(self, "later_worker", later.name)
+        registry.enter(self, "later_worker", calls.name)
 
     def __repr__(self) -> str:
-        return f"<LaterWorker of {self.later!r}>"
+        return f"<DeferredCallWorker of {self.calls!r}>"
 
     # Running
 
@@ -236,7 +236,7 @@ class LaterWorker:
         """Return the numbers of calls done, failed, refused, dead, lost and given back."""
         paused = self._clock.now() < self._resume_at
         running = self._loop is not None
-        return {"queue": self.later.name, "running": running, "paused": paused, **self._counts}
+        return {"queue": self.calls.name, "running": running, "paused": paused, **self._counts}
 
     def _ring(self) -> None:
         if self._news is not None:
@@ -263,7 +263,7 @@ class LaterWorker:
         if self._clock.now() < self._clean_at:
             return
         try:
-            removed = await self.later.database.arun(lambda: self.later._cleaning(CLEANED))
+            removed = await self.calls.database.arun(lambda: self.calls._cleaning(CLEANED))
             more = removed == CLEANED
         except Exception:  # noqa: BLE001 - the database is unreachable: finished calls stay for now
             more = False
@@ -274,17 +274,17 @@ class LaterWorker:
         if most < 1 or self._clock.now() < self._resume_at:
             return []
         lease = int(self.lease * 1_000_000)
-        asked = {"queue": self.later.name, "owner": self._owner, "lease": lease, "most": most}
+        asked = {"queue": self.calls.name, "owner": self._owner, "lease": lease, "most": most}
 
         def steps() -> Steps[list[Any]]:
             if not self.ordered:
-                return list((yield Query("later.claim", asked)))
-            if self.later.database.dialect == "postgres":
-                yield Query("later.one_claims", {"queue": self.later.name})
-            return list((yield Query("later.claim_first", asked)))
+                return list((yield Query("deferred_calls.claim", asked)))
+            if self.calls.database.dialect == "postgres":
+                yield Query("deferred_calls.one_claims", {"queue": self.calls.name})
+            return list((yield Query("deferred_calls.claim_first", asked)))
 
         try:
-            rows = await self.later.database.arun(steps)
+            rows = await self.calls.database.arun(steps)
         except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
             self._outage.failed(None, "nothing can be claimed", error)
             return []
@@ -325,14 +325,14 @@ class LaterWorker:
 
     async def _call(self, claim: Claim, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Execute the call in the context in which it was stored."""
-        token = redoing.set((*redoing.get(), self.later.name))
+        token = redoing.set((*redoing.get(), self.calls.name))
         try:
             with Given(tenant, claim.tenant), Given(idempotency_key, claim.key):
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                 else:
                     if self._threads is None:  # twice: calls that lost their claim may still run
-                        name = f"{self.later.name}-later"
+                        name = f"{self.calls.name}-deferred-calls"
                         self._threads = IoPool(name, workers=2 * self.concurrency)
                     await called_in_thread(self._threads, self._under_guard("call"), args, kwargs)
         finally:
@@ -408,7 +408,7 @@ class LaterWorker:
             attempts = min(claim.attempts, self.attempts)
             said, trace = split_report(words)
             fields = {"job": claim.id, "attempts": attempts, "traceback": trace}
-            emit(JobDied, self.later.name, cause=cause or said, **fields)
+            emit(JobDied, self.calls.name, cause=cause or said, **fields)
 
     async def _tell(self, claim: Claim, what: str, **more: Any) -> bool:
         """Report to the database; if that fails, the call is repeated when the lease expires."""
@@ -433,9 +433,9 @@ class LaterWorker:
         asked = {"id": claim.id, "owner": self._owner, "epoch": claim.epoch, **more}
 
         def steps() -> Steps[bool]:
-            return bool((yield Query(f"later.{what}", asked)))
+            return bool((yield Query(f"deferred_calls.{what}", asked)))
 
-        return await self.later.database.arun(steps)
+        return await self.calls.database.arun(steps)
 
 
 class WithoutFallbacks(Guard):

@@ -54,13 +54,13 @@ class AnyResponse(Protocol):
 R = TypeVar("R", bound=AnyResponse)
 
 
-class Keyed:
+class IdempotentRequest:
     """A request with a key that is being executed: its identity, and its completion."""
 
     def __init__(
         self, name: RequestName, claim: KeyClaim, idempotency: Idempotency, never: frozenset[bytes]
     ) -> None:
-        """Create it for a request; only the middleware does so. See `keyed`."""
+        """Create it for a request; only the middleware does so. See `idempotent_request`."""
         self.scope, self.operation, self.key, self.fingerprint = name
         self._name = name
         self._claim = claim
@@ -71,7 +71,7 @@ class Keyed:
         self._outbox: Outbox | None = None
 
     def __repr__(self) -> str:
-        return f"<Keyed {self.operation!r}>"
+        return f"<IdempotentRequest {self.operation!r}>"
 
     def part(self, name: str) -> dict[str, Any]:
         """Return the identity of one effect of several, as arguments for `Idempotency.once`.

@@ -16,7 +16,7 @@ Promises:
   late writes of the first are refused.
 
 A handler that writes to the same database can complete the request in the same transaction. Then a
-crash after the commit does no harm either: see `Keyed.complete`.
+crash after the commit does no harm either: see `IdempotentRequest.complete`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import cleaning
 from seawall.durable.database.json_values import canonical_document
 from seawall.durable.http import responses as answers
-from seawall.durable.http.completion import Keyed, RequestName
-from seawall.durable.http.request import KEYED, RequestExecution, Scope
+from seawall.durable.http.completion import IdempotentRequest, RequestName
+from seawall.durable.http.request import SCOPE_KEY, RequestExecution, Scope
 from seawall.durable.http.responses import Keep
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.idempotency.records import payload_of
@@ -85,15 +85,15 @@ _COUNTS: Final = (
 
 
 @overload
-def keyed(request: Any, *, required: Literal[True]) -> Keyed: ...
+def idempotent_request(request: Any, *, required: Literal[True]) -> IdempotentRequest: ...
 
 
 @overload
-def keyed(request: Any, *, required: bool = False) -> Keyed | None: ...
+def idempotent_request(request: Any, *, required: bool = False) -> IdempotentRequest | None: ...
 
 
-def keyed(request: Any, *, required: bool = False) -> Keyed | None:
-    """Return the `Keyed` of a Starlette request or an ASGI scope; None if it has none.
+def idempotent_request(request: Any, *, required: bool = False) -> IdempotentRequest | None:
+    """Return the `IdempotentRequest` of a Starlette request or an ASGI scope; None if it has none.
 
     With `required`, raise `KeyMissing` instead, which an edge answers with 400.
     """
@@ -101,8 +101,8 @@ def keyed(request: Any, *, required: bool = False) -> Keyed | None:
     scope = getattr(request, "scope", request)
     if not isinstance(scope, Mapping):
         raise TypeError(f"request={request!r}: pass the request, or its ASGI scope")
-    found = scope.get(KEYED)
-    if isinstance(found, Keyed):
+    found = scope.get(SCOPE_KEY)
+    if isinstance(found, IdempotentRequest):
         return found
     if required:
         raise KeyMissing("this request needs an Idempotency-Key")
@@ -142,7 +142,7 @@ class IdempotentRequests:
         `keep` decides which responses are stored: a list of statuses (all others free the key), or
         a function of the `RequestOutcome` (True, False, or None for the default). An exception of
         the app counts with the status that is sent for it. What the app has committed by
-        `Keyed.complete` is always stored, and a refusal (`Rejected`) never.
+        `IdempotentRequest.complete` is always stored, and a refusal (`Rejected`) never.
 
         A repeat must have the same path, query and body. Bodies of a JSON type are compared by
         meaning, all others by bytes. `fingerprint(incoming, body)` returns what is compared instead

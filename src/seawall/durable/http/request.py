@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from seawall._failures import described
 from seawall.durable.database.database import without_deadline
 from seawall.durable.http import responses as answers
-from seawall.durable.http.completion import Keyed, RequestName
+from seawall.durable.http.completion import IdempotentRequest, RequestName
 from seawall.durable.http.exchange import UNSEEN, RecordedExchange, StillOpen
 from seawall.durable.idempotency import Idempotency, records
 from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupted
@@ -32,8 +32,8 @@ Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None
 """A sender of a response that replaces the app's own; None if the app's own is sent."""
 
-KEYED: Final = "seawall.idempotency"
-"""The key in the ASGI scope under which the app finds the `Keyed`."""
+SCOPE_KEY: Final = "seawall.idempotency"
+"""The key in the ASGI scope under which the app finds the `IdempotentRequest`."""
 
 PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between attempts to record a response while the database is unreachable."""
@@ -63,7 +63,7 @@ class RequestExecution:
         self._name = name
         self._send = send
         self._claim: KeyClaim | None = None
-        self._keyed: Keyed | None = None
+        self._idempotent: IdempotentRequest | None = None
         self._renewal: LeaseRenewal | None = None
 
     async def serve(self, scope: Scope, body: bytes) -> None:
@@ -118,15 +118,15 @@ class RequestExecution:
     async def _execute(self, claim: KeyClaim, scope: Scope, body: bytes) -> None:
         owner, idempotency = self._owner, self._idempotency
         self._claim = claim
-        self._keyed = Keyed(self._name, claim, idempotency, owner.never)
+        self._idempotent = IdempotentRequest(self._name, claim, idempotency, owner.never)
         owner._count("executed")
         if claim.taken_over:
             owner._count("taken_over")
         exchange = RecordedExchange(body, self._send, self, idempotency.max_body, owner.never)
         self._renewal = renewal = LeaseRenewal(idempotency.lease, lambda: idempotency.arenew(claim))
         offered = scope.get("extensions")
-        outer = scope.get(KEYED)
-        scope[KEYED] = self._keyed
+        outer = scope.get(SCOPE_KEY)
+        scope[SCOPE_KEY] = self._idempotent
         if offered:
             scope["extensions"] = {name: offered[name] for name in offered if name not in UNSEEN}
         try:
@@ -134,9 +134,9 @@ class RequestExecution:
         finally:
             # The scope itself is changed and restored, because outer middleware may look at it.
             if outer is None:
-                scope.pop(KEYED, None)
+                scope.pop(SCOPE_KEY, None)
             else:
-                scope[KEYED] = outer
+                scope[SCOPE_KEY] = outer
             if offered:
                 scope["extensions"] = offered
             await renewal.stop()
@@ -191,13 +191,13 @@ class RequestExecution:
     async def _completed_by_the_app(self, answer: Answer | None) -> tuple[Instead] | None:
         """Return the replacement to send; None if the app has not completed the request.
 
-        A call of `Keyed.complete` is no proof: its transaction may have been rolled back, or
-        committed without an answer. Only the record is reliable.
+        A call of `IdempotentRequest.complete` is no proof: its transaction may have been rolled
+        back, or committed without an answer. Only the record is reliable.
         """
-        if self._keyed is None or not self._keyed._tried:
+        if self._idempotent is None or not self._idempotent._tried:
             return None
         try:
-            found = await self._found(self._keyed)
+            found = await self._found(self._idempotent)
         except StillOpen:
             raise
         except Exception as error:  # noqa: BLE001 - from any driver; already logged
@@ -214,7 +214,7 @@ class RequestExecution:
             self._owner._count("failed")
         if answers.is_tombstone(found.answer):
             self._owner._count("dropped_bodies")
-        self._keyed._wake()
+        self._idempotent._wake()
         if answer is not None and answer[:3] == found.answer[:3]:
             return (None,)
         self._owner._count("differed")
@@ -229,12 +229,12 @@ class RequestExecution:
 
     @property
     def _completion_tried(self) -> bool:
-        return self._keyed is not None and self._keyed._tried
+        return self._idempotent is not None and self._idempotent._tried
 
-    async def _found(self, keyed: Keyed) -> Replay | Pending | None:
+    async def _found(self, request: IdempotentRequest) -> Replay | Pending | None:
         """Return the state of the record once the app's transaction has ended."""
         for pause in (*PAUSES, None):
-            open_ = keyed._is_open()
+            open_ = request._is_open()
             # On SQLite the query would wait for that transaction, which may be waiting for us.
             if not (open_ and self._idempotency.database.dialect == "sqlite"):
                 try:
@@ -257,7 +257,7 @@ class RequestExecution:
 
     async def _look(self) -> Replay | Pending | None:
         claim = self._claim
-        assert claim is not None  # noqa: S101 - a Keyed has a claim
+        assert claim is not None  # noqa: S101 - a IdempotentRequest has a claim
         with without_deadline():
             return await self._idempotency.database.arun(lambda: records.held(claim))
 

@@ -277,7 +277,8 @@ class Idempotency:
     def lookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
         """Return the record of a key for an operator, with its events; None if there is none.
 
-        The events are those of `Once.answer` and `Keyed.complete`, while the outbox keeps them.
+        The events are those of `Once.answer` and `IdempotentRequest.complete`, while the outbox
+        keeps them.
         """
         wanted = self._wanted(scope, operation, key, None, owned=False)
         return self.database.run(lambda: records.lookup(wanted))

@@ -317,7 +317,7 @@ class JobsApi:
         if not room:
             return job, asynchronous
         try:
-            job = await self.jobs.await_(job.id, scope=job.scope, timeout=float(wait))
+            job = await self.jobs.ajoin(job.id, scope=job.scope, timeout=float(wait))
         except TimedOut:
             job = await self.jobs.aget(job.id, scope=job.scope)
         finally:

@@ -213,7 +213,7 @@ class Jobs:
         """Async twin of `cancel`."""
         return self._cancelled(await self.database.arun(self._cancelling(id, scope)))
 
-    def wait(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
+    def join(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
         """Wait until a job has ended, and return it; raise `TimedOut` after `timeout` seconds.
 
         The database is polled; no connection is held between the queries.
@@ -224,14 +224,14 @@ class Jobs:
 
         return drive(self._waiting(id, scope, timeout), answer)
 
-    async def await_(
+    async def ajoin(
         self,
         id: str,  # noqa: A002
         *,
         scope: str,
         timeout: float | None = None,  # noqa: ASYNC109 - the job goes on
     ) -> Job:
-        """Async twin of `wait`."""
+        """Async twin of `join`."""
 
         async def answer(asked: Any) -> Any:
             if isinstance(asked, Wakeup):
@@ -562,6 +562,7 @@ class Jobs:
     ) -> Operation[list[ClaimedRow]]:
         named = _kinds(kinds)
         most = check.count("count", count, maximum=1_000)
+        name_of("owner", owner)
         return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
 
     def _claimed(self, taken: list[ClaimedRow], owner: str, begun: float) -> list[JobClaim]:
@@ -585,6 +586,8 @@ class Jobs:
         emit(JobDied, self.name, **fields)
 
     def _holding(self, claim: JobClaim) -> dict[str, Any]:
+        if not isinstance(claim, JobClaim):
+            raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
         return {"id": claim.id, "owner": claim.owner, "epoch": claim.epoch}
 
     def _succeeding(self, claim: JobClaim, result: Any, message: str) -> Operation[str | None]:
@@ -607,9 +610,9 @@ class Jobs:
             **self._holding(claim),
             "error": stored_error(error),
             "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
-            "retry": int(retry),
+            "retry": int(check.flag("retry", retry)),
             "ttl": self._ttl,
-            "progress": progress,
+            "progress": check.ratio("progress", progress, zero=True),
             "message": shown(message),
         }
 
@@ -638,7 +641,7 @@ def _can_be(id_: object) -> bool:
 
 
 def _kinds(kinds: Iterable[str]) -> list[str]:
-    named = [kinds] if isinstance(kinds, str) else list(kinds)
+    named = [kinds] if isinstance(kinds, str) else list(check.listed("kinds", kinds, "'report'"))
     if not named:
         raise ValueError("kinds=[]: name the kinds of jobs, such as ['report']")
     return [name_of("kind", kind) for kind in named]

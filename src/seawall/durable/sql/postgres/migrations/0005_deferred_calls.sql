@@ -1,4 +1,4 @@
-CREATE TABLE {later} (
+CREATE TABLE {deferred_calls} (
     position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue text NOT NULL,
     id text NOT NULL UNIQUE,
@@ -17,6 +17,6 @@ CREATE TABLE {later} (
     UNIQUE (queue, key_hash)
 );
 
-CREATE INDEX {index_later_due} ON {later} (queue, state, not_before);
+CREATE INDEX {index_deferred_calls_due} ON {deferred_calls} (queue, state, not_before);
 
-CREATE INDEX {index_later_expiry} ON {later} (state, expires_at);
+CREATE INDEX {index_deferred_calls_expiry} ON {deferred_calls} (state, expires_at);

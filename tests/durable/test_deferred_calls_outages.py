@@ -13,11 +13,11 @@ import pytest
 from seawall import idempotency_key, subscribe, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.deferred import worker as _later_worker
-from seawall.durable.deferred.calls import Later
-from seawall.durable.deferred.worker import LaterWorker
+from seawall.durable.deferred.calls import DeferredCalls
+from seawall.durable.deferred.worker import DeferredCallWorker
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
-from tests.durable.later_support import Vendor, at
+from tests.durable.deferred_calls_support import Vendor, at
 
 
 def test_one_that_is_revived_does_not_overtake_the_one_at_work(opening: Opening):
@@ -26,8 +26,8 @@ def test_one_that_is_revived_does_not_overtake_the_one_at_work(opening: Opening)
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
-            worker = LaterWorker(later, vendor.send, ordered=True, attempts=1, lease=10)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor(down=True)
+            worker = DeferredCallWorker(later, vendor.send, ordered=True, attempts=1, lease=10)
             for order in range(2):
                 await later.astore(order)
             await worker.run_once()
@@ -48,8 +48,8 @@ def test_a_word_that_got_lost_is_said_again(opening: Opening, monkeypatch: pytes
         told: list[JobDied] = []
         stop = subscribe(told.append, JobDied)
         async with opening() as database:
-            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
-            worker = LaterWorker(later, vendor.send, attempts=1)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor(down=True)
+            worker = DeferredCallWorker(later, vendor.send, attempts=1)
             change, lost = worker._change, iter([True, False, True, False])
 
             async def unheard(*args: Any, **more: Any) -> bool:
@@ -80,10 +80,10 @@ def test_a_database_that_hangs_ends_the_claim_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A call whose lease cannot be prolonged is stopped at its end, whenever that is heard."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later = Later(database, "receipts", delay=0)
+    later = DeferredCalls(database, "receipts", delay=0)
     later.store(1)
     stopped: list[int] = []
 
@@ -100,7 +100,7 @@ def test_a_database_that_hangs_ends_the_claim_in_time(
             await never.wait()
             return True
 
-        worker = LaterWorker(later, slow, lease=0.1)
+        worker = DeferredCallWorker(later, slow, lease=0.1)
         monkeypatch.setattr(worker, "_change", hangs)
         await worker.run_once()
         assert worker.snapshot()["lost"] == 1
@@ -116,12 +116,12 @@ def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.Mon
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0, ttl=1), Vendor()
+            later, vendor = DeferredCalls(database, "receipts", delay=0, ttl=1), Vendor()
             monkeypatch.setattr(_later_worker, "CLEANED", 2)
             for order in range(3):
                 with idempotency_key(str(order)):
                     await later.astore(order)
-            worker = LaterWorker(later, vendor.send, poll=0.01)
+            worker = DeferredCallWorker(later, vendor.send, poll=0.01)
             await worker.run_once()
             assert (await later.acounts())["done"] == 3
             await at(database, 1_000_000)
@@ -149,10 +149,10 @@ def test_what_a_plain_function_returns_is_awaited(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor(down=True)
             with idempotency_key("k"), tenant("t"):
                 await later.astore(17)
-            worker = LaterWorker(later, timed(vendor.send), backoff=0.0)
+            worker = DeferredCallWorker(later, timed(vendor.send), backoff=0.0)
             assert await worker.run_once() == 1
             assert (worker.snapshot()["failed"], worker.snapshot()["done"]) == (1, 0)
             vendor.down = False
@@ -168,7 +168,7 @@ def test_what_a_plain_function_returns_is_stopped_with_its_claim(opening: Openin
 
     async def main() -> None:
         async with opening() as database:
-            later = Later(database, "receipts", delay=0)
+            later = DeferredCalls(database, "receipts", delay=0)
             ended: list[str] = []
             asked: list[str] = []
 
@@ -179,7 +179,7 @@ def test_what_a_plain_function_returns_is_stopped_with_its_claim(opening: Openin
                     ended.append("stopped")
                     raise
 
-            worker = LaterWorker(later, timed(slow), lease=0.1)
+            worker = DeferredCallWorker(later, timed(slow), lease=0.1)
 
             async def stolen(_claim: Any, what: str, **_: Any) -> bool:
                 asked.append(what)
@@ -199,13 +199,13 @@ def test_a_plain_function_that_raises_stop_iteration_has_failed(opening: Opening
 
     async def main() -> None:
         async with opening() as database:
-            later = Later(database, "receipts", delay=0)
+            later = DeferredCalls(database, "receipts", delay=0)
             await later.astore(1)
 
             def nothing(_order: int) -> Any:
                 return next(iter(()))
 
-            worker = LaterWorker(later, nothing, attempts=1)
+            worker = DeferredCallWorker(later, nothing, attempts=1)
             async with asyncio.timeout(10):
                 await worker.run_once()
             (letter,) = await later.adead()

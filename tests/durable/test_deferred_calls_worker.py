@@ -16,10 +16,10 @@ from seawall import Cache, CircuitOpen, Fallback, Guard, idempotency_key
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.deferred import worker as _later_worker
-from seawall.durable.deferred.calls import Later
-from seawall.durable.deferred.worker import LaterWorker
+from seawall.durable.deferred.calls import DeferredCalls
+from seawall.durable.deferred.worker import DeferredCallWorker
 from tests.durable.conftest import Opening
-from tests.durable.later_support import Vendor, at
+from tests.durable.deferred_calls_support import Vendor, at
 from tests.support import falsified
 
 
@@ -29,9 +29,9 @@ def test_a_crashed_worker_is_taken_over_and_refused(opening: Opening):
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0), Vendor()
-            first = LaterWorker(later, vendor.send, lease=10)
-            second = LaterWorker(later, vendor.send, lease=10)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
+            first = DeferredCallWorker(later, vendor.send, lease=10)
+            second = DeferredCallWorker(later, vendor.send, lease=10)
             with idempotency_key("k"):
                 await later.astore(1)
             (claim,) = await first._claims(1)
@@ -57,8 +57,8 @@ def test_a_call_that_kills_its_worker_ends_too(opening: Opening):
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0), Vendor()
-            worker = LaterWorker(later, vendor.send, lease=1, attempts=2)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
+            worker = DeferredCallWorker(later, vendor.send, lease=1, attempts=2)
             await later.astore(1)
             for crash in (1, 2):
                 assert len(await worker._claims(1)) == 1
@@ -75,11 +75,11 @@ def test_workers_share_the_calls(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later, vendor = Later(database, "receipts", delay=0), Vendor()
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
             await asyncio.gather(*(later.astore(order) for order in range(30)))
-            workers = [LaterWorker(later, vendor.send, concurrency=3) for _ in range(4)]
+            workers = [DeferredCallWorker(later, vendor.send, concurrency=3) for _ in range(4)]
 
-            async def drain(worker: LaterWorker) -> None:
+            async def drain(worker: DeferredCallWorker) -> None:
                 while await worker.run_once():
                     pass
 
@@ -95,10 +95,10 @@ def test_ordered_calls_wait_for_the_one_before(opening: Opening):
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0), Vendor(down=True)
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor(down=True)
             for order in range(3):
                 await later.astore(order)
-            worker = LaterWorker(later, vendor.send, ordered=True, backoff=lambda _: 5.0)
+            worker = DeferredCallWorker(later, vendor.send, ordered=True, backoff=lambda _: 5.0)
             assert await worker.run_once() == 1
             assert await worker.run_once() == 0
             vendor.down = False
@@ -115,9 +115,9 @@ def test_running_stopping_and_cancelling(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later, vendor = Later(database, "receipts", delay=0), Vendor()
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
             await later.astore(1)
-            worker = LaterWorker(later, vendor.send, poll=0.01)
+            worker = DeferredCallWorker(later, vendor.send, poll=0.01)
             running = asyncio.create_task(worker.run())
             while not vendor.done:
                 await asyncio.wait([running], timeout=0.01)
@@ -131,7 +131,7 @@ def test_running_stopping_and_cancelling(opening: Opening):
                 await blocked.wait()
 
             await later.astore(2)
-            cancelled = LaterWorker(later, stuck)
+            cancelled = DeferredCallWorker(later, stuck)
             task = asyncio.create_task(cancelled.run())
             await begun.wait()
             with pytest.raises(RuntimeError, match="runs already"):
@@ -140,7 +140,7 @@ def test_running_stopping_and_cancelling(opening: Opening):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert cancelled.snapshot()["returned"] == 1
-            assert await LaterWorker(later, vendor.send, attempts=1).run_once() == 1
+            assert await DeferredCallWorker(later, vendor.send, attempts=1).run_once() == 1
             assert [order for order, *_ in vendor.done] == [1, 2]
 
     asyncio.run(main())
@@ -151,7 +151,7 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later = Later(database, "receipts", delay=0)
+            later = DeferredCalls(database, "receipts", delay=0)
             ended: list[str] = []
             taken = asyncio.Event()
 
@@ -164,7 +164,7 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
                     raise
 
             def claimed_until() -> Any:
-                return (yield TextQuery("SELECT max(not_before) FROM {later}", {}))[0][0]
+                return (yield TextQuery("SELECT max(not_before) FROM {deferred_calls}", {}))[0][0]
 
             async def prolonged(until: int) -> None:
                 while await database.arun(claimed_until) != until:
@@ -172,16 +172,16 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
 
             await at(database, 0)
             await later.astore(1)
-            worker = LaterWorker(later, slow, lease=0.6)
+            worker = DeferredCallWorker(later, slow, lease=0.6)
             task = asyncio.create_task(worker.run_once())
             await prolonged(600_000)
             await at(database, 100_000)
             await prolonged(700_000)
             await at(database, 200_000)
-            assert await LaterWorker(later, slow)._claims(1) == []
+            assert await DeferredCallWorker(later, slow)._claims(1) == []
 
             def steal() -> Any:
-                yield TextQuery("UPDATE {later} SET epoch = epoch + 1", {})
+                yield TextQuery("UPDATE {deferred_calls} SET epoch = epoch + 1", {})
 
             await database.arun(steal)
             assert await task == 1
@@ -192,14 +192,14 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
 
 def test_a_cache_does_not_answer_for_it(tmp_path: Path):
     """What was answered before is no effect: a cache in the guard is left out, as fallbacks are."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later, vendor = Later(database, "receipts", delay=0), Vendor()
+    later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
     guard = Guard("receipts", Fallback(later), Cache(60.0))
     guard.call(vendor.send_now, 1)
     later.store(1)
-    worker = LaterWorker(later, vendor.send_now, guard=guard, poll=0.01)
+    worker = DeferredCallWorker(later, vendor.send_now, guard=guard, poll=0.01)
     asyncio.run(worker.run_once())
     assert len(vendor.done) == 2
     worker.stop()
@@ -211,12 +211,12 @@ def test_an_outage_of_the_database_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Nothing is claimed while it is away; what cannot be told is done again after the lease."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later, vendor = Later(database, "receipts", delay=0), Vendor()
+    later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
     later.store(1)
-    worker = LaterWorker(later, vendor.send)
+    worker = DeferredCallWorker(later, vendor.send)
     pauses: list[float] = []
 
     async def no_time(seconds: float) -> None:
@@ -245,7 +245,7 @@ HISTORY = st.lists(
 )
 
 
-class Seen(LaterWorker):
+class Seen(DeferredCallWorker):
     """A worker that knows of each call which claim is the latest."""
 
     def __init__(self, *args: Any, fenced: bool = True, **options: Any) -> None:
@@ -265,7 +265,10 @@ class Seen(LaterWorker):
         else:
 
             def steps() -> Any:
-                text = "UPDATE {later} SET owner = NULL WHERE id = :id AND state = 0 RETURNING 1"
+                text = (
+                    "UPDATE {deferred_calls} SET owner = NULL"
+                    " WHERE id = :id AND state = 0 RETURNING 1"
+                )
                 return bool((yield TextQuery(text, {"id": claim.id})))
 
             told = await self.later.database.arun(steps)
@@ -283,7 +286,7 @@ def none_lost(folder: Path, history: list[str], *, fenced: bool = True) -> None:
         migrate(database)
         now, done, late, outcome = 0, [], [], "done"
         database._now = "0"
-        later = Later(database, "receipts", delay=0)
+        later = DeferredCalls(database, "receipts", delay=0)
 
         async def send(order: int) -> None:
             if outcome == "fail":

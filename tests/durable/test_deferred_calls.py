@@ -11,34 +11,34 @@ import pytest
 from seawall import Breaker, Fallback, Guard, idempotency_key, subscribe, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.deferred import worker as _later_worker
-from seawall.durable.deferred.calls import Later, Stored, redoing
-from seawall.durable.deferred.worker import LaterWorker
-from seawall.errors import LaterFull
+from seawall.durable.deferred.calls import DeferredCall, DeferredCalls, redoing
+from seawall.durable.deferred.worker import DeferredCallWorker
+from seawall.errors import DeferredCallsFull
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
-from tests.durable.later_support import Vendor, at
+from tests.durable.deferred_calls_support import Vendor, at
 from tests.support import new_guard
 
 
 def test_a_call_is_stored_and_done_when_the_vendor_is_back(opening: Opening):
-    """The caller is answered by `Stored`; later the call is done with its key, and once."""
+    """The caller is answered by `DeferredCall`; later the call is done with its key, and once."""
 
     async def main() -> None:
         async with opening() as database:
-            later = Later(database, "receipts", delay=0)
+            later = DeferredCalls(database, "receipts", delay=0)
             vendor = Vendor(down=True)
             guard = new_guard(Fallback(later))
             with tenant("acme"), idempotency_key("order 1"):
                 result = await guard.aattempt(vendor.send, 1, note="é\0")
                 again = await guard.acall(vendor.send, 1, note="é\0")
             stored = result.value
-            assert isinstance(stored, Stored)
+            assert isinstance(stored, DeferredCall)
             assert (result.degraded, stored.degraded, stored.again) == (True, True, False)
-            assert again == Stored(stored.id, "receipts", "waiting", again=True)
+            assert again == DeferredCall(stored.id, "receipts", "waiting", again=True)
             await guard.acall(vendor.send, 2)
             assert (await later.acounts())["waiting"] == 2
 
-            worker = LaterWorker(later, vendor.send, guard=guard, backoff=0.0)
+            worker = DeferredCallWorker(later, vendor.send, guard=guard, backoff=0.0)
             assert await worker.run_once() == 2
             assert vendor.done == []
             assert worker.snapshot()["failed"] == 2
@@ -62,14 +62,14 @@ def test_it_goes_through_the_guard_without_its_fallback(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later = Later(database, "receipts", delay=0)
+            later = DeferredCalls(database, "receipts", delay=0)
             vendor = Vendor(down=True)
             breaker = Breaker(consecutive=1, break_for=3600)
             guard = new_guard(Fallback(later), breaker)
             send = guard(vendor.send)
             await send(1)
             asked = vendor.asked
-            worker = LaterWorker(later, send, attempts=1)
+            worker = DeferredCallWorker(later, send, attempts=1)
             assert await worker.run_once() == 1
             assert vendor.asked == asked  # the breaker is open: nobody was asked
             snapshot = worker.snapshot()
@@ -87,14 +87,14 @@ def test_with_its_fallback_a_failure_would_look_like_an_answer(
     """The stored call is kept while it fails; through the fallback it would be lost."""
     if not safe:
         monkeypatch.setattr(_later_worker, "WithoutFallbacks", lambda guard: guard)
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later = Later(database, "receipts", delay=0)
+    later = DeferredCalls(database, "receipts", delay=0)
     vendor = Vendor(down=True)
     guard = Guard("receipts", Fallback(later, lambda *_, **__: "less"))
     guard.call(vendor.send_now, 1)
-    worker = LaterWorker(later, vendor.send_now, guard=guard)
+    worker = DeferredCallWorker(later, vendor.send_now, guard=guard)
     asyncio.run(worker.run_once())
     assert (later.counts()["waiting"] == 1) is safe
     source.close()
@@ -102,16 +102,16 @@ def test_with_its_fallback_a_failure_would_look_like_an_answer(
 
 def test_a_plain_function_in_an_event_loop_stores_too(tmp_path: Path):
     """Where nothing can be awaited although a loop runs, the level is `later.store`."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later, vendor = Later(database, "receipts"), Vendor(down=True)
+    later, vendor = DeferredCalls(database, "receipts"), Vendor(down=True)
     guard = Guard("receipts", Fallback(later.store))
 
     async def main() -> Any:
         return guard.call(vendor.send_now, 1, note="x")
 
-    assert isinstance(asyncio.run(main()), Stored)
+    assert isinstance(asyncio.run(main()), DeferredCall)
     assert later.counts()["waiting"] == 1
     source.close()
 
@@ -121,12 +121,12 @@ def test_several_calls_under_one_key_are_all_done(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later, vendor = Later(database, "receipts", delay=0), Vendor()
+            later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
             with idempotency_key("request"):
                 for order in (1, 2, 1, 2):
                     await later.astore(order, note="x")
             assert later.snapshot()["again"] == 2
-            await LaterWorker(later, vendor.send).run_once()
+            await DeferredCallWorker(later, vendor.send).run_once()
             assert sorted(vendor.done) == [(n, "x", "request", None) for n in (1, 2)]
 
     asyncio.run(main())
@@ -135,18 +135,18 @@ def test_several_calls_under_one_key_are_all_done(opening: Opening):
 @pytest.mark.parametrize("other", [False, True], ids=["the same object", "another of that name"])
 def test_a_call_that_is_done_is_not_stored_again(tmp_path: Path, *, other: bool):
     """What fails inside a stored call, by another guard, does not make a second one of it."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later = Later(database, "receipts", delay=0)
+    later = DeferredCalls(database, "receipts", delay=0)
     vendor = Vendor(down=True)
-    inner = Guard("inner", Fallback(Later(database, "receipts") if other else later))
+    inner = Guard("inner", Fallback(DeferredCalls(database, "receipts") if other else later))
     later.store(1)
 
     def outer(order: int) -> Any:
         return inner.call(vendor.send_now, order)
 
-    worker = LaterWorker(later, outer)
+    worker = DeferredCallWorker(later, outer)
     asyncio.run(worker.run_once())
     assert later.counts()["waiting"] == 1
     assert worker.snapshot()["failed"] == 1
@@ -162,9 +162,9 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
         stop = subscribe(told.append, JobDied)
         async with opening() as database:
             await at(database, 1_000_000)
-            later = Later(database, "receipts", delay=0, ttl=100, keep_dead=50)
+            later = DeferredCalls(database, "receipts", delay=0, ttl=100, keep_dead=50)
             vendor = Vendor(down=True)
-            worker = LaterWorker(later, vendor.send, attempts=2, backoff=0.0, concurrency=1)
+            worker = DeferredCallWorker(later, vendor.send, attempts=2, backoff=0.0, concurrency=1)
             await later.astore(1, note="x")
             assert await worker.run_once() == 1
             assert await worker.run_once() == 1
@@ -176,7 +176,7 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
             await at(database, 102_000_000)
             assert await worker.run_once() == 1
             await later.astore(3)
-            await LaterWorker(later, vendor.send, give_up_on=ConnectionError).run_once()
+            await DeferredCallWorker(later, vendor.send, give_up_on=ConnectionError).run_once()
             assert [event.cause for event in told] == [
                 "ConnectionError: no route",
                 "expired",
@@ -204,7 +204,7 @@ def test_it_is_bounded(opening: Opening):
 
     async def main() -> None:
         async with opening() as database:
-            later, vendor = Later(database, "receipts", max_waiting=2), Vendor(down=True)
+            later, vendor = DeferredCalls(database, "receipts", max_waiting=2), Vendor(down=True)
             guard = new_guard(Fallback(later))
             await guard.acall(vendor.send, 1)
             with idempotency_key("k"):
@@ -214,7 +214,7 @@ def test_it_is_bounded(opening: Opening):
             assert "2 calls are waiting" in str(caught.value.__notes__)
             with idempotency_key("k"):
                 assert (await later.astore(2)).again
-            with idempotency_key("other"), pytest.raises(LaterFull):
+            with idempotency_key("other"), pytest.raises(DeferredCallsFull):
                 await later.astore(3)
             assert later.snapshot()["refused"] == 2
             assert (await later.acounts())["waiting"] == 2
@@ -228,8 +228,8 @@ def test_a_done_key_is_forgotten_after_its_time(opening: Opening):
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
-            later, vendor = Later(database, "receipts", delay=0, ttl=10), Vendor()
-            worker = LaterWorker(later, vendor.send)
+            later, vendor = DeferredCalls(database, "receipts", delay=0, ttl=10), Vendor()
+            worker = DeferredCallWorker(later, vendor.send)
             with idempotency_key("k"):
                 await later.astore(1)
                 await worker.run_once()
@@ -247,13 +247,13 @@ def test_a_done_key_is_forgotten_after_its_time(opening: Opening):
 @pytest.mark.parametrize("call", ["", "7", "[1]", "[1, 2]", "[[], []]", "[" * 100_000])
 def test_what_is_stored_may_be_anything(tmp_path: Path, call: str):
     """A call that is none is a dead letter, and does no harm."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later, vendor = Later(database, "receipts", delay=0), Vendor()
+    later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
     later.store(1)
-    source.run(lambda raw: raw.execute("UPDATE seawall_later SET call = ?", [call]))
-    asyncio.run(LaterWorker(later, vendor.send).run_once())
+    source.run(lambda raw: raw.execute("UPDATE seawall_deferred_calls SET call = ?", [call]))
+    asyncio.run(DeferredCallWorker(later, vendor.send).run_once())
     (letter,) = later.dead()
     assert letter[1:] == (1, [], {}, "what is stored is no call", "")
     assert later.retry(letter.id)
@@ -264,26 +264,29 @@ def test_what_is_stored_may_be_anything(tmp_path: Path, call: str):
 
 def test_what_cannot_be_stored_is_told(tmp_path: Path):
     """Arguments that are no JSON, too large, or a key that is none, are refused at once."""
-    source = Sqlite(tmp_path / "later.db")
+    source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)
-    later = Later(database, "receipts", max_size=100)
+    later = DeferredCalls(database, "receipts", max_size=100)
     for bad in (object(), float("nan"), b"bytes"):
         with pytest.raises(TypeError, match="arguments are JSON"):
             later.store(bad)
     with pytest.raises(ValueError, match="more than 100 bytes"):
         later.store("x" * 100)
     with pytest.raises(ValueError, match="key"):
-        Later(database, "keyed", key=lambda *_: "a\0").store(1)
+        DeferredCalls(database, "keyed", key=lambda *_: "a\0").store(1)
     with pytest.raises(TypeError, match="pass a Database"):
-        Later("later.db", "receipts")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="pass a Later"):
-        LaterWorker(database, print)  # type: ignore[arg-type]
+        DeferredCalls("deferred_calls.db", "receipts")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pass DeferredCalls"):
+        DeferredCallWorker(database, print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pass a Guard"):
-        LaterWorker(later, print, guard="mail")  # type: ignore[arg-type]
-    assert repr(later) == "Later('receipts')"
-    assert repr(LaterWorker(later, print)) == "<LaterWorker of Later('receipts')>"
-    keyed = Later(database, "keyed", key=lambda order: f"order {order}")
+        DeferredCallWorker(later, print, guard="mail")  # type: ignore[arg-type]
+    assert repr(later) == "DeferredCalls('receipts')"
+    assert (
+        repr(DeferredCallWorker(later, print))
+        == "<DeferredCallWorker of DeferredCalls('receipts')>"
+    )
+    keyed = DeferredCalls(database, "keyed", key=lambda order: f"order {order}")
     assert not keyed.store(1).again
     assert keyed.store(1).again
     source.close()
