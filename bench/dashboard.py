@@ -19,9 +19,9 @@ from typing import Any
 
 from seawall import Guard
 from seawall.dashboard import Dashboard
-from seawall.dashboard._pods_wire import Reply, Told, arranged, pack
-from seawall.dashboard._watcher import Watcher
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard.pods.store_pods import StorePods
+from seawall.dashboard.pods.wire import PodData, PodsReply, arrange_views, pack
+from seawall.dashboard.watcher import Watcher
 
 GUARDS, PODS, UPDATES = 200, 20, 30
 MOST_MS = 20.0
@@ -35,7 +35,7 @@ class Others(StorePods):
         """Have so many pods like `view`."""
         self._view, self._pods, self._turn = view, pods, 0
         self._known = {}
-        self._reply = Reply(0, 0, [])
+        self._reply = PodsReply(0, 0, [])
         self.cost = 0.0
         self.reading: list[float] = []
 
@@ -54,14 +54,14 @@ class Others(StorePods):
             pod = {**self._view["pod"], "name": f"pod-{place:02}"}
             at = self._view["at"] + self._turn
             view = {**self._view, "pod": pod, "guards": guards, "at": at}
-            told.append(Told(f"id-{place}", self._turn * 1_000_000, pack(view, 1.0)))
-        self._reply = Reply(self._turn * 1_000_000, self._pods, told)
+            told.append(PodData(f"id-{place}", self._turn * 1_000_000, pack(view, 1.0)))
+        self._reply = PodsReply(self._turn * 1_000_000, self._pods, told)
 
     async def views(self) -> list[Any]:
         """Return what they told, as it is read from a store."""
         began = time.thread_time()
         seen, _unread = await self._read(self._reply)
-        views = arranged(seen, self._reply.now, None)
+        views = arrange_views(seen, self._reply.now, None)
         self.reading.append(time.thread_time() - began)
         return views
 

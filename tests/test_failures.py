@@ -50,8 +50,8 @@ from seawall._failures import (
 )
 from seawall.clients.httpx import GuardedTransport
 from seawall.clock import VirtualClock
-from seawall.dashboard._moves import Moves
-from seawall.dashboard._stacks import guard_view
+from seawall.dashboard.counters import Counters
+from seawall.dashboard.presenters.guards import guard_view
 from seawall.events.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.testing import run_virtual
@@ -559,7 +559,7 @@ def test_the_page_shows_the_last_error() -> None:
     for _ in range(2):
         fail_with(guard, status_error(503))
     clock.advance(75.4)
-    view = guard_view(guard.snapshot(), (), Moves(), edge=False)
+    view = guard_view(guard.snapshot(), (), Counters(), edge=False)
     assert view["last_error"] == "503 from vendor.example, 2 times, 75 s ago"
     well = Guard("well", Bulkhead(5)).snapshot()
-    assert "last_error" not in guard_view(well, (), Moves(), edge=False)
+    assert "last_error" not in guard_view(well, (), Counters(), edge=False)

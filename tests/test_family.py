@@ -37,8 +37,8 @@ from seawall import (
     tenant,
 )
 from seawall.context import current_tenant
-from seawall.dashboard._watcher import Watcher
-from seawall.telemetry._readings import readings_of
+from seawall.dashboard.watcher import Watcher
+from seawall.telemetry.readings import readings_of
 from seawall.testing import ScriptedService, hang, run_virtual
 from tests.support import falsified, let_pass
 

@@ -17,8 +17,8 @@ import httpx
 
 from seawall.clock import SYSTEM
 from seawall.dashboard import Dashboard
-from seawall.dashboard._assets import Asset, assets
-from seawall.dashboard._live import Live
+from seawall.dashboard.responses import Asset, assets
+from seawall.dashboard.sampler import Sampler
 from seawall.dashboard.views import View
 from seawall_demo._children import Child
 from seawall_demo._serving import listening, server_for
@@ -139,7 +139,7 @@ class DemoDashboard(Dashboard):
             return assets("seawall_demo", "page").get(name)
         return super()._asset(name)
 
-    def _new_live(self) -> Live:
+    def _new_live(self) -> Sampler:
         live = super()._new_live()
         self._by_http.changed = live.hurry
         return live

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard.watcher import Watcher
 from seawall.members import MemberState, MemberView
 from tests.browser.service import HOSTILE, running, sideways, until_live
 from tests.telemetry.world import Members

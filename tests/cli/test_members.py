@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from seawall.cli import main
-from seawall.cli._top_source import Source
 from seawall.cli.members import table
+from seawall.cli.top.client import DashboardClient
 from seawall.dashboard import Dashboard
 from seawall.members import MemberState, MemberView
 from tests.cli.top_worlds import NOW, message, row, served, state, view
@@ -161,13 +161,13 @@ def test_watching_shows_each_message_until_it_is_interrupted(
 ):
     """A service without members for a while is no end; the last that was seen is the status."""
 
-    def messages(_self: Source, _told: Any) -> Iterator[dict[str, Any]]:
+    def messages(_self: DashboardClient, _told: Any) -> Iterator[dict[str, Any]]:
         yield WELL
         yield message()
         yield message(_pod("web-1", _member("web-2", "suspected")))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Source, "messages", messages)
+    monkeypatch.setattr(DashboardClient, "messages", messages)
     arguments = ["--watch", *(["--json"] if as_json else []), "http://127.0.0.1:1"]
     assert main(["members", *arguments]) == 1
     out = capsys.readouterr().out

@@ -19,8 +19,8 @@ import pytest
 
 from seawall import Breaker
 from seawall.cli import main
-from seawall.cli._top_message import understood, verdict
-from seawall.cli._top_source import Source, place_of
+from seawall.cli.top.client import DashboardClient, place_of
+from seawall.cli.top.messages import understood, verdict
 from seawall.dashboard.app import Dashboard
 from seawall.events import bus
 from tests.cli.top_terminal import COMMAND, SOURCE, terminal
@@ -185,7 +185,7 @@ def test_it_shows_what_a_real_dashboard_tells(capsys: pytest.CaptureFixture[str]
     dashboard = Dashboard(local=True, pod="web-1", every=0.05)
     with serve(dashboard) as url:
         assert main(["top", "--once", "--stacks", url]) == 1
-        source = Source(place_of(url))
+        source = DashboardClient(place_of(url))
         live = source.messages(pytest.fail)
         readings = [understood(next(live)) for _ in range(2)]
         source.close()

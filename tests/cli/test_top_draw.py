@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from seawall.cli import _top_lines, _top_message, _top_past
-from seawall.cli._top_draw import frame
-from seawall.cli._top_lines import ASCII, UNICODE, Block, Unit, allotted, glyphs_for, line
-from seawall.cli._top_message import NotADashboard, narrowed, parse, understood, verdict
-from seawall.cli._top_past import MOST_TRACKS, Past
+from seawall.cli.top import history as history_module
+from seawall.cli.top import layout, messages
+from seawall.cli.top.drawing import frame
+from seawall.cli.top.history import MOST_TRACKS, TopHistory
+from seawall.cli.top.layout import ASCII, UNICODE, ScreenBlock, Unit, allotted, glyphs_for, line
+from seawall.cli.top.messages import NotADashboard, narrowed, parse, understood, verdict
 from tests.cli.top_worlds import (
     NOW,
     guard,
@@ -33,7 +34,7 @@ from tests.support import falsified
 
 def drawn(told: dict[str, Any], width: int = 120, height: int | None = None, **more: Any) -> str:
     read = understood(told).message
-    return text_of(frame(read, Past().take(read), width, height, **more), 1000)
+    return text_of(frame(read, TopHistory().take(read), width, height, **more), 1000)
 
 
 # --- What it says ---
@@ -260,26 +261,26 @@ def test_any_message_fits_any_terminal(case: tuple[Any, ...]):
 
 def test_without_the_cut_lines_would_be_too_wide(monkeypatch: pytest.MonkeyPatch):
     """The property fails if lines are not cut: that is what keeps them in."""
-    monkeypatch.setattr(_top_lines, "set_cell_size", lambda text, _width: text)
+    monkeypatch.setattr(layout, "set_cell_size", lambda text, _width: text)
     assert falsified(check_fits, CASES)
 
 
 def test_without_the_reading_names_would_steer_the_terminal(monkeypatch: pytest.MonkeyPatch):
     """The property fails if views are taken as they come: reading them is what disarms names."""
-    monkeypatch.setattr(_top_message, "valid_view", lambda told: told)
+    monkeypatch.setattr(messages, "valid_view", lambda told: told)
     assert falsified(check_fits, CASES)
 
 
 def test_without_calming_marks_would_pile_up(monkeypatch: pytest.MonkeyPatch):
     """The property fails if marks are not counted."""
-    monkeypatch.setattr(_top_message, "MOST_MARKS", 1000)
+    monkeypatch.setattr(messages, "MOST_MARKS", 1000)
     assert falsified(check_fits, CASES)
 
 
 @given(st.integers(0, 80), st.lists(st.tuples(st.integers(1, 20), st.integers(2, 9)), max_size=6))
 def test_blocks_share_the_height(height: int, wanted: list[tuple[int, int]]):
     """No more lines are given than there are, none gets more than it has, and none just a title."""
-    blocks = [Block(line("t"), [Unit([line("x")], "ok")] * n, least) for n, least in wanted]
+    blocks = [ScreenBlock(line("t"), [Unit([line("x")], "ok")] * n, least) for n, least in wanted]
     given_lines = allotted(height, blocks)
     assert sum(given_lines) <= height
     for block, lines in zip(blocks, given_lines, strict=True):
@@ -403,7 +404,7 @@ def test_how_many_guards_there_are_is_said_if_not_all_are_shown():
 
 def test_the_past_goes_on_with_each_message():
     """The first message brings the past; each further sample adds a point, a repeated one none."""
-    past = Past()
+    past = TopHistory()
     first = understood(message(history={"web-1": history(3)})).message
     past.take(first)
     past.take(understood(message()).message)
@@ -417,9 +418,9 @@ def test_the_past_goes_on_with_each_message():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=12))
 def test_the_past_is_even_and_bounded(steps: list[tuple[int, int]]):
     """All lists of a pod are of one length, whichever guards come and go, and never too long."""
-    past, at = Past(), NOW
+    past, at = TopHistory(), NOW
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_top_past, "MOST_POINTS", 8)
+        patched.setattr(history_module, "MOST_POINTS", 8)
         for number, samples in steps:
             for _ in range(samples):
                 at += 1
@@ -434,7 +435,7 @@ def test_the_past_is_even_and_bounded(steps: list[tuple[int, int]]):
 
 def test_names_without_end_do_not_fill_the_memory():
     """Pods and guards that always have new names are not all kept."""
-    past = Past()
+    past = TopHistory()
     for number in range(220):
         at = NOW + number
         told = view(f"pod-{number}", at=at, guards=[guard(f"g{number}-{n}") for n in range(25)])

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.cli import _top_source
-from seawall.cli._top_message import NotADashboard
-from seawall.cli._top_source import (
+from seawall.cli.top import client
+from seawall.cli.top.client import (
+    DashboardAddress,
+    DashboardClient,
     Events,
-    Place,
-    Source,
     Unreachable,
     _reason,
     header_of,
     place_of,
 )
+from seawall.cli.top.messages import NotADashboard
 from seawall.clock import SystemClock, VirtualClock
 from tests.cli.top_worlds import Answer, body, event, message, served, state, status, stream
 
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.alone  # real servers
 PLAIN, TLS = False, True
 
 
-def source(url: str, **headers: str) -> Source:
-    return Source(place_of(url), headers, clock=VirtualClock(), rng=Random(7))
+def source(url: str, **headers: str) -> DashboardClient:
+    return DashboardClient(place_of(url), headers, clock=VirtualClock(), rng=Random(7))
 
 
 def silent(_why: str) -> None:
@@ -49,14 +49,14 @@ def silent(_why: str) -> None:
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        ("http://127.0.0.1:8000/seawall", Place(PLAIN, "127.0.0.1", 8000, "/seawall")),
-        ("http://h/seawall/", Place(PLAIN, "h", 80, "/seawall")),
-        ("https://h", Place(TLS, "h", 443, "")),
-        ("localhost:8000/a/b", Place(PLAIN, "localhost", 8000, "/a/b")),
-        ("http://[::1]:9/x", Place(PLAIN, "::1", 9, "/x")),
+        ("http://127.0.0.1:8000/seawall", DashboardAddress(PLAIN, "127.0.0.1", 8000, "/seawall")),
+        ("http://h/seawall/", DashboardAddress(PLAIN, "h", 80, "/seawall")),
+        ("https://h", DashboardAddress(TLS, "h", 443, "")),
+        ("localhost:8000/a/b", DashboardAddress(PLAIN, "localhost", 8000, "/a/b")),
+        ("http://[::1]:9/x", DashboardAddress(PLAIN, "::1", 9, "/x")),
     ],
 )
-def test_an_address_is_understood(url: str, place: Place):
+def test_an_address_is_understood(url: str, place: DashboardAddress):
     """The address of a dashboard may have a path, and leave out what is usual."""
     assert place_of(url) == place
     assert place_of(str(place)) == place
@@ -136,7 +136,7 @@ def test_events_of_other_kinds_are_left_out():
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 999, b"data: xxxxxxxxx\n"])
 def test_a_message_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch):
     """Neither a line nor a number of lines can fill the memory."""
-    monkeypatch.setattr(_top_source, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(client, "MOST_BYTES", 100_000)
     events = Events()
 
     def feed() -> None:
@@ -196,7 +196,7 @@ def test_redirects_are_not_followed():
 
 def test_a_message_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
     """A body beyond the bound is not read to its end."""
-    monkeypatch.setattr(_top_source, "MOST_BYTES", 1000)
+    monkeypatch.setattr(client, "MOST_BYTES", 1000)
     with (
         served(state=body(b" " * 100_000)) as (url, _),
         pytest.raises(Unreachable, match="too large"),
@@ -235,7 +235,7 @@ def test_certificates_are_verified():
 
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch):
     """Who accepts and says nothing is given up after a while."""
-    monkeypatch.setattr(_top_source, "CONNECTING", 0.05)
+    monkeypatch.setattr(client, "CONNECTING", 0.05)
     with (
         socket.create_server(("127.0.0.1", 0)) as mute,
         pytest.raises(Unreachable, match="not answer in time"),
@@ -294,7 +294,7 @@ def test_pauses_grow_and_begin_anew_after_a_message():
     clock, told = VirtualClock(), []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    read = Source(place_of(f"http://127.0.0.1:{port}"), clock=clock, rng=Random(7))
+    read = DashboardClient(place_of(f"http://127.0.0.1:{port}"), clock=clock, rng=Random(7))
 
     def count(why: str) -> None:
         told.append((clock.now(), why))
@@ -309,7 +309,7 @@ def test_pauses_grow_and_begin_anew_after_a_message():
 
 def test_quiet_is_the_end_of_a_connection(monkeypatch: pytest.MonkeyPatch):
     """A stream on which nothing comes any more is given up, and asked for again."""
-    monkeypatch.setattr(_top_source, "QUIET", 0.05)
+    monkeypatch.setattr(client, "QUIET", 0.05)
     over, told = threading.Event(), []
     with served(events=stream(event(numbered(0)), until=over)) as (url, _):
         read = source(url)
@@ -325,7 +325,7 @@ def test_close_ends_it_wherever_it_waits(begun: bool):  # noqa: FBT001
     over, reached = threading.Event(), threading.Event()
     answer = stream(event(numbered(0)), until=over) if begun else status(503)
     with served(events=answer) as (url, _):
-        read = Source(place_of(url), clock=SystemClock(), rng=Random(7))
+        read = DashboardClient(place_of(url), clock=SystemClock(), rng=Random(7))
         told: Callable[[str], None] = lambda _why: reached.set()  # noqa: E731
 
         def run() -> None:

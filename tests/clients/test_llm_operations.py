@@ -27,8 +27,8 @@ from seawall.clients.llm import (
     usage_of,
 )
 from seawall.clients.llm.operations import MOST_SERIES, OTHER, observers
-from seawall.dashboard._lines import line_of
-from seawall.dashboard._moves import Moves
+from seawall.dashboard.counters import Counters
+from seawall.dashboard.presenters.sections import describe_row
 from seawall.telemetry import export_opentelemetry, export_prometheus
 from seawall.testing import run_virtual
 from tests.clients.support_llm import HANG, Answer, Vendor, breaks, refuses, streams_error
@@ -477,5 +477,5 @@ def test_the_page_tells_requests_tokens_and_cost_by_model():
     with http_client(guard, vendor.transport(), prices=prices) as http:
         http.post(CHAT, json={"model": "asked"})
         (seen,) = seawall.snapshot()["llm"]
-    line = line_of("llm", guard.name, seen, Moves())
+    line = describe_row("llm", guard.name, seen, Counters())
     assert line.facts == [("asked", "2 requests, 1 failed, 7 tokens in, 5 out, cost 17")]

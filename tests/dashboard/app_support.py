@@ -9,7 +9,7 @@ from typing import Any
 
 from seawall import guards
 from seawall.dashboard import Dashboard
-from seawall.dashboard._fitting import ViewWriter
+from seawall.dashboard.view_writer import ViewWriter
 from seawall.dashboard.views import FORMAT
 from seawall.runtime.policy import Policy
 from tests.web.support import Answer, answer_of, ask, http_scope

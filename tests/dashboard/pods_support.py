@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from seawall import RedisStore
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard.pods.store_pods import StorePods
 from seawall.dashboard.views import FORMAT, View
 from seawall.runtime.background import run_in
 from tests.redis.support import eventually

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from seawall import registry
-from seawall.dashboard import Dashboard, _live, _stored
+from seawall.dashboard import Dashboard
+from seawall.dashboard import sampler as sampler_module
 from seawall.durable import Database, Outbox, Sqlite, amigrate
 from seawall.durable.jobs.jobs import Jobs
 from seawall.testing import run_virtual
@@ -73,7 +74,7 @@ def test_the_age_of_an_outbox_is_seen_though_nobody_else_asks(tmp_path: Path):
 
 def test_without_asking_the_age_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It is by asking that it is seen: a sample alone asks no database."""
-    monkeypatch.setattr(_stored.Stored, "ask", lambda _self: None)
+    monkeypatch.setattr(sampler_module.StoreQueries, "ask", lambda _self: None)
     assert asyncio.run(_outbox_as_shown(tmp_path, looks=10))["state"] == "not asked yet"
 
 
@@ -81,7 +82,9 @@ def test_the_first_state_of_all_knows_what_a_database_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A script that looks once has no second look: it waits for one round of questions."""
-    monkeypatch.setattr(_stored, "WITHIN", 60.0)  # no limit of time, on however slow a machine
+    monkeypatch.setattr(
+        sampler_module, "WITHIN", 60.0
+    )  # no limit of time, on however slow a machine
 
     async def main() -> None:
         source = Sqlite(tmp_path / "orders.db")
@@ -114,7 +117,7 @@ def test_a_state_waits_for_answers_but_not_for_long():
         return took, kept.asked
 
     assert run_virtual(main(0.5)) == ([pytest.approx(0.5), 0.0], 1)
-    assert run_virtual(main(60.0)) == ([pytest.approx(_stored.WITHIN), 0.0], 1)
+    assert run_virtual(main(60.0)) == ([pytest.approx(sampler_module.WITHIN), 0.0], 1)
 
 
 def test_a_state_during_a_sample_waits_for_the_next_one():
@@ -151,7 +154,7 @@ def test_while_nobody_looks_nobody_is_asked():
             await let_pass(20.5)
             assert kept.asked == 4
             await viewer.leave()
-            await let_pass(_live.LOOKED_AT + 2.0)
+            await let_pass(sampler_module.LOOKED_AT + 2.0)
             asked = kept.asked
             await let_pass(30.0)
             assert kept.asked == asked
@@ -168,7 +171,7 @@ def test_no_two_rounds_at_once_and_samples_go_on():
         await let_pass(30.5)
         assert len(viewer.events) == 31
         assert kept.most == 1
-        assert kept.asked >= 30.0 // _stored.EVERY
+        assert kept.asked >= 30.0 // sampler_module.EVERY
         await viewer.leave()
         await app.aclose()
 
@@ -193,7 +196,7 @@ def test_the_end_cuts_a_question_off():
 def test_with_nothing_to_ask_there_is_no_task(monkeypatch: pytest.MonkeyPatch):
     """A service without a store or a database has nobody to ask."""
     asked: list[Any] = []
-    monkeypatch.setattr(_stored, "arefresh", lambda **_: asked.append(1))
+    monkeypatch.setattr(sampler_module, "arefresh", lambda **_: asked.append(1))
     monkeypatch.setattr(registry, "entered", list)
 
     async def main() -> None:

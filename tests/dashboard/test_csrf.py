@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
-from seawall.dashboard import Visit, _csrf
+from seawall.dashboard import Visit, csrf
 from seawall.dashboard import app as app_module
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import Browser, Shown, get, post
@@ -156,12 +156,12 @@ def test_nothing_but_the_right_combination_acts(case: dict[str, Any]):
 def test_each_safeguard_is_needed(safeguard: str, monkeypatch: pytest.MonkeyPatch):
     """Without one of them, some forged request would act."""
     if safeguard == "_check_origin":
-        monkeypatch.setattr(_csrf.Sessions, safeguard, lambda *_: None)
+        monkeypatch.setattr(csrf.Sessions, safeguard, lambda *_: None)
     elif safeguard == "compare_digest":
-        monkeypatch.setattr(_csrf.hmac, safeguard, lambda *_: True)
+        monkeypatch.setattr(csrf.hmac, safeguard, lambda *_: True)
     else:
         # A session that is taken from nowhere is everybody's.
-        monkeypatch.setattr(_csrf.Sessions, safeguard, lambda *_: "everybody")
+        monkeypatch.setattr(csrf.Sessions, safeguard, lambda *_: "everybody")
     assert falsified(only_the_right_request_acts, HEADER_CASES)
 
 
@@ -242,13 +242,13 @@ def test_the_session_is_a_cookie_that_scripts_and_other_sites_have_not():
 
 def test_a_token_is_that_of_its_operator_and_secret():
     """A session that an intruder planted in a browser has a token that is worth nothing there."""
-    sessions = _csrf.Sessions("s" * 16, None)
+    sessions = csrf.Sessions("s" * 16, None)
     visit = Visit.of(http_scope(headers=[("cookie", f"seawall_session={'a' * 43}")]))
     token, _ = sessions.open(visit, "ann")
     assert sessions.open(visit, "bob")[0] != token
     assert sessions.open(visit, "ann")[0] == token
-    assert _csrf.Sessions("t" * 16, None).open(visit, "ann")[0] != token
-    assert _csrf.Sessions(None, None).open(visit, "ann")[0] != token
+    assert csrf.Sessions("t" * 16, None).open(visit, "ann")[0] != token
+    assert csrf.Sessions(None, None).open(visit, "ann")[0] != token
     assert sessions.open(visit, "\ud800")[0] != token
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seawall.dashboard import Dashboard, _listening
+from seawall.dashboard import Dashboard, authorization
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import HOME, Shown, asked_of, get
 from tests.support import let_pass
@@ -51,7 +51,7 @@ def test_what_does_not_listen_for_others_is_no_matter():
     ):
         datagrams.bind(("0.0.0.0", 0))  # noqa: S104
         assert fresh.fileno() >= 0
-        assert _listening.listens_beyond_loopback() is None
+        assert authorization.listens_beyond_loopback() is None
 
 
 def test_where_nobody_tells_nothing_is_known(
@@ -59,8 +59,8 @@ def test_where_nobody_tells_nothing_is_known(
 ):
     """On a system that does not list open files, each request is still checked."""
     listener.listen()
-    monkeypatch.setattr(_listening, "FOLDERS", ("/nowhere",))
-    assert _listening.listens_beyond_loopback() is None
+    monkeypatch.setattr(authorization, "FOLDERS", ("/nowhere",))
+    assert authorization.listens_beyond_loopback() is None
     assert asked_of(HOME, client=("10.0.0.7", 5)) == 403
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.dashboard._bounds import MOST_KEYS
-from seawall.dashboard._members import MOST_MEMBERS, member_of
-from seawall.dashboard._summary import happened, problems_of
+from seawall.dashboard.bounds import MOST_KEYS
+from seawall.dashboard.presenters.members import MOST_MEMBERS, member_of
+from seawall.dashboard.summary import service_events, service_troubles
 from seawall.members import MemberState, MemberView
 from tests.dashboard.views_support import NOW, Pair, check_view
 from tests.telemetry.world import Members
@@ -180,7 +180,7 @@ def test_pods_that_disagree_are_counted():
     """A member that two of four pods suspect is one problem, which says so."""
     views = [_look(f"pod-{n}", _suspected("pod-9")) for n in (1, 2)]
     views += [_look(f"pod-{n}", _view("pod-9")) for n in (3, 4)]
-    (problem,) = problems_of(views, NOW + 1.0)
+    (problem,) = service_troubles(views, NOW + 1.0)
     assert problem["what"] == "pod-9 is suspected by 2 of 4 pods: no answer"
     assert problem["pods"] == ["pod-1", "pod-2"]
     assert problem["since"] == NOW + 1.0 - 8.0
@@ -189,14 +189,14 @@ def test_pods_that_disagree_are_counted():
 def test_only_pods_that_watch_the_group_are_counted():
     """A pod without the group has no say; of a single one nothing is counted."""
     views = [_look("pod-1", _suspected("pod-9")), Pair(pod="pod-2").look({})]
-    (problem,) = problems_of(views, NOW + 1.0)
+    (problem,) = service_troubles(views, NOW + 1.0)
     assert problem["what"] == "pod-9 is suspected: no answer"
 
 
 def test_what_some_suspect_and_others_have_confirmed_is_one_problem():
     """The confirmation explains the suspicion."""
     views = [_look("pod-1", _suspected("pod-9")), _look("pod-2", _view("pod-9", CONFIRMED))]
-    (problem,) = problems_of(views, NOW + 1.0)
+    (problem,) = service_troubles(views, NOW + 1.0)
     assert problem["what"] == "pod-9 is confirmed as failed by 1 of 2 pods"
     assert [one["id"] for one in problem["consequences"]] == ["suspected:pods:pod-9"]
 
@@ -230,7 +230,7 @@ def test_what_pods_see_of_a_member_is_one_sentence():
         pair.later(4.0)
     members.change("pod-9", "suspected", "alive")
     views = [pair.later(4.0) for pair in pairs]
-    (told,) = happened(views)
+    (told,) = service_events(views)
     assert told["where"] == "pods"
     assert told["what"] == "pod-9 was suspected and was cleared in 4 s on 3 pods"
     assert told["tone"] == "ok"
@@ -250,7 +250,7 @@ def test_each_change_has_its_verb(before: str, after: str, told: str):
     members, pair = Members("pods"), Pair()
     for change in ((before, after), ("alive", "suspected"), (before, after)):
         members.change("pod-9", *change)
-    (found,) = happened([pair.later()])
+    (found,) = service_events([pair.later()])
     assert found["what"] == f"pod-9 was suspected and {told}"
 
 
@@ -287,4 +287,4 @@ def test_any_shape_gives_a_view(groups: list[Any]):
     pair.look({"members": groups})
     view = pair.look({"members": groups})
     check_view(view)
-    problems_of([view, view], NOW)
+    service_troubles([view, view], NOW)

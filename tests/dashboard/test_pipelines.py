@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
-from seawall.cli._top_draw import frame
-from seawall.cli._top_message import understood
-from seawall.cli._top_past import Past
-from seawall.dashboard._bounds import (
+from seawall.cli.top.drawing import frame
+from seawall.cli.top.history import TopHistory
+from seawall.cli.top.messages import understood
+from seawall.dashboard.bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
     MOST_AT_WORK,
@@ -26,8 +26,8 @@ from seawall.dashboard._bounds import (
     MOST_NODES,
     MOST_READINGS,
 )
-from seawall.dashboard._fitting import size_of
-from seawall.dashboard._summary import problems_of
+from seawall.dashboard.summary import service_troubles
+from seawall.dashboard.view_writer import size_of
 from seawall.pipeline import Collect, Pipeline
 from seawall.testing import run_virtual
 from tests.cli.top_worlds import text_of
@@ -242,7 +242,7 @@ def test_too_few_sources_are_one_bad_trouble_with_the_missing_ones_below():
     view = _look(_seen(sources=[_sensors("S1", "S2", "S3", minimum=3)]))
     assert _nodes(view)["sensors"]["state"] == "too few, 3 of 5 missing"
     assert _row(view)["tone"] == "bad"
-    (problem,) = problems_of([view], NOW + 1.0)
+    (problem,) = service_troubles([view], NOW + 1.0)
     assert problem["what"] == "Too few sources have a value: 2, and 3 are needed"
     assert problem["tone"] == "bad"
     assert [one["id"] for one in problem["consequences"]] == [
@@ -274,11 +274,11 @@ def test_a_collect_without_a_pipeline_has_a_row_and_the_same_troubles():
     assert [one["id"] for one in both["troubles"]] == [one["id"] for one in alone["troubles"]]
 
 
-@pytest.mark.parametrize(("moves", "tone"), [(True, "warn"), (False, "bad")])
-def test_a_stage_that_waits_says_for_what(moves: bool, tone: str):  # noqa: FBT001
+@pytest.mark.parametrize(("counters", "tone"), [(True, "warn"), (False, "bad")])
+def test_a_stage_that_waits_says_for_what(counters: bool, tone: str):  # noqa: FBT001
     """It is bad if nothing leaves it."""
     pair = Pair()
-    for done in (8, 9 if moves else 8):
+    for done in (8, 9 if counters else 8):
         stage = _stage("parse", done=done, waiting=4, waits_for="CircuitOpen: guard 'vendor'")
         view = _look(_seen(stage, _stage("store", "sink")), pair)
     assert _nodes(view)["parse"]["tone"] == tone
@@ -298,7 +298,7 @@ def test_a_stage_that_waits_for_its_guard_is_a_consequence_of_the_open_breaker()
         guard.policies[0].isolate()
         stage = _stage("parse", waits_for="CircuitOpen: guard 'vendor'", guard="vendor")
         seen = {"guard": [guard.snapshot()], "pipeline": [_seen(stage, _stage("store", "sink"))]}
-        (problem,) = problems_of([Pair().look(seen)], NOW)
+        (problem,) = service_troubles([Pair().look(seen)], NOW)
     finally:
         guard.close()
     assert problem["id"] == "breaker:vendor:0"
@@ -325,7 +325,7 @@ def test_failures_are_told_with_their_causes_and_dead_letters_follow_from_them()
         )
         view = _look(_seen(stage, _stage("store", "sink")), pair)
     assert _nodes(view)["parse"]["state"] == "50 % fail"
-    (problem,) = problems_of([view], NOW)
+    (problem,) = service_troubles([view], NOW)
     assert problem["what"] == "50 % of the items fail in stage parse: ValueError (5)"
     assert problem["tone"] == "bad"
     assert [one["what"] for one in problem["consequences"]] == [
@@ -341,10 +341,10 @@ def test_items_that_go_on_as_lesser_ones_are_degraded_not_failing():
     pair = Pair()
     views = [_look(_seen(stage, _stage("store", "sink")), pair) for stage in stages]
     assert _nodes(views[1])["parse"]["state"] == "50 % degraded"
-    (problem,) = problems_of([views[1]], NOW)
+    (problem,) = service_troubles([views[1]], NOW)
     assert problem["what"] == "50 % of the items are degraded in stage parse: TimedOut (5)"
     assert problem["tone"] == "warn"
-    (problem,) = problems_of([views[2]], NOW)
+    (problem,) = service_troubles([views[2]], NOW)
     assert problem["what"].partition(" % ")[2] == "of the items fail in stage parse: TimedOut (6)"
     assert problem["tone"] == "bad"
 
@@ -559,7 +559,7 @@ def test_seawall_top_has_a_line_for_each_pipeline():
     view = _look(_seen(stage, _stage("store", "sink")))
     told = {"title": "t", "at": NOW + 1.0, "operator": None, "views": [view], "history": None}
     read = understood(json.loads(json.dumps(told))).message
-    text = text_of(frame(read, Past().take(read), 160, None), 1000)
+    text = text_of(frame(read, TopHistory().take(read), 160, None), 1000)
     (line,) = [one for one in text.split("\n") if "pipeline parse: waits: CircuitOpen" in one]
     assert "flow" in line
     assert "in flight 2" in line
@@ -603,7 +603,7 @@ def test_any_shape_gives_a_view(pipelines: list[Any], collects: list[Any]):
     for _ in range(2):
         view = pair.look({"pipeline": pipelines, "collect": collects})
     check_view(view)
-    problems_of([view, view], NOW)
+    service_troubles([view, view], NOW)
 
 
 def test_more_missing_than_are_named_one_by_one():

@@ -14,7 +14,7 @@ import redis
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard.pods.store_pods import StorePods
 from seawall.events import BreakerChanged
 from seawall.events.bus import emit
 from tests.dashboard.pods_support import (

@@ -16,9 +16,9 @@ import redis
 
 from seawall import RedisStore, StoreUnavailable
 from seawall.clock import SYSTEM
-from seawall.dashboard import pods as module
-from seawall.dashboard._pods_wire import LARGEST, OTHERS, pack
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard.pods import store_pods as module
+from seawall.dashboard.pods.store_pods import StorePods
+from seawall.dashboard.pods.wire import LARGEST, OTHERS, pack
 from seawall.dashboard.views import View
 from seawall.runtime.background import run_in
 from tests.dashboard.pods_support import NewPod, Shows, names, new_pod, put, read, tell, view

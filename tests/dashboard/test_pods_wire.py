@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.dashboard import _pods_wire as wire
-from seawall.dashboard import pods
-from seawall.dashboard._pods_wire import (
+from seawall.dashboard.pods import store_pods as pods
+from seawall.dashboard.pods import wire
+from seawall.dashboard.pods.store_pods import StorePods
+from seawall.dashboard.pods.wire import (
     LARGEST,
     TOLD,
-    Seen,
-    arranged,
+    PodReading,
+    arrange_views,
     is_rushed,
     left_out,
     pack,
     read_reply,
     unpack,
 )
-from seawall.dashboard._validate import valid_view
-from seawall.dashboard.pods import StorePods
+from seawall.dashboard.validation import valid_view
 from seawall.dashboard.views import View
 from seawall.errors import StoreUnavailable
 from tests.dashboard.pods_support import guard, view
@@ -48,7 +48,9 @@ PODS = st.lists(
     max_size=8,
 ).map(
     lambda pods: [
-        Seen(f"{'ab'[place % 2] * 2}{place}", NOW - age, valid_view(view(name, pid, every=every)))
+        PodReading(
+            f"{'ab'[place % 2] * 2}{place}", NOW - age, valid_view(view(name, pid, every=every))
+        )
         for place, (name, pid, age, every) in enumerate(pods)
     ]
 )
@@ -197,13 +199,13 @@ def test_an_answer_that_makes_no_sense_is_no_answer(reply: Any) -> None:
 # All views side by side
 
 
-def names_are_distinct(pods: list[Seen]) -> None:
-    names = [one["pod"]["name"] for one in arranged(pods, NOW, "web")]
+def names_are_distinct(pods: list[PodReading]) -> None:
+    names = [one["pod"]["name"] for one in arrange_views(pods, NOW, "web")]
     assert len({*names, "web", wire.OTHERS}) == len(names) + 2
 
 
 @given(PODS)
-def test_names_are_distinct(pods: list[Seen]) -> None:
+def test_names_are_distinct(pods: list[PodReading]) -> None:
     """From each other, from this pod's own, and from what is said of those that are not shown."""
     names_are_distinct(pods)
 
@@ -217,11 +219,11 @@ def test_without_the_process_names_are_not_distinct(monkeypatch: pytest.MonkeyPa
 @given(PODS, st.booleans())
 @settings(max_examples=200)
 def test_all_that_live_are_shown_and_nothing_of_the_gone_as_if_it_were_so_now(
-    pods: list[Seen],
+    pods: list[PodReading],
     believing: bool,  # noqa: FBT001 - chosen by Hypothesis
 ) -> None:
     """Those who told in time are there; of the rest it is said since when they are gone."""
-    views = arranged(pods, NOW, "web", believing=believing)
+    views = arrange_views(pods, NOW, "web", believing=believing)
     live = [one for one in pods if believing or not one.late(NOW)]
     assert sum("gone" not in one for one in views) == len(live)
     for one in views:
@@ -241,20 +243,20 @@ def test_a_pod_is_gone_when_it_should_have_told_twice(every: float, seconds: flo
     """By what it said itself; nobody may say that it will be silent for ever."""
     told = valid_view(view(every=every))
     at = NOW - int(seconds * SECOND)
-    assert not Seen("a", at, told).late(NOW)
-    assert Seen("a", at - 1, told).late(NOW)
+    assert not PodReading("a", at, told).late(NOW)
+    assert PodReading("a", at - 1, told).late(NOW)
 
 
 def test_a_pod_that_was_started_again_stands_for_the_one_that_is_gone() -> None:
     """Under the same name there is one; of two that are gone, the later."""
-    old = Seen("a", NOW - 20 * SECOND, view("web", 1))
-    older = Seen("b", NOW - 30 * SECOND, view("web", 2))
-    new = Seen("c", NOW, view("web", 3))
-    (shown,) = arranged([old, older, new], NOW, "me")
+    old = PodReading("a", NOW - 20 * SECOND, view("web", 1))
+    older = PodReading("b", NOW - 30 * SECOND, view("web", 2))
+    new = PodReading("c", NOW, view("web", 3))
+    (shown,) = arrange_views([old, older, new], NOW, "me")
     assert (shown["pod"]["pid"], "gone" in shown) == (3, False)
-    (shown,) = arranged([old, older], NOW, "me")
+    (shown,) = arrange_views([old, older], NOW, "me")
     assert shown["pod"]["pid"] == 1
-    assert arranged([old, older], NOW, "web") == []
+    assert arrange_views([old, older], NOW, "web") == []
 
 
 def test_what_is_left_out_is_told() -> None:
@@ -290,11 +292,11 @@ class _Reader(StorePods):
 
     def turn(self, at: int, rushed: str = "") -> list[str]:
         told = [
-            wire.Told(name, at, pack(view(name, at=float(at)), 1.0, rushed=name == rushed))
+            wire.PodData(name, at, pack(view(name, at=float(at)), 1.0, rushed=name == rushed))
             for name in "abcde"
         ]
         self.read = []
-        seen, unread = asyncio.run(self._read(wire.Reply(at, 5, told)))
+        seen, unread = asyncio.run(self._read(wire.PodsReply(at, 5, told)))
         assert [(one.pod, one.at) for one in seen] == [(name, at) for name in "abcde"]
         assert unread == []
         return self.read

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
-from seawall.dashboard import Dashboard, _assets
-from seawall.dashboard._assets import Asset
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard import Dashboard, responses
+from seawall.dashboard.responses import Asset
+from seawall.dashboard.watcher import Watcher
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import Others, Shown, get
 from tests.dashboard.views_support import Wall
@@ -163,10 +163,10 @@ def test_a_websocket_is_refused():
 
 def test_the_installed_page_has_only_files_of_its_own():
     """What the index names is served, and has a kind; its place for more scripts is there."""
-    files = _assets.assets()
+    files = responses.assets()
     assert "index.html" in files
-    assert _assets.SCRIPTS.search(files["index.html"].body)
-    assert all(asset.kind in _assets.KINDS.values() for asset in files.values())
+    assert responses.SCRIPTS.search(files["index.html"].body)
+    assert all(asset.kind in responses.KINDS.values() for asset in files.values())
 
 
 def test_scripts_of_a_subclass_are_put_into_the_page():

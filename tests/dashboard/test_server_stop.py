@@ -45,7 +45,7 @@ SERVERS = {
 }
 
 
-class Watched:
+class ViewSource:
     """A server in a process of its own, and one who watches its dashboard."""
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
@@ -96,7 +96,7 @@ class Watched:
 
 
 @contextmanager
-def watched(server: str, app: str = "app") -> Iterator[Watched]:
+def watched(server: str, app: str = "app") -> Iterator[ViewSource]:
     port = free_port()
     command = [part.format(port=port) for part in SERVERS[server]]
     process = subprocess.Popen(  # noqa: S603 - our own program
@@ -108,7 +108,7 @@ def watched(server: str, app: str = "app") -> Iterator[Watched]:
         text=True,
         start_new_session=True,
     )
-    made = Watched(process, port)
+    made = ViewSource(process, port)
     try:
         made.look()
         yield made

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.dashboard import _troubles
-from seawall.dashboard._troubles import FORGET_AFTER, Found, Since
+from seawall.dashboard.presenters import troubles as troubles_module
+from seawall.dashboard.presenters.troubles import FORGET_AFTER, FoundTrouble, TroubleStarts
 from seawall.events import BreakerChanged, HostEjected, LifecycleChanged, StoreModeChanged
 from seawall.events.bus import emit
 from tests.dashboard.views_support import NOW, Pair
@@ -72,9 +72,9 @@ def test_other_events_begin_troubles() -> None:
 
 def _lasts(seen: list[bool]) -> None:
     """Compare with a model: a trouble begins if it was not there in the last samples."""
-    since = Since()
+    since = TroubleStarts()
     for at, there in enumerate(seen):
-        found = [Found("t", "bad", "w", "what")] if there else []
+        found = [FoundTrouble("t", "bad", "w", "what")] if there else []
         told = since.date(found, float(at), {})
         assert len(told) == there
         if there:
@@ -96,13 +96,12 @@ def test_a_flicker_is_no_end(seen: list[bool]) -> None:
 
 def test_without_patience_a_flicker_would_be_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the patience that makes it so."""
-    monkeypatch.setattr(_troubles, "FORGET_AFTER", 1)
+    monkeypatch.setattr(troubles_module, "FORGET_AFTER", 1)
     assert falsified(_lasts, st.lists(st.booleans(), max_size=30))
 
 
 def test_a_clock_that_was_set_back() -> None:
     """A wall clock that goes back makes no trouble begin in the future."""
-    since = Since()
-    (one,) = since.date([Found("t", "bad", "w", "what", began="b")], 50.0, {"b": 90.0})
+    since = TroubleStarts()
+    (one,) = since.date([FoundTrouble("t", "bad", "w", "what", began="b")], 50.0, {"b": 90.0})
     assert one["since"] == 50.0
-    assert repr(since) == "<Since: 1 troubles>"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from seawall import current_deadline, deadline
-from seawall.dashboard import _live, _pasts
+from seawall.dashboard import history, sampler
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Others, Shown, Viewer, get, view_of
 from tests.dashboard.pods_support import guard
@@ -94,7 +94,7 @@ def test_the_past_of_other_pods_is_kept_too(monkeypatch: pytest.MonkeyPatch):
             assert list(past) == ["here", "a", "b"]
             assert [len(past[pod]["at"]) for pod in ("a", "b")] == [5, 1]
             assert message["views"][1]["age"] == 3
-            monkeypatch.setattr(_live, "LARGEST_PAST", 100)
+            monkeypatch.setattr(sampler, "LARGEST_PAST", 100)
             await let_pass(1.0)
             assert list((await get(app, "/state")).json()["history"]) == ["here", "a"]
             others.views_told = []
@@ -116,9 +116,9 @@ def test_others_are_asked_for_while_somebody_looks():
             assert (others.asked, app.watchers[0].samples) == (0, 11)
             names = [one["pod"]["name"] for one in (await get(app, "/state")).json()["views"]]
             assert (names, others.asked) == (["here", "a"], 1)
-            await let_pass(_live.LOOKED_AT + 5.0)
+            await let_pass(sampler.LOOKED_AT + 5.0)
             before = others.asked
-            assert before <= _live.LOOKED_AT + 1
+            assert before <= sampler.LOOKED_AT + 1
             await let_pass(60.0)
             assert others.asked == before
             viewer = Viewer(app)
@@ -132,7 +132,7 @@ def test_others_are_asked_for_while_somebody_looks():
 
 def test_many_large_pods_are_shown_with_less(monkeypatch: pytest.MonkeyPatch):
     """A message has room for all pods: of those with more than their part, what is well goes."""
-    monkeypatch.setattr(_live, "LARGEST_TOGETHER", 40_000)
+    monkeypatch.setattr(sampler, "LARGEST_TOGETHER", 40_000)
 
     async def main() -> None:
         crowd = [guard(f"g{n}", tone="bad" if n == 70 else "ok") for n in range(100)]
@@ -223,7 +223,7 @@ def test_a_source_of_pods_that_fails_is_a_trouble_of_this_pod(trouble: Any):
 
 def test_a_pod_that_tells_too_much_has_no_past_here(monkeypatch: pytest.MonkeyPatch):
     """Curves are kept of as many guards and rows as there is room for, whatever pods tell."""
-    monkeypatch.setattr(_pasts, "MOST_CURVES", 20)
+    monkeypatch.setattr(history, "MOST_CURVES", 20)
 
     async def main() -> None:
         crowd = [guard(f"g{n}") for n in range(50)]
@@ -231,7 +231,7 @@ def test_a_pod_that_tells_too_much_has_no_past_here(monkeypatch: pytest.MonkeyPa
         message = (await get(app, "/state")).json()
         assert [len(view["guards"]) for view in message["views"]] == [0, 50, 1]
         assert list(message["history"]) == ["here"]
-        monkeypatch.setattr(_pasts, "MOST_CURVES", 360)
+        monkeypatch.setattr(history, "MOST_CURVES", 360)
         app = Shown(pods=Others(view_of("a", guards=crowd), view_of("b", guards=[guard()])))
         assert list((await get(app, "/state")).json()["history"]) == ["here", "a", "b"]
 

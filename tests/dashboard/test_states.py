@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.dashboard._moves import Moves
-from seawall.dashboard._stacks import guard_view
+from seawall.dashboard.counters import Counters
+from seawall.dashboard.presenters.guards import guard_view
 from tests.dashboard.views_support import Pair
 
 SPENT: dict[str, Any] = {
@@ -28,11 +28,11 @@ def _breaker(state: str, **more: Any) -> dict[str, Any]:
 def _shown(*policies: dict[str, Any], **more: Any) -> Any:
     """Return what is shown of a guard whose retries were refused between two looks."""
     before = [{**policy, "stopped": {}} for policy in policies]
-    moves = Moves()
+    counters = Counters()
     for now, told in enumerate((before, list(policies))):
-        moves.begin(float(now))
+        counters.begin(float(now))
         seen = {"name": "vendor", "policies": told, **more}
-        shown = guard_view(seen, (), moves, edge=False)
+        shown = guard_view(seen, (), counters, edge=False)
     return shown
 
 
@@ -74,14 +74,14 @@ def test_a_timeout_has_a_state_only_while_it_strikes():
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9)), min_size=2, max_size=20))
 def test_a_look_between_two_others_shows_no_peak(steps: list[tuple[int, int]]):
     """Rates are of half a turn at least: one call of a moment is not many a second."""
-    moves, now, total = Moves(apart=0.5), 0.0, 0
+    counters, now, total = Counters(apart=0.5), 0.0, 0
     looks = [(now, total)]
-    moves.begin(now)
-    moves.rate("calls", total)
+    counters.begin(now)
+    counters.rate("calls", total)
     for ticks, calls in steps:
         now, total = now + ticks / 16, total + calls
-        moves.begin(now)
-        rate = moves.rate("calls", total)
+        counters.begin(now)
+        rate = counters.rate("calls", total)
         at, before = next((one for one in reversed(looks) if now - one[0] >= 0.5), looks[0])
         assert rate == pytest.approx((total - before) / (now - at))
         looks.append((now, total))

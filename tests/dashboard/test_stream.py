@@ -7,8 +7,9 @@ import pytest
 
 from seawall import Breaker, Bulkhead, Guard
 from seawall.clock import current_clock
-from seawall.dashboard import _answers, _live, _sse
-from seawall.dashboard._fitting import ViewWriter
+from seawall.dashboard import responses, sampler
+from seawall.dashboard import stream as stream_module
+from seawall.dashboard.view_writer import ViewWriter
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Shown, Viewer, get
 from tests.support import let_pass
@@ -114,7 +115,7 @@ def test_a_viewer_that_takes_nothing_is_let_go():
         viewer = Viewer(app)
         await let_pass(1.5)
         viewer.takes.clear()
-        await let_pass(_sse.TAKEN_WITHIN + 2.0)
+        await let_pass(stream_module.TAKEN_WITHIN + 2.0)
         assert viewer.task.done()
         assert (await get(app, "/state")).status == 200
         await viewer.task
@@ -152,7 +153,7 @@ def test_a_viewer_that_is_only_slow_is_told_of_the_end():
         viewer.takes.clear()
         await let_pass(5.0)
         app.end_streams()
-        await let_pass(_sse.ENDED_WITHIN / 2)
+        await let_pass(stream_module.ENDED_WITHIN / 2)
         viewer.takes.set()
         await viewer.task
         assert viewer.messages[-1]["more_body"] is False
@@ -253,7 +254,7 @@ def test_a_revoked_viewer_loses_the_stream():
 
 def test_without_asking_again_a_revoked_viewer_would_stay(monkeypatch: pytest.MonkeyPatch):
     """It is the asking again that cuts off who was revoked."""
-    monkeypatch.setattr(_sse, "ASKED_AGAIN", float("inf"))
+    monkeypatch.setattr(stream_module, "ASKED_AGAIN", float("inf"))
 
     async def main() -> None:
         allowed = [True]
@@ -273,15 +274,15 @@ def test_what_nobody_looks_at_is_not_written(monkeypatch: pytest.MonkeyPatch):
 
     def to_json(value: Any) -> bytes:
         written.append(value)
-        return _answers.to_json(value)
+        return responses.to_json(value)
 
     class Writer(ViewWriter):
         def write(self, view: Any, *, whole: bool = False) -> bytes:
             written.append(view)
             return super().write(view, whole=whole)
 
-    monkeypatch.setattr(_live, "to_json", to_json)
-    monkeypatch.setattr(_live, "ViewWriter", Writer)
+    monkeypatch.setattr(sampler, "to_json", to_json)
+    monkeypatch.setattr(sampler, "ViewWriter", Writer)
 
     def views() -> int:
         return sum(isinstance(value, dict) and "guards" in value for value in written)

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Fallback, Guard, Retry, RetryBudget, VirtualClock, static
-from seawall.dashboard import _rules, _summary
-from seawall.dashboard._summary import Links, happened, problems_of, tone_of, verdict_of
+from seawall.dashboard import summary
+from seawall.dashboard.presenters import guards, limits
+from seawall.dashboard.summary import (
+    PageLinks,
+    service_events,
+    service_troubles,
+    service_verdict,
+    tone_of,
+)
 from tests.dashboard.app_support import view_of
 from tests.dashboard.views_support import NOW, Pair
 
@@ -53,21 +60,22 @@ def _cut_off(pod: str) -> Any:
 def test_one_lost_store_is_one_problem() -> None:
     """Whatever shares it on whatever pods is a consequence of it."""
     views = [_cut_off(f"pod-{n}") for n in range(3)]
-    (problem,) = problems_of(views, NOW + 1)
+    (problem,) = service_troubles(views, NOW + 1)
     assert problem["id"] == "store:redis"
     assert problem["pods"] == ["pod-0", "pod-1", "pod-2"]
     assert len(problem["consequences"]) == 5
     assert all(one["pods"] == problem["pods"] for one in problem["consequences"])
     words = {"tone": "bad", "words": "1 thing is wrong"}
-    assert verdict_of(views, problems_of(views, NOW + 1)) == words
+    assert service_verdict(views, service_troubles(views, NOW + 1)) == words
 
 
 def test_without_causes_each_consequence_would_be_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the cause in each trouble that makes one problem of them."""
-    monkeypatch.setattr(_rules, "_lost_store", lambda _shared: "")
-    assert len(problems_of([_cut_off("pod-0")], NOW + 1)) == 6
+    for module in (guards, limits):
+        monkeypatch.setattr(module, "lost_store", lambda _shared: "")
+    assert len(service_troubles([_cut_off("pod-0")], NOW + 1)) == 6
 
 
 def _outage(pod: str) -> Any:
@@ -95,31 +103,31 @@ def _outage(pod: str) -> Any:
 def test_an_outage_is_one_problem() -> None:
     """The open breaker is it; failed attempts, the spent budget and fallbacks follow from it."""
     view = _outage("pod-0")
-    problems = problems_of([view], NOW + 2)
+    problems = service_troubles([view], NOW + 2)
     follows = ["budget:vendor:1", "degraded:vendor", "errors:vendor"]
     assert _tree(problems) == {"breaker:vendor:2": follows}
     words = "The service is degraded: 1 thing is wrong"
-    assert verdict_of([view], problems) == {"tone": "bad", "words": words}
+    assert service_verdict([view], problems) == {"tone": "bad", "words": words}
 
 
 def test_without_the_order_of_explanations_an_outage_is_four_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the order in which a guard's troubles explain each other that makes it one."""
-    monkeypatch.setattr(_rules, "_explains", lambda _cause, _one: False)
-    assert len(problems_of([_outage("pod-0")], NOW + 2)) == 4
+    monkeypatch.setattr(guards, "_explains", lambda _cause, _one: False)
+    assert len(service_troubles([_outage("pod-0")], NOW + 2)) == 4
 
 
 def test_a_limit_explains_fallbacks_and_nothing_else() -> None:
     """A rate limit that refuses is a problem of its own beside an open breaker."""
     found = [
-        _rules.Found(f"{kind}:g", "warn", "g", kind)
+        guards.FoundTrouble(f"{kind}:g", "warn", "g", kind)
         for kind in ("breaker", "rate_limit", "budget", "degraded", "differ")
     ]
-    causes = {one.id: one.cause for one in _rules._with_causes(found)}
+    causes = {one.id: one.cause for one in guards._with_causes(found)}
     expected = {"budget:g": "breaker:g", "degraded:g": "breaker:g"}
     assert {one: cause for one, cause in causes.items() if cause} == expected
-    causes = {one.id: one.cause for one in _rules._with_causes(found[1:])}
+    causes = {one.id: one.cause for one in guards._with_causes(found[1:])}
     assert {one: cause for one, cause in causes.items() if cause} == {"degraded:g": "rate_limit:g"}
 
 
@@ -142,7 +150,7 @@ def test_a_fallback_that_answers_everything_degrades_the_service() -> None:
     degraded = next(one for one in view["troubles"] if one["id"] == "degraded:outer")
     assert degraded["what"] == "All answers of the last 1 s are lesser ones: 20 fallbacks"
     assert degraded["degrades"]
-    words = verdict_of([view], problems_of([view], NOW + 2))["words"]
+    words = service_verdict([view], service_troubles([view], NOW + 2))["words"]
     assert words.startswith("The service is degraded: ")
 
 
@@ -171,10 +179,10 @@ def test_what_is_worst_comes_first_with_all_that_follows_from_it() -> None:
         _trouble("follows", "cause", tone="bad"),
         _trouble("new"),
     )
-    problems = problems_of([first], NOW)
+    problems = service_troubles([first], NOW)
     assert [one["id"] for one in problems] == ["cause", "old", "new"]
     assert [tone_of(one) for one in problems] == ["bad", "warn", "warn"]
-    assert verdict_of([first], problems)["words"] == "1 thing is wrong, 2 to look at"
+    assert service_verdict([first], problems)["words"] == "1 thing is wrong, 2 to look at"
 
 
 def test_a_trouble_of_several_pods_is_the_worst_and_oldest_of_them() -> None:
@@ -183,7 +191,7 @@ def test_a_trouble_of_several_pods_is_the_worst_and_oldest_of_them() -> None:
         _pod("b", _trouble("x", tone="bad", what="worse", since=NOW - 1)),
         _pod("a", _trouble("x", since=NOW - 9, degrades=True)),
     ]
-    (problem,) = problems_of(views, NOW)
+    (problem,) = service_troubles(views, NOW)
     assert problem["pods"] == ["a", "b"]
     assert (problem["what"], problem["since"], problem["degrades"]) == ("worse", NOW - 9, True)
 
@@ -191,7 +199,7 @@ def test_a_trouble_of_several_pods_is_the_worst_and_oldest_of_them() -> None:
 def test_consequences_of_a_cause_that_is_not_shown_are_one_problem() -> None:
     """The first of them stands for it, also for those of other pods."""
     views = [_pod(pod, _trouble(f"{pod}1", "c"), _trouble(f"{pod}2", "c")) for pod in "ab"]
-    assert _tree(problems_of(views, NOW)) == {"a1": ["a2", "b1", "b2"]}
+    assert _tree(service_troubles(views, NOW)) == {"a1": ["a2", "b1", "b2"]}
 
 
 def test_pods_that_are_not_heard_of_follow_from_the_lost_store() -> None:
@@ -199,7 +207,7 @@ def test_pods_that_are_not_heard_of_follow_from_the_lost_store() -> None:
     own = _pod("a", _trouble("store:s", tone="bad"), _trouble("dashboard/pods", "store:s"))
     late = _pod("b", _trouble("breaker:vendor:0"), age=10.0)
     gone = _pod("c", _trouble("pod-gone/c"), age=10.0, gone=NOW - 10)
-    tree = _tree(problems_of([own, late, gone], NOW))
+    tree = _tree(service_troubles([own, late, gone], NOW))
     assert tree == {"store:s": ["dashboard/pods", "stale/b"], "pod-gone/c": []}
 
 
@@ -213,7 +221,7 @@ def test_no_circle_of_causes_goes_on_for_ever(pods: list[list[tuple[str, str]]])
         _pod(f"p{place}", *(_trouble(name, cause) for name, cause in told))
         for place, told in enumerate(pods)
     ]
-    problems = problems_of(views, NOW)
+    problems = service_troubles(views, NOW)
     json.dumps(problems)
     seen = [one["id"] for root in problems for one in (root, *root["consequences"])]
     assert sorted(seen) == sorted({name for told in pods for name, _ in told})
@@ -226,16 +234,16 @@ def test_problems_are_bounded() -> None:
         _pod(f"p{pod}", *(_trouble(f"{pod}-{n}", "c" if n % 2 else "") for n in range(100)))
         for pod in range(20)
     ]
-    problems = problems_of(views, NOW)
+    problems = service_troubles(views, NOW)
     assert len(problems) == 100
-    assert max(len(one["consequences"]) for one in problems) <= _summary.MOST_CONSEQUENCES
+    assert max(len(one["consequences"]) for one in problems) <= summary.MOST_CONSEQUENCES
 
 
 @pytest.mark.parametrize(("views", "words"), [((), "No pod has told anything yet")])
 def test_a_verdict_without_pods(views: Any, words: str) -> None:
     """Where nothing is known, nothing is said to be well."""
-    assert verdict_of(views, []) == {"tone": "off", "words": words}
-    assert verdict_of([_pod("a")], []) == {"tone": "ok", "words": "All is well"}
+    assert service_verdict(views, []) == {"tone": "off", "words": words}
+    assert service_verdict([_pod("a")], []) == {"tone": "ok", "words": "All is well"}
 
 
 # By subject
@@ -280,7 +288,7 @@ FLAPS = {"tried again": 6, "closed": 6, "opened": 7}
 def test_what_happened_is_one_sentence(pods: list[list[Any]], expected: str) -> None:
     """Flaps and pods are counted in it; what happened once on one pod is said as it is."""
     views = [_pod(f"pod-{n}", happenings=told) for n, told in enumerate(pods)]
-    (one,) = happened(views)
+    (one,) = service_events(views)
     assert one["what"] == expected
     assert one["pods"] == [view["pod"]["name"] for view in views]
 
@@ -298,7 +306,7 @@ def test_what_is_far_apart_or_of_another_subject_is_another_occurrence() -> None
         ),
         _pod("pod-2", happenings=[_happening(BREAKER, {"opened": 1}, 1)]),
     ]
-    told = [(one["at"] - NOW, one["tone"], one["pods"]) for one in happened(views)]
+    told = [(one["at"] - NOW, one["tone"], one["pods"]) for one in service_events(views)]
     assert told == [
         (500.5, "bad", ["pod-1"]),
         (500.0, "ok", ["pod-1"]),
@@ -309,7 +317,7 @@ def test_what_is_far_apart_or_of_another_subject_is_another_occurrence() -> None
 def test_occurrences_are_bounded() -> None:
     """Of more than are shown, the latest are."""
     told = [_happening(f"s{n}", {"": 1}, n) for n in range(100)]
-    shown = happened([_pod("a", happenings=told)])
+    shown = service_events([_pod("a", happenings=told)])
     assert [one["at"] - NOW for one in shown] == [float(n) for n in range(99, 39, -1)]
 
 
@@ -318,20 +326,20 @@ def test_occurrences_are_bounded() -> None:
 
 def test_links_are_made_from_templates() -> None:
     """A trouble leads to the runbook of its kind, and it and a happening to their trace."""
-    links = Links("https://wiki/{kind}#x", "http://traces/{trace_id}")
+    links = PageLinks("https://wiki/{kind}#x", "http://traces/{trace_id}")
     view = _pod(
         "a",
         _trouble("breaker:vendor:0", trace="ab"),
         _trouble("dashboard/pods"),
         happenings=[_happening(BREAKER, {"opened": 1}, trace='"><script>')],
     )
-    first, second = problems_of([view], NOW, links)
+    first, second = service_troubles([view], NOW, links)
     assert (first["runbook"], first["trace_link"]) == ("https://wiki/breaker#x", "http://traces/ab")
     assert second["runbook"] == "https://wiki/dashboard#x"
     assert "trace_link" not in second
-    (one,) = happened([view], links)
+    (one,) = service_events([view], links)
     assert one["trace_link"] == "http://traces/%22%3E%3Cscript%3E"
-    assert "runbook" not in problems_of([view], NOW)[0]
+    assert "runbook" not in service_troubles([view], NOW)[0]
 
 
 @pytest.mark.parametrize("name", ["runbook", "trace"])
@@ -341,4 +349,4 @@ def test_links_are_made_from_templates() -> None:
 def test_a_template_is_an_address_with_its_field(name: str, value: Any) -> None:
     """Anything else is refused at once, with what to write."""
     with pytest.raises((TypeError, ValueError), match=f"{name}='https://"):
-        Links(**{name: value})
+        PageLinks(**{name: value})

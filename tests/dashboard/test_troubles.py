@@ -16,7 +16,7 @@ from seawall import (
     events,
     static,
 )
-from seawall.dashboard._bounds import MOST_TROUBLES
+from seawall.dashboard.bounds import MOST_TROUBLES
 from seawall.events.bus import emit
 from tests.dashboard.views_support import Pair, check_view, everything
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seawall.dashboard import _validate
-from seawall.dashboard._validate import valid_view
+from seawall.dashboard import validation
+from seawall.dashboard.validation import valid_view
 from seawall.events import BreakerChanged
 from seawall.events.bus import emit
 from tests.dashboard.views_support import (
@@ -76,7 +76,7 @@ def test_what_others_sent_is_cleaned_or_refused(changes: list[Any]) -> None:
 
 def test_without_cleaning_it_would_do_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the cleaning of texts that makes it so."""
-    monkeypatch.setattr(_validate, "shown", lambda value, _longest: value)
+    monkeypatch.setattr(validation, "shown", lambda value, _longest: value)
     names = st.tuples(st.just(("guards", 0, "name")), st.text(min_size=1))
     assert falsified(_is_harmless, st.lists(names, min_size=1, max_size=1))
 

@@ -29,11 +29,11 @@ from seawall import (
     events,
     static,
 )
-from seawall.dashboard._bounds import shown
-from seawall.dashboard._moves import Moves
-from seawall.dashboard._rows import SECTIONS
-from seawall.dashboard._settings import LOOKS, settings_of
-from seawall.dashboard._words import address
+from seawall.dashboard.bounds import shown
+from seawall.dashboard.counters import Counters
+from seawall.dashboard.presenters.sections import SECTIONS
+from seawall.dashboard.presenters.settings import LOOKS, settings_of
+from seawall.dashboard.wording import address
 from seawall.events.bus import emit
 from tests.dashboard.views_support import JUNK, Pair, check_view, everything, places, replaced
 
@@ -231,27 +231,27 @@ def test_text_is_printable_and_short(text: str, longest: int) -> None:
 )
 def test_rates_add_up(instants: list[tuple[int, list[int]]]) -> None:
     """The last rate of each instant, by the time since the one before, is what was counted."""
-    moves, now, total = Moves(), 0.0, 7
-    moves.begin(now)
-    assert moves.rate("calls", total) == 0.0
+    counters, now, total = Counters(), 0.0, 7
+    counters.begin(now)
+    assert counters.rate("calls", total) == 0.0
     for quarters, looks in instants:
         now += quarters / 4
         for more in looks:  # several looks at one instant: none divides by 0
             total += more
-            moves.begin(now)
-            rate = moves.rate("calls", total)
+            counters.begin(now)
+            rate = counters.rate("calls", total)
         assert rate * quarters / 4 == pytest.approx(sum(looks))
 
 
 @given(st.integers(1, 100), st.integers(0, 99))
 def test_a_counter_that_fell_counts_from_0(before: int, after: int) -> None:
     """What was made anew is not taken to count backwards."""
-    moves = Moves()
+    counters = Counters()
     for now, value in enumerate((before, after)):
-        moves.begin(float(now))
-        rate = moves.rate("calls", value)
+        counters.begin(float(now))
+        rate = counters.rate("calls", value)
     assert rate == (after - before if after >= before else after)
-    assert moves.lately("calls") == rate
+    assert counters.recent("calls") == rate
 
 
 def test_rates_of_calls() -> None:

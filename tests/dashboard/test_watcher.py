@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from seawall import Breaker, Guard, events
-from seawall.dashboard import _bounds, _happenings, _watcher
-from seawall.dashboard._bounds import MOST_BYTES, MOST_GUARDS
-from seawall.dashboard._fitting import ViewWriter, fitted, most_wanted, size_of
-from seawall.dashboard._guard_turns import AT_ONCE
-from seawall.dashboard._summary import problems_of
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard import bounds
+from seawall.dashboard import events as events_module
+from seawall.dashboard import watcher as watcher_module
+from seawall.dashboard.bounds import MOST_BYTES, MOST_GUARDS
+from seawall.dashboard.summary import service_troubles
+from seawall.dashboard.view_writer import ViewWriter, fit_view, keep_worst, size_of
+from seawall.dashboard.watcher import AT_ONCE, Watcher
 from seawall.events import BreakerChanged, bus
 from seawall.events.bus import emit
 from tests.dashboard.views_support import (
@@ -48,7 +49,7 @@ def test_a_view_is_small_enough() -> None:
 
 def test_without_fitting_a_view_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the fitting that makes it so."""
-    monkeypatch.setattr(_watcher, "fitted", lambda view, **_: (view, 0))
+    monkeypatch.setattr(watcher_module, "fit_view", lambda view, **_: (view, 0))
     assert size_of(Pair().look(many_guards(MOST_GUARDS, ill=0))) > MOST_BYTES
 
 
@@ -98,7 +99,7 @@ def test_what_is_broken_goes_before_what_is_worth_a_look() -> None:
     """Whichever is chosen, it is by how bad it is, then by place; and they stay in their order."""
     things = [{"tone": tone, "place": place} for place, tone in enumerate(["ok", "warn", "bad"])]
     things += [{"tone": "off", "place": 3}, {"tone": "warn", "place": 4}]
-    chosen = [[one["place"] for one in most_wanted(things, most)] for most in range(6)]
+    chosen = [[one["place"] for one in keep_worst(things, most)] for most in range(6)]
     assert chosen == [[], [2], [1, 2], [1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4]]
 
 
@@ -106,7 +107,7 @@ def test_how_many_guards_there_are_is_told_only_if_some_are_not_shown() -> None:
     """A view with all its guards does not count them again; one that was cut to fit does."""
     view = Pair().look({"guard": [{"name": f"g{place}"} for place in range(9)]})
     assert "all_guards" not in view
-    smaller, _ = fitted(view, 2000)
+    smaller, _ = fit_view(view, 2000)
     assert len(smaller["guards"]) < 9
     assert smaller["all_guards"] == 9
 
@@ -160,7 +161,7 @@ def test_an_outage_of_all_guards_is_looked_at_in_turn() -> None:
     for _ in range(8):
         view = pair.later()
     assert {one["state"] for one in view["guards"]} == {"open"}
-    assert len(problems_of([view], view["at"])) == 60
+    assert len(service_troubles([view], view["at"])) == 60
 
 
 def test_what_is_written_again_is_what_changed() -> None:
@@ -174,7 +175,7 @@ def test_what_is_written_again_is_what_changed() -> None:
     assert len(writer._next) == 30 + 2
     writer.begin()
     writer.begin()
-    assert repr(writer) == "<ViewWriter: 0 known>"
+    assert writer._next == {}
 
 
 # The watcher
@@ -256,7 +257,7 @@ def test_a_subject_that_flaps_is_one_happening_until_it_is_quiet() -> None:
     assert one["counts"] == {"opened": 7, "closed": 7}
     assert (one["began"] - NOW, one["at"] - NOW, one["tone"]) == (0.0, 60.0, "ok")
     assert one["what"] == "the breaker is closed, it was open (probes passed)"
-    pair.later(_happenings.TOGETHER)
+    pair.later(events_module.TOGETHER)
     emit(BreakerChanged, "g", before="closed", after="open", cause="tripped", key=None)
     assert [one["counts"]["opened"] for one in pair.later()["happenings"]] == [7, 1]
 
@@ -406,5 +407,5 @@ def test_a_child_process_is_another_pod() -> None:
 
 def test_bounds_agree() -> None:
     """What a watcher makes of too much is within what a reader accepts."""
-    assert _bounds.MOST_BYTES < 256 * 1024
-    assert set(_bounds.TONES) == {"ok", "warn", "bad", "off"}
+    assert bounds.MOST_BYTES < 256 * 1024
+    assert set(bounds.TONES) == {"ok", "warn", "bad", "off"}

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from seawall import LocalQueue, PriorityQueue
 from seawall._failures import described
-from seawall.dashboard import Dashboard, _work_lists
-from seawall.dashboard._work_lists import payload_text
+from seawall.dashboard import Dashboard
+from seawall.dashboard.actions import work_lists
+from seawall.dashboard.actions.work_lists import payload_text
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.outbox.outbox import Outbox
 from seawall.pipeline import DatabaseDeadLetters, DeadLetter, MemoryDeadLetters
@@ -591,4 +592,4 @@ def test_a_deep_or_long_payload_is_bounded():
     hollow = b"[" * 100_000
     text, cut = payload_text(hollow, len(hollow))
     assert cut
-    assert len(text) <= _work_lists.LONGEST_PAYLOAD
+    assert len(text) <= work_lists.LONGEST_PAYLOAD

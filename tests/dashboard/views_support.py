@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import seawall
 from seawall import VirtualClock
-from seawall.dashboard._validate import valid_view
-from seawall.dashboard._watcher import Watcher
+from seawall.dashboard.validation import valid_view
+from seawall.dashboard.watcher import Watcher
 from tests.telemetry.world import World
 
 NOW = 1_800_000_000.0

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from seawall.telemetry._thresholds import ERROR_RATIO_WARN
+from seawall.telemetry.thresholds import ERROR_RATIO_WARN
 from seawall.testing import run_virtual
 from seawall_demo._dashboard import shown
 from seawall_demo._supervisor import PipelineDemo

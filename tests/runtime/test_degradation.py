@@ -431,7 +431,7 @@ def test_a_block_has_exactly_what_was_degraded_while_it_was_open(steps):
 
 def test_stale_answers_are_a_metric():
     """What is read of a guard has degraded and stale apart."""
-    from seawall.telemetry._readings import readings_of
+    from seawall.telemetry.readings import readings_of
 
     with virtual_time() as clock:
         guard = Guard("shop", Cache(1.0, stale_if_error=60.0))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.telemetry import _thresholds as threshold
 from seawall.telemetry import alerts as module
+from seawall.telemetry import thresholds as threshold
 from seawall.telemetry.alerts import alert_rules
 from tests.support import falsified
 from tests.telemetry.promql import Fault, labels_of

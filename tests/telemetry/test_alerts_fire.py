@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from seawall.telemetry import _thresholds as threshold
+from seawall.telemetry import thresholds as threshold
 from seawall.telemetry.alerts import alert_rules
 from tests.telemetry.promql import Prometheus, Rule
 

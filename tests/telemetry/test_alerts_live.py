@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from seawall import Breaker, Guard, LocalQueue, Retry, RetryBudget, VirtualClock
 from seawall.registry import answered
-from seawall.telemetry import _thresholds as threshold
 from seawall.telemetry import export_prometheus
-from seawall.telemetry._readings import spent_share
+from seawall.telemetry import thresholds as threshold
 from seawall.telemetry.alerts import alert_rules
+from seawall.telemetry.readings import spent_share
 from seawall.testing import virtual_time
 from seawall.web import Health
 from tests.telemetry.promql import EVERY, Prometheus, Rule

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from seawall import Channel
 from seawall.telemetry import export_opentelemetry, export_prometheus
-from seawall.telemetry._names import BY_NAME
-from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import OTHER, Series, _Counter, _Remembered, combined
+from seawall.telemetry.metrics import BY_NAME
 from seawall.telemetry.prometheus import SeawallCollector
+from seawall.telemetry.readings import readings_of
+from seawall.telemetry.series import OTHER, Series, _Counter, _Remembered, combined
 from tests.support import falsified
 
 PUT = {"channel": "ws", "result": "put"}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from seawall.telemetry import METRICS, Metric, export_prometheus
-from seawall.telemetry import _panels as module
-from seawall.telemetry._names import BY_NAME
-from seawall.telemetry._promql import Asking
-from seawall.telemetry.grafana import grafana_dashboard
+from seawall.telemetry.grafana import panels as module
+from seawall.telemetry.grafana.dashboard import grafana_dashboard
+from seawall.telemetry.metrics import BY_NAME
+from seawall.telemetry.promql import PromqlQueries
 from tests.telemetry.promql import EVERY, Prometheus, labels_of
 
 DASHBOARD = grafana_dashboard()
@@ -204,7 +204,7 @@ def test_a_new_metric_is_shown_by_itself(kind: Any, fold: Any):
 def test_what_is_not_in_the_table_cannot_be_asked_for(question: Any, message: str):
     """A panel or rule about a metric that is not there fails when it is made."""
     with pytest.raises(ValueError, match=message):
-        question(Asking("5m"))
+        question(PromqlQueries("5m"))
 
 
 @pytest.mark.parametrize(

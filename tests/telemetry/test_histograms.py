@@ -23,10 +23,10 @@ from seawall import Bulkhead, Guard, VirtualClock
 from seawall.models.histogram import BOUNDS, Tally
 from seawall.telemetry import export_opentelemetry, export_prometheus
 from seawall.telemetry import otel as module
-from seawall.telemetry._names import BY_NAME
-from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import OTHER, Reading, Series
-from seawall.telemetry.grafana import grafana_dashboard
+from seawall.telemetry.grafana.dashboard import grafana_dashboard
+from seawall.telemetry.metrics import BY_NAME
+from seawall.telemetry.readings import readings_of
+from seawall.telemetry.series import OTHER, MetricReading, Series
 from seawall.testing import run_virtual
 from tests.support import let_pass, new_guard
 from tests.telemetry.pod_process import APART, durations
@@ -245,9 +245,9 @@ def test_opentelemetry_records_nothing_twice_when_a_guard_comes_back(monkeypatch
 VALUES = st.lists(st.floats(0.0001, 100.0).filter(lambda value: value not in BOUNDS))
 
 
-def _reading(values: list[float]) -> Reading:
+def _reading(values: list[float]) -> MetricReading:
     tally = _tally(*values)
-    return Reading(DURATION, ("v",), tally.sum, tuple(tally.counts))
+    return MetricReading(DURATION, ("v",), tally.sum, tuple(tally.counts))
 
 
 @given(before=VALUES, since=VALUES)

@@ -12,7 +12,7 @@ import seawall
 from seawall import VirtualClock
 from seawall.members import Cluster, Heartbeats, fixed_timeout, local
 from seawall.telemetry import export_prometheus
-from seawall.telemetry._readings import readings_of
+from seawall.telemetry.readings import readings_of
 from tests.dashboard.views_support import Pair, check_view
 
 

@@ -14,10 +14,10 @@ import seawall
 from seawall import Breaker, Guard, Pool
 from seawall.members import MemberState, MemberView
 from seawall.telemetry import METRICS
-from seawall.telemetry._names import BY_NAME, Metric
-from seawall.telemetry._readings import autoscale_load, readings_of
-from seawall.telemetry._series import OTHER, Series, label
-from seawall.telemetry._thresholds import LOAD_WARN
+from seawall.telemetry.metrics import BY_NAME, Metric
+from seawall.telemetry.readings import autoscale_load, readings_of
+from seawall.telemetry.series import OTHER, Series, label
+from seawall.telemetry.thresholds import LOAD_WARN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 from tests.telemetry.promql import labels_of

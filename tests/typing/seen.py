@@ -17,7 +17,7 @@ from seawall.telemetry import (
     METRICS,
     Metric,
     Refresher,
-    Switch,
+    TelemetrySwitch,
     alert_rules,
     arefresh,
     export_opentelemetry,
@@ -37,9 +37,9 @@ def metrics() -> None:
     assert_type(alert_rules(), str)
     assert_type(grafana_dashboard(title="Shop"), dict[str, Any])
     with export_prometheus(CollectorRegistry(), max_series=100) as switch:
-        assert_type(switch, Switch)
-    assert_type(export_opentelemetry(), Switch)
-    assert_type(log_events(), Switch)
+        assert_type(switch, TelemetrySwitch)
+    assert_type(export_opentelemetry(), TelemetrySwitch)
+    assert_type(log_events(), TelemetrySwitch)
     export_prometheus("registry")  # type: ignore[arg-type]
     export_prometheus(None, 100)  # type: ignore[call-arg]
 

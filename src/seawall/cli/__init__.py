@@ -91,7 +91,7 @@ def _metrics(given: list[str]) -> int:
 
 
 def _top(given: list[str]) -> int:
-    from seawall.cli.top import add_arguments, main
+    from seawall.cli.top.command import add_arguments, main
 
     parser = ArgumentParser("seawall top", description=_about("top"))
     add_arguments(parser)
@@ -168,7 +168,9 @@ COMMANDS: Final = {
     "worker": Command(
         _worker, "run workers and dispatchers until a signal stops them", "seawall.cli.worker"
     ),
-    "top": Command(_top, "what goes on in a service, live in the terminal", "seawall.cli.top"),
+    "top": Command(
+        _top, "what goes on in a service, live in the terminal", "seawall.cli.top.command"
+    ),
     "members": Command(
         _members, "which members of a group are alive, suspected or gone", "seawall.cli.members"
     ),

@@ -18,7 +18,7 @@ from typing import Any, Final
 from seawall._failures import described
 from seawall._redaction import printable, redacted
 from seawall.cli.keys import add_database_arguments, opened_database
-from seawall.dashboard._work_lists import payload_text
+from seawall.dashboard.actions.work_lists import payload_text
 from seawall.jobs import WorkItem
 from seawall.pipeline import DatabaseDeadLetters
 from seawall.pipeline.dead_letters.letters import STATES

@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from seawall.cli._top_message import understood
-from seawall.cli._top_source import Source, Unreachable, header_of, place_of
-from seawall.cli.top import HEADERS
-from seawall.dashboard import _words as say
-from seawall.dashboard._bounds import WORST
-from seawall.dashboard._members import GROUP, TITLE, member_of
-from seawall.dashboard._summary import LATE
-from seawall.dashboard.views import Row, View
+from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
+from seawall.cli.top.command import HEADERS
+from seawall.cli.top.messages import understood
+from seawall.dashboard import wording as say
+from seawall.dashboard.bounds import WORST
+from seawall.dashboard.presenters.members import GROUP, TITLE, member_of
+from seawall.dashboard.summary import LATE
+from seawall.dashboard.views import RowView, View
 
 WELL, SUSPECTED, UNSEEN = 0, 1, 2
 """Exit status."""
@@ -33,7 +33,7 @@ exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed a
  {UNSEEN} not to be seen.
 """
 
-Show = Callable[["list[Member]"], None]
+Show = Callable[["list[MemberSummary]"], None]
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -42,7 +42,7 @@ class Sight(NamedTuple):
     """The state of a member as one pod sees it."""
 
     pod: str
-    row: Row
+    row: RowView
 
     @property
     def facts(self) -> dict[str, str]:
@@ -50,7 +50,7 @@ class Sight(NamedTuple):
         return dict(self.row["facts"])
 
 
-class Member(NamedTuple):
+class MemberSummary(NamedTuple):
     """A member of a group, as all pods that watch it see it."""
 
     group: str
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
         headers = dict(header_of(text) for text in lines if text.strip())
-        source = Source(place_of(args.url), headers)
+        source = DashboardClient(place_of(args.url), headers)
         show = _print_json if args.json else _print_table
         if args.watch:
             return _watch(source, show, args.group)
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
     return _status(members)
 
 
-def _watch(source: Source, show: Show, groups: Sequence[str] | None) -> int:
+def _watch(source: DashboardClient, show: Show, groups: Sequence[str] | None) -> int:
     """Show each message; a restarting service has no members for a while."""
     status = UNSEEN
     try:
@@ -132,36 +132,36 @@ def _tell(why: str) -> None:
     sys.stderr.write(f"seawall members: {why}\n")
 
 
-def _nobody(everybody: Iterable[Member]) -> str:
+def _nobody(everybody: Iterable[MemberSummary]) -> str:
     known = sorted({one.group for one in everybody})
     if known:
         return f"no such group: there are {', '.join(known)}"
     return "no pod watches members: make a Heartbeats or a Cluster in them"
 
 
-def _status(members: Iterable[Member]) -> int:
+def _status(members: Iterable[MemberSummary]) -> int:
     return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
 
 
 # Input
 
 
-def _read(raw: dict[str, Any]) -> list[Member]:
+def _read(raw: dict[str, Any]) -> list[MemberSummary]:
     message = understood(raw).message
     return members_of(message["views"], message["at"])
 
 
-def _only(members: list[Member], groups: Sequence[str] | None) -> list[Member]:
+def _only(members: list[MemberSummary], groups: Sequence[str] | None) -> list[MemberSummary]:
     return [one for one in members if groups is None or one.group in groups]
 
 
-def members_of(views: Sequence[View], at: float) -> list[Member]:
+def members_of(views: Sequence[View], at: float) -> list[MemberSummary]:
     """Return all members by group, the worst first; stale views count only if there are no others.
 
     A pod that is gone, or cut off, has an outdated view of the others.
     """
     fresh = [view for view in views if not _is_old(view, at)]
-    found: dict[tuple[str, str], Member] = {}
+    found: dict[tuple[str, str], MemberSummary] = {}
     for view in fresh or views:
         rows = view["sections"].get(TITLE, [])
         groups = [row["name"] for row in rows if row["kind"] == GROUP]
@@ -169,7 +169,7 @@ def members_of(views: Sequence[View], at: float) -> list[Member]:
             for group in sorted(groups, key=len, reverse=True):
                 name = member_of(row, group)
                 if name is not None:
-                    member = found.setdefault((group, name), Member(group, name, []))
+                    member = found.setdefault((group, name), MemberSummary(group, name, []))
                     member.sights.append(Sight(view["pod"]["name"], row))
                     break
     return sorted(found.values(), key=_rank)
@@ -180,14 +180,14 @@ def _is_old(view: View, at: float) -> bool:
     return "gone" in view or age > LATE * max(view["every"], 0.1)
 
 
-def _rank(member: Member) -> tuple[str, int, str]:
+def _rank(member: MemberSummary) -> tuple[str, int, str]:
     return member.group, WORST.index(member.worst.row["tone"]), member.name
 
 
 # Output
 
 
-def _print_json(members: list[Member]) -> None:
+def _print_json(members: list[MemberSummary]) -> None:
     """Print all members on one line, in ASCII: terminal control sequences stay escaped."""
     told = [
         {
@@ -209,7 +209,7 @@ def _plain(sight: Sight) -> dict[str, Any]:
     return {"state": sight.row["state"], **sight.row.get("figures", {}), **words}
 
 
-def _print_table(members: list[Member]) -> None:
+def _print_table(members: list[MemberSummary]) -> None:
     sys.stdout.write("\n".join(table(members)) + "\n")
     sys.stdout.flush()
 
@@ -217,7 +217,7 @@ def _print_table(members: list[Member]) -> None:
 _COLUMNS: Final = ("MEMBER", "STATE", "LEVEL", "SINCE", "ROUND TRIP", "REASON")
 
 
-def table(members: list[Member]) -> Iterator[str]:
+def table(members: list[MemberSummary]) -> Iterator[str]:
     """Yield the lines of the table; each group has its own, below its name."""
     for group in dict.fromkeys(one.group for one in members):
         rows = [_COLUMNS, *(_cells(one) for one in members if one.group == group)]
@@ -228,7 +228,7 @@ def table(members: list[Member]) -> Iterator[str]:
             yield f"  {'  '.join(cells)}".rstrip()
 
 
-def _cells(member: Member) -> tuple[str, ...]:
+def _cells(member: MemberSummary) -> tuple[str, ...]:
     facts = member.worst.facts
     reason = facts.get("reason", "")
     if facts.get("by"):

@@ -10,9 +10,9 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
 
-from seawall.telemetry._names import METRICS
 from seawall.telemetry.alerts import alert_rules
-from seawall.telemetry.grafana import grafana_dashboard
+from seawall.telemetry.grafana.dashboard import grafana_dashboard
+from seawall.telemetry.metrics import METRICS
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -115,7 +115,7 @@ def main(args: Namespace) -> int:
     if args.reload:
         return Reloader(args).run()
     try:
-        crew = Crew([load(target) for target in args.targets], args)
+        crew = WorkerGroup([load(target) for target in args.targets], args)
     except Mistake as mistake:
         _say(str(mistake))
         return MISTAKEN
@@ -215,7 +215,7 @@ def _module(name: str) -> Any:
 # --- Running ---
 
 
-class Crew:
+class WorkerGroup:
     """The workers of one process: they run together, and stop together."""
 
     def __init__(self, targets: list[Target], args: Namespace) -> None:

@@ -9,19 +9,19 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
-    from seawall.dashboard._live import Pods
-    from seawall.dashboard._visit import Visit
     from seawall.dashboard.app import Dashboard
+    from seawall.dashboard.sampler import PodSource
+    from seawall.dashboard.visit import Visit
 
 __all__ = [
     "Dashboard",
-    "Pods",
+    "PodSource",
     "Visit",
 ]
 
 _HOMES = {
-    "dashboard._live": "Pods",
-    "dashboard._visit": "Visit",
+    "dashboard.sampler": "PodSource",
+    "dashboard.visit": "Visit",
     "dashboard.app": "Dashboard",
 }
 """Public names by the module that defines them."""

@@ -7,7 +7,7 @@ Promises:
 - Only viewers that `allow` or `local` admits can look, and a dashboard that would admit everyone
   cannot be created.
 - Only operators that `operate` names can act.
-- No page of another origin can make a browser act (`_csrf`).
+- No page of another origin can make a browser act (`csrf`).
 - No shown text can run as a script.
 - Failures in a callback or in another pod do not stop the page.
 
@@ -40,11 +40,24 @@ from weakref import WeakMethod, finalize, ref
 from seawall import _checks as check
 from seawall._forks import survives_fork
 from seawall.clock import current_clock
-from seawall.dashboard import _assets
-from seawall.dashboard._acting import NOT_FROM_HERE, do_elsewhere, do_here, read_act, told
-from seawall.dashboard._answers import (
+from seawall.dashboard import responses as _assets
+from seawall.dashboard.actions.guard_actions import (
+    NOT_FROM_HERE,
+    act_here,
+    act_on_pod,
+    parse_action,
+    told,
+)
+from seawall.dashboard.actions.idempotency_keys import answer_about_keys
+from seawall.dashboard.actions.work_lists import READS as WORK_READS
+from seawall.dashboard.actions.work_lists import act_on_work
+from seawall.dashboard.authorization import Ask, Authorization
+from seawall.dashboard.bounds import LONGEST_NAME, shown
+from seawall.dashboard.csrf import Sessions, check_site
+from seawall.dashboard.history import STEPS
+from seawall.dashboard.responses import (
     JSON,
-    Refusal,
+    RequestRefused,
     expect,
     forbidden,
     send_answer,
@@ -52,24 +65,17 @@ from seawall.dashboard._answers import (
     to_json,
     unavailable,
 )
-from seawall.dashboard._auth import Ask, Door
-from seawall.dashboard._bounds import LONGEST_NAME, shown
-from seawall.dashboard._csrf import Sessions, check_site
-from seawall.dashboard._key_lookup import answer_about_keys
-from seawall.dashboard._live import Live
-from seawall.dashboard._sse import Stream
-from seawall.dashboard._summary import Links
-from seawall.dashboard._tracks import STEPS
-from seawall.dashboard._visit import Visit, json_body
-from seawall.dashboard._work_lists import READS as WORK_READS
-from seawall.dashboard._work_lists import act_on_work
+from seawall.dashboard.sampler import Sampler
+from seawall.dashboard.stream import Stream
+from seawall.dashboard.summary import PageLinks
+from seawall.dashboard.visit import Visit, json_body
 from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Send
 from seawall.web.request import path_below_root
 
 if TYPE_CHECKING:
-    from seawall.dashboard._watcher import Watcher
-    from seawall.dashboard.pods import StorePods
+    from seawall.dashboard.pods.store_pods import StorePods
+    from seawall.dashboard.watcher import Watcher
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -117,7 +123,7 @@ class Dashboard:
         templates of addresses, with `{kind}` (of a problem) and `{trace_id}` in them: the page
         links to both.
         """
-        self._door = Door(allow, operate, local=local, clock=current_clock())
+        self._door = Authorization(allow, operate, local=local, clock=current_clock())
         self._sessions = Sessions(secret, origins)
         if shared is not None and pods is not None:
             raise ValueError("shared and pods: give one of them; a store is a source of pods")
@@ -126,7 +132,7 @@ class Dashboard:
         for name, text in (("title", title), ("pod", pod)):
             if not (name == "pod" and text is None) and (not isinstance(text, str) or not text):
                 raise TypeError(f"{name}={text!r}: write text, such as {name}='orders'")
-        self._links = Links(runbook, trace)
+        self._links = PageLinks(runbook, trace)
         self.title = title
         self.pod = pod
         self.every = check.seconds("every", every)
@@ -137,7 +143,7 @@ class Dashboard:
         self._mutex = Mutex()
         self._telling: tuple[Watcher, StorePods] | None = None
         self._untell: finalize[..., Any] | None = None
-        self._lives: dict[asyncio.AbstractEventLoop, Live] = {}
+        self._lives: dict[asyncio.AbstractEventLoop, Sampler] = {}
         self._viewers: set[Stream] = set()
         # The deadline of the request that starts the sampling must not apply to the sampling.
         self._context = copy_context()
@@ -166,7 +172,7 @@ class Dashboard:
 
     def _new_watcher(self) -> Watcher:
         """Return the watcher of this process."""
-        from seawall.dashboard._watcher import Watcher
+        from seawall.dashboard.watcher import Watcher
 
         return Watcher(pod=self.pod, every=self.every)
 
@@ -214,7 +220,7 @@ class Dashboard:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(live.end_streams)
 
-    def _live(self) -> Live:
+    def _live(self) -> Sampler:
         """Return the sampler of this event loop; start it if it is not running."""
         loop = asyncio.get_running_loop()
         live = self._lives.get(loop)
@@ -225,11 +231,11 @@ class Dashboard:
         live = self._lives[loop] = self._new_live()
         return live
 
-    def _new_live(self) -> Live:
+    def _new_live(self) -> Sampler:
         alone = self._shared is None
         watcher, pods = (self._new_watcher(), self._pods) if alone else self._told_to_others()
         operates = self._door.operate is not None
-        return Live(
+        return Sampler(
             watcher,
             pods,
             title=self.title,
@@ -247,7 +253,7 @@ class Dashboard:
 
     def _told_to_others(self) -> tuple[Watcher, StorePods]:
         """Return the watcher for all loops, and the publisher of its view to other pods."""
-        from seawall.dashboard.pods import StorePods
+        from seawall.dashboard.pods.store_pods import StorePods
 
         with self._mutex:
             if self._telling is None:
@@ -303,7 +309,7 @@ class Dashboard:
         try:
             await self._door.admit(visit)
             await self._route(visit, receive, send, head=head)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             await send_refusal(send, refusal, head=head)
 
     async def _route(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
@@ -326,7 +332,7 @@ class Dashboard:
             folder, _, file = path.removeprefix("/").partition("/")
             asset = self._asset(file) if folder == "page" and file != _assets.INDEX else None
             if asset is None:
-                raise Refusal(404, "Not found", "There is nothing here.")
+                raise RequestRefused(404, "Not found", "There is nothing here.")
             expect(visit.method, "GET", "HEAD")
             await send_answer(send, 200, asset.kind, asset.body, head=head)
 
@@ -339,7 +345,7 @@ class Dashboard:
             return
         page = self._asset(_assets.INDEX)
         if page is None:
-            raise Refusal(404, "Not found", "The files of the page are not installed.")
+            raise RequestRefused(404, "Not found", "The files of the page are not installed.")
         body = _assets.index(page.body, self._scripts)
         await send_answer(send, 200, page.kind, body, head=head)
 
@@ -367,7 +373,7 @@ class Dashboard:
         step, guard = spans.get(visit.query.get("span", "")), visit.query.get("guard")
         if step is None or not guard:
             example = f"hours?guard=vendor&span={' or '.join(spans)}"
-            raise Refusal(400, "Bad request", f"Name a guard and a span: {example}.")
+            raise RequestRefused(400, "Bad request", f"Name a guard and a span: {example}.")
         pods = self._live().hours(step.span, shown(guard, LONGEST_NAME))
         body = to_json({"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods})
         await send_answer(send, 200, JSON, body, head=head)
@@ -408,16 +414,16 @@ class Dashboard:
             try:
                 return await self._post(name, body, operator)
             except ValueError as error:
-                raise Refusal(422, "Unprocessable content", str(error)[:500]) from error
-        asked = read_act(body)
+                raise RequestRefused(422, "Unprocessable content", str(error)[:500]) from error
+        asked = parse_action(body)
         live = self._live()
         view = live.watcher.sample()  # what is offered depends on the current state
         if asked.pod == view["pod"]["name"]:
-            done = do_here(asked, view, operator, visit.client)
+            done = act_here(asked, view, operator, visit.client)
         else:
             if not self._acts_elsewhere:
-                raise Refusal(409, "Conflict", NOT_FROM_HERE)
-            done = await do_elsewhere(asked, self._pods, self._door.tell)
+                raise RequestRefused(409, "Conflict", NOT_FROM_HERE)
+            done = await act_on_pod(asked, self._pods, self._door.tell)
             told(asked, operator, visit.client)
         live.hurry()
         return {"done": done}

@@ -25,7 +25,7 @@ class Pod(TypedDict):
     up_seconds: float
 
 
-class Trouble(TypedDict):
+class PodTrouble(TypedDict):
     """A current problem. `id` is the same for as long as it lasts."""
 
     id: str
@@ -45,7 +45,7 @@ class Trouble(TypedDict):
     """The id of the trace in which it started, if the process is traced."""
 
 
-class Change(TypedDict):
+class SettingChange(TypedDict):
     """A setting that an operator may change: an argument of `policy.update`."""
 
     name: str
@@ -53,7 +53,7 @@ class Change(TypedDict):
     kind: Literal["number", "text"]
 
 
-class Layer(TypedDict):
+class LayerView(TypedDict):
     """One policy of a guard's stack."""
 
     policy: str
@@ -72,7 +72,7 @@ class Layer(TypedDict):
     """
     acts: list[str]
     """The possible actions of an operator: "isolate", "close"."""
-    changes: list[Change]
+    changes: list[SettingChange]
 
 
 class Rates(TypedDict):
@@ -107,10 +107,10 @@ class GuardView(TypedDict):
     p95: float | None
     p99: float | None
     """Latencies in seconds."""
-    stack: list[Layer]
+    stack: list[LayerView]
 
 
-class Reading(TypedDict):
+class SourceReading(TypedDict):
     """One of the readings that a collecting source of a pipeline has."""
 
     name: str
@@ -160,7 +160,7 @@ class PipeNode(TypedDict):
     failures: list[tuple[str, int]]
     """Causes, the most frequent first."""
     at_work: list[PipeWork]
-    readings: list[Reading]
+    readings: list[SourceReading]
     facts: list[tuple[str, str]]
 
 
@@ -184,7 +184,7 @@ class Pipes(TypedDict):
     """Number of omitted nodes."""
 
 
-class Row(TypedDict):
+class RowView(TypedDict):
     """Any other object: a limit, a queue, an outbox, a pool, a store..."""
 
     kind: str
@@ -202,7 +202,7 @@ class Row(TypedDict):
     """Data for drawing, if it is a pipeline."""
 
 
-class Happening(TypedDict):
+class PodEvent(TypedDict):
     """An event or several: a breaker opened, a store was lost.
 
     Events of the same subject that follow each other closely are one entry.
@@ -238,13 +238,13 @@ class View(TypedDict):
     """Utilization: 1.0 is full."""
     operable: bool
     """Whether an operator can act on this pod from where it is shown."""
-    troubles: list[Trouble]
+    troubles: list[PodTrouble]
     guards: list[GuardView]
     all_guards: NotRequired[int]
     """The number of all guards, if that is more than are shown."""
-    sections: dict[str, list[Row]]
+    sections: dict[str, list[RowView]]
     """Rows by title, in order of display: "Limits", "Queues", "Outbox and jobs"..."""
-    happenings: list[Happening]
+    happenings: list[PodEvent]
     """The latest last."""
     age: NotRequired[float]
     """Age of another pod's view in seconds, by the store's clock."""
@@ -252,7 +252,7 @@ class View(TypedDict):
     """Time since which a pod is gone, in Unix seconds."""
 
 
-class Problem(Trouble):
+class ServiceTrouble(PodTrouble):
     """A problem with all pods that have it, and with its consequences."""
 
     pods: list[str]
@@ -260,18 +260,18 @@ class Problem(Trouble):
     """The address of its runbook."""
     trace_link: NotRequired[str]
     """The address of the trace in which it started."""
-    consequences: list[Problem]
+    consequences: list[ServiceTrouble]
     """The worst first. These have no consequences of their own."""
 
 
-class Verdict(TypedDict):
+class ServiceVerdict(TypedDict):
     """The overall state of all pods, in a few words."""
 
     tone: Tone
     words: str
 
 
-class Occurrence(TypedDict):
+class ServiceEvent(TypedDict):
     """The events of one subject on all pods, in one sentence."""
 
     at: float
@@ -306,17 +306,17 @@ class History(TypedDict):
     """By "kind/name"; the rates of a pipeline's nodes by "pipe/pipeline/node"."""
 
 
-class Message(TypedDict):
+class DashboardMessage(TypedDict):
     """A message to the page and the terminal, sent each `every` seconds; `history` only once."""
 
     title: str
     at: float
     operator: str | None
     """The operator who may act; None if it is read-only."""
-    verdict: Verdict
-    troubles: list[Problem]
+    verdict: ServiceVerdict
+    troubles: list[ServiceTrouble]
     """The problems of all pods, by cause: the worst first, then the oldest."""
-    happened: list[Occurrence]
+    happened: list[ServiceEvent]
     """The events of all pods, the latest first."""
     views: list[View]
     history: dict[str, History] | None

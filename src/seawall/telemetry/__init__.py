@@ -4,24 +4,28 @@
 opentelemetry-api (the extra `otel`), `log_events()` nothing. Each name is loaded when it is used.
 """
 
+from __future__ import annotations
+
 from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
-    from seawall.telemetry._names import METRICS, Metric
-    from seawall.telemetry._refresh import Refresher, arefresh
-    from seawall.telemetry._switch import Switch
+    from collections.abc import Callable
+    from typing import Self
+
     from seawall.telemetry.alerts import alert_rules
-    from seawall.telemetry.grafana import grafana_dashboard
+    from seawall.telemetry.grafana.dashboard import grafana_dashboard
     from seawall.telemetry.logs import log_events
+    from seawall.telemetry.metrics import METRICS, Metric
     from seawall.telemetry.otel import export_opentelemetry
     from seawall.telemetry.prometheus import export_prometheus
+    from seawall.telemetry.refresh import Refresher, arefresh
 
 __all__ = [
     "METRICS",
     "Metric",
     "Refresher",
-    "Switch",
+    "TelemetrySwitch",
     "alert_rules",
     "arefresh",
     "export_opentelemetry",
@@ -30,12 +34,38 @@ __all__ = [
     "log_events",
 ]
 
+
+class TelemetrySwitch:
+    """Something that is on; `close()`, or the end of a `with` block, switches it off."""
+
+    def __init__(self, what: str, off: Callable[[], None]) -> None:
+        """Call `off` once, when closed; `what` is its name."""
+        self._what = what
+        self._off: list[Callable[[], None]] = [off]
+
+    def __repr__(self) -> str:
+        return f"<{self._what}: {'on' if self._off else 'off'}>"
+
+    def close(self) -> None:
+        """Switch it off. Idempotent, and callable from any thread."""
+        try:
+            off = self._off.pop()
+        except IndexError:
+            return
+        off()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
 _HOMES = {
-    "telemetry._names": "METRICS Metric",
-    "telemetry._refresh": "Refresher arefresh",
-    "telemetry._switch": "Switch",
+    "telemetry.metrics": "METRICS Metric",
+    "telemetry.refresh": "Refresher arefresh",
     "telemetry.alerts": "alert_rules",
-    "telemetry.grafana": "grafana_dashboard",
+    "telemetry.grafana.dashboard": "grafana_dashboard",
     "telemetry.logs": "log_events",
     "telemetry.otel": "export_opentelemetry",
     "telemetry.prometheus": "export_prometheus",

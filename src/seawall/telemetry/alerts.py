@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-from seawall.telemetry import _thresholds as threshold
-from seawall.telemetry._promql import Asking
+from seawall.telemetry import thresholds as threshold
+from seawall.telemetry.promql import PromqlQueries
 
 __all__ = ["alert_rules"]
 
@@ -61,7 +61,7 @@ def _is_address(text: object) -> bool:
 
 # Rules
 
-_ask: Final = Asking(f"{threshold.WINDOW / 60:g}m")
+_ask: Final = PromqlQueries(f"{threshold.WINDOW / 60:g}m")
 
 _CALLS: Final = _ask.rate("attempts", "job guard")
 _ENOUGH: Final = f"{_CALLS} > {threshold.FEW_CALLS / 60:.4f}"

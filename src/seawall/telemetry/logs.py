@@ -15,11 +15,11 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.events import subscribe
 from seawall.events.log import EventLog, LineBound, changes
-from seawall.telemetry._switch import Switch
+from seawall.telemetry import TelemetrySwitch
 
 __all__ = ["log_events"]
 
-_on: Final[WeakKeyDictionary[logging.Logger, Switch]] = WeakKeyDictionary()
+_on: Final[WeakKeyDictionary[logging.Logger, TelemetrySwitch]] = WeakKeyDictionary()
 
 
 def log_events(
@@ -29,7 +29,7 @@ def log_events(
     per_second: float = 1.0,
     burst: int = 10,
     clock: Clock | None = None,
-) -> Switch:
+) -> TelemetrySwitch:
     """Write a record for each event to `logger`, at `level` (by default that of the event's type).
 
     Without it, changes of state and a few degraded answers are written to `seawall.events`; while
@@ -63,5 +63,5 @@ def log_events(
         changes.paused -= 1
         unsubscribe()
 
-    _on[logger] = switch = Switch("log_events()", off)
+    _on[logger] = switch = TelemetrySwitch("log_events()", off)
     return switch

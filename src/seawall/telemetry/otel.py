@@ -33,10 +33,10 @@ from seawall.clock import current_clock
 from seawall.events import Event, subscribe
 from seawall.events.log import Value, fields_of, values_of
 from seawall.registry import snapshot
-from seawall.telemetry._names import METRICS, Metric
-from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import CAP, Labels, Reading, Series
-from seawall.telemetry._switch import Switch
+from seawall.telemetry import TelemetrySwitch
+from seawall.telemetry.metrics import METRICS, Metric
+from seawall.telemetry.readings import readings_of
+from seawall.telemetry.series import CAP, Labels, MetricReading, Series
 
 __all__ = ["export_opentelemetry"]
 
@@ -60,7 +60,7 @@ def export_opentelemetry(
     *,
     spans: bool = True,
     max_series: int = CAP,
-) -> Switch:
+) -> TelemetrySwitch:
     """Add all metrics to `meter_provider` (by default the global one).
 
     With `spans`, events are added to the current span, if it is recorded. Up to `max_series` series
@@ -79,7 +79,7 @@ def export_opentelemetry(
     if source is None:
         _sources[provider] = source = _Source()
         _instruments(provider, source)
-    switch = Switch("export_opentelemetry()", source.stop)
+    switch = TelemetrySwitch("export_opentelemetry()", source.stop)
     source.start(switch, cap)
     if spans:
         _spans.add(source)
@@ -95,12 +95,12 @@ class _Source:
     """
 
     def __init__(self) -> None:
-        self.switch: Switch | None = None
+        self.switch: TelemetrySwitch | None = None
         self._series = Series()
         self._told: dict[str, list[Observation]] = {}
         self._asked: set[str] = set()
         self.histograms: dict[str, Histogram] = {}
-        self._recorded: dict[tuple[str, Labels], Reading] = {}
+        self._recorded: dict[tuple[str, Labels], MetricReading] = {}
         self._clock = current_clock()
         self._recorded_at = self._clock.now()
         self._lock = Lock()
@@ -109,7 +109,7 @@ class _Source:
     def _after_fork(self) -> None:
         self._lock = Lock()  # another thread may have held it
 
-    def start(self, switch: Switch, cap: int) -> None:
+    def start(self, switch: TelemetrySwitch, cap: int) -> None:
         """Switch on."""
         with self._lock:
             self._series.cap, self._told, self._asked = cap, {}, set()
@@ -145,7 +145,7 @@ class _Source:
         self._record([one for one in readings if one.metric.kind == "histogram"])
         return told
 
-    def _record(self, found: list[Reading]) -> None:
+    def _record(self, found: list[MetricReading]) -> None:
         """Record the increase of the histograms since the last collection."""
         now = self._clock.now()
         most = max(RECORDED_ANYWAY, int((now - self._recorded_at) * RECORDED_A_SECOND))
@@ -166,7 +166,9 @@ class _Source:
             del recorded[next(iter(recorded))]
 
 
-def values_since(before: Reading | None, now: Reading, most: int) -> list[tuple[float, int]]:
+def values_since(
+    before: MetricReading | None, now: MetricReading, most: int
+) -> list[tuple[float, int]]:
     """Return values to record, and how often, for the increase of a histogram since `before`.
 
     Each value lies in its bucket, all at the same share of its width, so that they have the right

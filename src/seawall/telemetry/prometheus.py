@@ -28,10 +28,10 @@ from prometheus_client.utils import floatToGoString
 from seawall import _checks as check
 from seawall._forks import survives_fork
 from seawall.registry import snapshot
-from seawall.telemetry._names import METRICS, Metric
-from seawall.telemetry._readings import readings_of
-from seawall.telemetry._series import CAP, Reading, Series
-from seawall.telemetry._switch import Switch
+from seawall.telemetry import TelemetrySwitch
+from seawall.telemetry.metrics import METRICS, Metric
+from seawall.telemetry.readings import readings_of
+from seawall.telemetry.series import CAP, MetricReading, Series
 
 __all__ = ["export_prometheus"]
 
@@ -43,14 +43,14 @@ _BOUNDS: Final = {
 
 AnyFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
-_exports: Final[WeakKeyDictionary[CollectorRegistry, tuple[Switch, SeawallCollector]]] = (
+_exports: Final[WeakKeyDictionary[CollectorRegistry, tuple[TelemetrySwitch, SeawallCollector]]] = (
     WeakKeyDictionary()
 )
 
 
 def export_prometheus(
     registry: CollectorRegistry | None = None, *, max_series: int = CAP
-) -> Switch:
+) -> TelemetrySwitch:
     """Add all metrics to `registry` (by default the default one of prometheus-client).
 
     Up to `max_series` series of each metric have their own labels; the rest are summed as "other".
@@ -74,7 +74,7 @@ def export_prometheus(
         target.unregister(collector)
 
     target.register(collector)
-    switch = Switch("export_prometheus()", off)
+    switch = TelemetrySwitch("export_prometheus()", off)
     _exports[target] = switch, collector
     return switch
 
@@ -123,6 +123,6 @@ def _family(metric: Metric) -> AnyFamily:
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels, unit=unit)
 
 
-def _buckets(reading: Reading) -> list[tuple[str, float]]:
+def _buckets(reading: MetricReading) -> list[tuple[str, float]]:
     """Return the number of values up to each bound."""
     return list(zip(_BOUNDS[reading.metric.name], accumulate(reading.counts), strict=True))

@@ -1,0 +1,1 @@
+"""`seawall top`: the dashboard in a terminal."""

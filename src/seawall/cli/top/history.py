@@ -1,0 +1,115 @@
+"""History for drawing: taken from the first message, then one point for each message.
+
+Promises:
+- All lists of a pod have the same length, at most `MOST_POINTS`.
+- Memory is bounded whatever is sent.
+- A point is added only for a new sample of the pod.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from seawall.cli.top.messages import MOST_PODS, MOST_POINTS
+from seawall.dashboard.views import DashboardMessage, GuardTrack, GuardView, History, View
+
+KEPT_FOR: Final = 600.0
+"""Seconds for which the history of a pod is kept that is no longer reported."""
+
+MOST_TRACKS: Final = 4000
+"""Maximum number of guards and rows with a history, over all pods; later ones have none."""
+
+
+class TopHistory:
+    """The history of all pods, by pod."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._pods: dict[str, History] = {}
+
+    def take(self, message: DashboardMessage) -> dict[str, History]:
+        """Add `message`, and return the history including it."""
+        self._pods.update(message["history"] or {})
+        self._forget(message)
+        room = MOST_TRACKS - sum(len(h["guards"]) + len(h["rows"]) for h in self._pods.values())
+        for view in message["views"]:
+            history = self._pods.setdefault(view["pod"]["name"], _empty())
+            if not history["at"] or view["at"] > history["at"][-1]:
+                room -= _append(history, view, room)
+        return self._pods
+
+    def _forget(self, message: DashboardMessage) -> None:
+        """Drop the history of pods that are gone."""
+        told = {view["pod"]["name"] for view in message["views"]}
+        gone = {pod: h["at"][-1] if h["at"] else 0.0 for pod, h in self._pods.items()}
+        for pod in told:
+            gone.pop(pod, None)
+        oldest_first = sorted(gone, key=gone.__getitem__)
+        beyond = len(self._pods.keys() | told) - MOST_PODS
+        for place, pod in enumerate(oldest_first):
+            if place < beyond or message["at"] - gone[pod] > KEPT_FOR:
+                del self._pods[pod]
+
+
+def _empty() -> History:
+    return History(at=[], guards={}, rows={})
+
+
+def _append(history: History, view: View, room: int) -> int:
+    """Add a point for `view`, with at most `room` new tracks; return how many were added."""
+    before = len(history["at"])
+    had = len(history["guards"]) + len(history["rows"])
+    history["at"].append(view["at"])
+    guards = {guard["name"]: guard for guard in view["guards"]}
+    rows = {f"{row['kind']}/{row['name']}": row for s in view["sections"].values() for row in s}
+    for name in guards:
+        if name not in history["guards"] and room > 0:
+            history["guards"][name] = _blank(before)
+            room -= 1
+    for name, row in rows.items():
+        if name not in history["rows"] and room > 0 and row["track"] is not None:
+            history["rows"][name] = [None] * before
+            room -= 1
+    for name, track in history["guards"].items():
+        _extend(track, guards.get(name))
+    for name, points in history["rows"].items():
+        told = rows.get(name)
+        points.append(told["track"] if told else None)
+        del points[:-MOST_POINTS]
+    del history["at"][:-MOST_POINTS]
+    return len(history["guards"]) + len(history["rows"]) - had
+
+
+def _blank(length: int) -> GuardTrack:
+    return GuardTrack(
+        succeeded=[0.0] * length,
+        degraded=[0.0] * length,
+        failed=[0.0] * length,
+        rejected=[0.0] * length,
+        p50=[None] * length,
+        p99=[None] * length,
+        breaker=[None] * length,
+    )
+
+
+def _extend(track: GuardTrack, guard: GuardView | None) -> None:
+    """Add the values of `guard`; zeros and gaps if it is gone."""
+    rates = guard["rates"] if guard else None
+    track["succeeded"].append(rates["succeeded"] if rates else 0.0)
+    track["degraded"].append(rates["degraded"] if rates else 0.0)
+    track["failed"].append(rates["failed"] if rates else 0.0)
+    track["rejected"].append(rates["rejected"] if rates else 0.0)
+    track["p50"].append(guard["p50"] if guard else None)
+    track["p99"].append(guard["p99"] if guard else None)
+    track["breaker"].append(guard["breaker"] if guard else None)
+    lists: tuple[list[float] | list[float | None] | list[str | None], ...] = (
+        track["succeeded"],
+        track["degraded"],
+        track["failed"],
+        track["rejected"],
+        track["p50"],
+        track["p99"],
+        track["breaker"],
+    )
+    for points in lists:
+        del points[:-MOST_POINTS]

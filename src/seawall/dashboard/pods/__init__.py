@@ -1,0 +1,1 @@
+"""The other pods of a service: each publishes its view in the store, and reads the others."""

@@ -1,0 +1,186 @@
+"""Queues, outboxes, jobs, their workers, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from seawall.dashboard import wording as say
+from seawall.dashboard.bounds import (
+    number,
+)
+from seawall.dashboard.counters import Counters
+from seawall.dashboard.presenters.content import (
+    Facts,
+    FoundTrouble,
+    RowContent,
+    Seen,
+    mapping,
+    plain_facts,
+    share_of,
+)
+from seawall.dashboard.views import Tone
+from seawall.telemetry import thresholds as limits
+
+
+def queue_row(kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
+    """Describe a queue, an outbox or jobs."""
+    known = waiting_of(kind, seen)
+    if not known:
+        return RowContent(facts=plain_facts(seen, ("stored_age",)))
+    age = number(known.get("oldest"))
+    most = limits.OUTBOX_AGE_SECONDS if kind == "outbox" else limits.QUEUE_AGE_SECONDS
+    dead, blocked = number(known.get("dead")), number(known.get("blocked"))
+    tone: Tone = "bad" if age > most or blocked > limits.BLOCKED_AGGREGATES else "ok"
+    if tone == "ok" and dead > limits.DEAD:
+        tone = "warn"
+    facts: Facts = [("oldest", say.seconds(age))]
+    facts += [
+        (label, say.amount(known[label])) for label in _QUEUE_FACTS if number(known.get(label))
+    ]
+    waiting = number(known.get("waiting"))
+    room = known.get("max_size", known.get("max_waiting", known.get("capacity")))
+    return RowContent(
+        f"{say.amount(waiting)} waiting", tone, facts, share_of(waiting, room), waiting
+    )
+
+
+_QUEUE_FACTS: Final = (
+    "dead",
+    "blocked",
+    "claimed",
+    "running",
+    "delayed",
+    "dropped",
+    "rejected",
+    "refused",
+    "expired",
+    "lost",
+)
+
+
+def waiting_of(kind: str, seen: Seen) -> dict[str, Any]:
+    """Return the state of something in which items wait, with the same names for all kinds."""
+    stored = mapping(seen.get("stored"))
+    if kind == "jobs":
+        known: dict[str, Any] = {}
+        for key, value in stored.items():
+            if isinstance(value, (list, tuple)) and len(value) > 1:
+                known[str(key)] = value[0]
+        queued = stored.get("queued")
+        oldest = queued[1] if isinstance(queued, (list, tuple)) and len(queued) > 1 else 0.0
+        if not stored:
+            return {}
+        return {
+            **known,
+            "waiting": known.get("queued", 0),
+            "dead": known.get("failed", 0),
+            "oldest": oldest,
+        }
+    names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
+    told = {names.get(key, key): value for key, value in {**seen, **stored}.items()}
+    return told if "waiting" in told else {}
+
+
+def queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Iterator[FoundTrouble]:
+    """Yield the troubles of a queue, an outbox or jobs."""
+    known = waiting_of(kind, seen)
+    what = say.plainly(kind)
+    age = number(known.get("oldest"))
+    most = limits.OUTBOX_AGE_SECONDS if kind == "outbox" else limits.QUEUE_AGE_SECONDS
+    if age > most:
+        waiting = f", {say.amount(known.get('waiting'))} wait"
+        told = f"The oldest of the {what} has waited for {say.seconds(age)}{waiting}"
+        yield FoundTrouble(f"age:{kind}:{name}", "bad", name, told, "Does somebody work it off?")
+    dead = number(known.get("dead"))
+    if dead > limits.DEAD:
+        told = f"Given up: {say.amount(dead)} of the {what}"
+        advice = "Look at why they failed; do them again, or drop them"
+        yield FoundTrouble(f"dead:{kind}:{name}", "warn", name, told, advice)
+    blocked = number(known.get("blocked"))
+    if blocked > limits.BLOCKED_AGGREGATES:
+        told = f"Events of {say.several(blocked, 'aggregate')} wait behind one that failed"
+        yield FoundTrouble(
+            f"blocked:{name}", "bad", name, told, "Mend the cause, then unblock them"
+        )
+
+
+def letters_of(seen: Seen) -> Seen:
+    """Return the numbers of dead letters by state."""
+    return {**seen, **mapping(seen.get("stored"))}
+
+
+def has_no_letters(seen: Seen) -> bool:
+    """Return whether a pipeline has no known dead letters, and so needs no row."""
+    counts = (letters_of(seen).get(state) for state in ("dead", "waiting", "claimed"))
+    return "stored_error" not in seen and not any(map(number, counts))
+
+
+def dead_letter_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
+    """Describe dead letters."""
+    known = letters_of(seen)
+    dead = number(known.get("dead"))
+    facts: Facts = [
+        (label, say.amount(known[key]))
+        for key, label in (("waiting", "to be replayed"), ("claimed", "being replayed"))
+        if number(known.get(key))
+    ]
+    state = say.several(dead, "dead letter") if dead else "no dead letters"
+    return RowContent(state, "warn" if dead > limits.DEAD else "ok", facts, None, dead)
+
+
+def dead_letter_troubles(
+    _kind: str, name: str, seen: Seen, _counters: Counters
+) -> Iterator[FoundTrouble]:
+    """Yield the troubles of dead letters."""
+    dead = number(letters_of(seen).get("dead"))
+    if dead > limits.DEAD:
+        what = f"{say.several(dead, 'dead letter waits', 'dead letters wait')} for somebody"
+        yield FoundTrouble(f"dead:{name}", "warn", name, what, REPLAY)
+
+
+def worker_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
+    """Describe a worker."""
+    slots, busy = number(seen.get("concurrency")), number(seen.get("at_work"))
+    done = sum(number(seen.get(key)) for key in ("done", "succeeded", "delivered"))
+    speed = counters.rate((kind, name, "done"), done)
+    facts: Facts = [("done", say.rate(speed))]
+    left = ("concurrency", "at_work", "running", "paused", "listening", "rounds")
+    facts += [one for one in plain_facts(seen, left) if one[1] != "0"]
+    if seen.get("running") is False:
+        return RowContent("not running", "off", facts, None, speed)
+    if seen.get("paused") is True:
+        return RowContent("paused", "warn", facts, None, speed)
+    state = f"{say.amount(busy)} of {say.amount(slots)} at work" if slots else "running"
+    return RowContent(state, "ok", facts, share_of(busy, slots), speed)
+
+
+def serializer_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
+    """Describe a serializer."""
+    waiting = number(seen["waiting"])
+    facts: Facts = [
+        ("in turn", say.amount(seen.get("in_flight"))),
+        ("longest line", say.amount(seen.get("longest_line"))),
+        ("refused", say.amount(seen.get("rejected"))),
+    ]
+    return RowContent(f"{say.amount(waiting)} waiting", "ok", facts, None, waiting)
+
+
+def fifo_troubles(kind: str, name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
+    """Yield the troubles of a receiver of ordered messages."""
+    counters.rate((kind, name, "gaps"), seen["gaps"])
+    gaps = counters.recent((kind, name, "gaps"))
+    if gaps > limits.FIFO_GAPS:
+        what = f"{say.several(gaps, 'message')} did not come for too long"
+        yield FoundTrouble(f"gaps:{name}", "warn", name, what, "Look at its sender")
+
+
+def counters_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
+    """Describe counters other than 0; the history is the rate of all together."""
+    total = sum(number(value) for value in seen.values() if type(value) is int)
+    speed = counters.rate((kind, name, "all"), total)
+    facts = [one for one in plain_facts(seen, ("window", "in_flight")) if one[1] != "0"]
+    return RowContent(say.rate(speed), "ok", facts, None, speed)
+
+
+REPLAY: Final = "Look at why they failed; replay them, or drop them"

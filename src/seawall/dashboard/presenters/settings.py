@@ -1,0 +1,277 @@
+"""Short descriptions of a policy's settings, and the settings that an operator may change.
+
+Only known fields are read, and users' functions and values are only checked for presence: a `repr`
+may contain a password. Unreadable settings are omitted, and nothing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import isfinite
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from seawall.dashboard.bounds import HUGE, LONGEST_TEXT, LONGEST_WORD, MOST_CHANGES, shown
+from seawall.dashboard.views import SettingChange
+from seawall.dashboard.wording import amount, seconds, several, share
+
+LOOKS: Final = 60
+"""Number of samples after which settings are read again even without a change event."""
+
+
+class PolicySettings(NamedTuple):
+    """The shown settings of a policy."""
+
+    title: str
+    words: str
+    changes: list[SettingChange]
+
+
+def settings_of(kind: str, policy: Any) -> PolicySettings:
+    """Return the settings of `policy`, whose kind is given by the guard's snapshot."""
+    title = kind.replace("_", " ").title().replace(" ", "") if policy is None else _title(policy)
+    words, changes = "", list[SettingChange]()
+    if policy is not None:
+        describe, names = _KNOWN.get(kind, (None, ()))
+        if describe is not None:
+            words = _read(describe, policy, "")
+        changes = _read(lambda one: list(_changes(one, kind, names)), policy, [])
+    title = shown(title or "Policy", LONGEST_WORD)
+    return PolicySettings(title, shown(words, LONGEST_TEXT), changes[:MOST_CHANGES])
+
+
+class SettingsCache:
+    """Cache of the settings of each policy: they change rarely, and reading them takes time.
+
+    They are read again when `changes` (the number of change events) differs, and those of each
+    policy after `LOOKS` samples, as not every change has an event. Not safe for concurrent use.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._known: WeakKeyDictionary[Any, tuple[int, PolicySettings]] = WeakKeyDictionary()
+        self._changes = 0
+        self._looks = 0
+
+    def begin(self, changes: int) -> None:
+        """Start a sample."""
+        self._looks += 1
+        if changes != self._changes:
+            self._known.clear()
+            self._changes = changes
+
+    def of(self, kind: str, policy: Any) -> PolicySettings:
+        """Return what `settings_of` does."""
+        try:
+            read_at, known = self._known.get(policy, (0, None))
+            if known is None or self._looks - read_at >= LOOKS:
+                known = settings_of(kind, policy)
+                self._known[policy] = self._looks, known
+        except TypeError:  # None, or an object that cannot be hashed or weakly referenced
+            return settings_of(kind, policy)
+        # Copied, as each view owns its data.
+        return PolicySettings(known.title, known.words, [*known.changes])
+
+
+def _title(policy: Any) -> str:
+    return str(getattr(type(policy), "__name__", ""))
+
+
+def _read(read: Callable[[Any], Any], policy: Any, default: Any) -> Any:
+    try:
+        return read(policy)
+    except Exception:  # noqa: BLE001 - a subclass may lack anything, and raise anything
+        return default
+
+
+# Descriptions
+
+
+def _breaker(policy: Any) -> str:
+    told = policy.settings
+    rules = []
+    over = "" if told.window is None else f" in {seconds(told.window)}"
+    if told.window_calls is not None:
+        over = f" of the last {amount(told.window_calls)}"
+    if told.consecutive is not None:
+        rules.append(f"{several(told.consecutive, 'failure')} in a row")
+    if told.failure_ratio is not None:
+        rules.append(f"{share(told.failure_ratio)} of {several(told.min_calls, 'call')}{over}")
+    if told.slow_ratio is not None:
+        rules.append(f"{share(told.slow_ratio)} slower than {seconds(told.slow_after)}")
+    pause = "longer each time" if callable(told.break_for) else f"for {seconds(told.break_for)}"
+    keyed = "" if policy.key is None else ", by key"
+    return f"opens at {' or '.join(rules)}, {pause}{keyed}"
+
+
+def _retry(policy: Any) -> str:
+    most = several(policy.most_attempts, "attempt")
+    adaptive = "" if isinstance(policy.attempts, int) else "up to "
+    parts = [adaptive + most]
+    base = _first_pause(policy.backoff)
+    if base is not None:
+        parts.append(f"backoff from {seconds(base)}" if base else "no pause")
+    rule = getattr(policy.budget, "rule", None)
+    if rule is not None:
+        ratio = getattr(rule, "ratio", None)
+        parts.append("budget" if ratio is None else f"budget {share(ratio)}")
+    return ", ".join(parts)
+
+
+def _first_pause(backoff: Any) -> float | None:
+    # Not by calling it: the function may be a user's.
+    arguments = getattr(backoff, "_arguments", ())
+    first = arguments[0] if arguments else None
+    known = isinstance(first, (int, float)) and not isinstance(first, bool)
+    return float(first) if known and first is not None else None
+
+
+def _timeout(policy: Any) -> str:
+    limit = policy.seconds
+    thread = ", in a thread" if policy.sync == "thread" else ""
+    if isinstance(limit, (int, float)):
+        return seconds(limit) + thread
+    return f"from {seconds(limit.floor)} to {seconds(limit.cap)}, by what calls take{thread}"
+
+
+def _waits(policy: Any) -> str:
+    wait = policy.max_wait
+    return f", waits up to {seconds(wait)}" if wait else ", nobody waits"
+
+
+def _bulkhead(policy: Any) -> str:
+    return f"{amount(policy.limit)} at once{_waits(policy)}"
+
+
+def _adaptive_limit(policy: Any) -> str:
+    model = policy.model
+    bounds = f"{amount(model.minimum)} to {amount(model.maximum)} at once"
+    return f"{bounds}, as {model.name} learns{_waits(policy)}"
+
+
+def _rate_limit(policy: Any) -> str:
+    parts = []
+    for limit in policy.limits:
+        burst = "" if limit.burst is None else f", burst {amount(limit.burst)}"
+        keyed = "" if limit.key is None else " for each key"
+        parts.append(f"{limit.text}{keyed}{burst}")
+    waits = _waits(policy) if policy.max_wait else ""
+    return "; ".join(parts) + waits
+
+
+def _shed(policy: Any) -> str:
+    return "by " + ", ".join(rule.name for rule in policy.rules)
+
+
+def _cache(policy: Any) -> str:
+    stale = policy.stale_if_error
+    more = f", {seconds(stale)} more if the call fails" if stale else ""
+    return f"for {seconds(policy.ttl)}{more}"
+
+
+def _fallback(policy: Any) -> str:
+    return ", then ".join(level_name(name) for name in policy.names)
+
+
+def level_name(name: Any) -> str:
+    """Return the name of a fallback's level, without the value that it returns."""
+    bare = str(name).partition("(")[0].rpartition("<locals>.")[2].strip()
+    return shown(bare or "a level", LONGEST_WORD)
+
+
+def _hedge(policy: Any) -> str:
+    delay = policy.delay
+    known = isinstance(delay, (int, float))
+    after = seconds(delay) if known else "what calls usually take"
+    return f"a second call after {after}, for at most {share(policy.cap)}"
+
+
+def _throttle(policy: Any) -> str:
+    k = f"{policy.k:g} times" if isinstance(policy.k, float) else "somewhat more than"
+    return f"sends {k} what was accepted in {seconds(policy.window)}"
+
+
+def _threads(policy: Any) -> str:
+    return f"{several(policy.pool.size, 'thread')}, {amount(policy.pool.queue)} may wait"
+
+
+def _turns(policy: Any) -> str:
+    return f"turns of {seconds(policy.slice)}, waits of {seconds(policy.target)}"
+
+
+def _chaos(policy: Any) -> str:
+    return f"disturbs {share(policy.share)} of calls"
+
+
+def _service_levels(policy: Any) -> str:
+    return f"needs the level {policy.level.label}"
+
+
+_GATE: Final = ("max_wait", "max_waiting", "mode")
+
+_KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = {
+    "breaker": (
+        _breaker,
+        (
+            "failure_ratio",
+            "window",
+            "window_calls",
+            "min_calls",
+            "consecutive",
+            "slow_after",
+            "slow_ratio",
+            "break_for",
+            "probe_timeout",
+            "mode",
+        ),
+    ),
+    "retry": (_retry, ("attempts", "max_retry_after")),
+    "timeout": (_timeout, ("seconds",)),
+    "bulkhead": (_bulkhead, ("limit", *_GATE)),
+    "adaptive_limit": (_adaptive_limit, ("minimum", "maximum", *_GATE)),
+    "rate_limit": (_rate_limit, _GATE),
+    "shed": (_shed, ("mode",)),
+    "cache": (_cache, ("ttl", "stale_if_error", "max_entries")),
+    "fallback": (_fallback, ()),
+    "hedge": (_hedge, ("delay", "most", "cap", "burst")),
+    "throttle": (_throttle, ("k", "window", "mode")),
+    "thread_bulkhead": (_threads, ()),
+    "turns": (_turns, ("slice", "target", "cheap", "patience", "mode")),
+    "chaos": (_chaos, ()),
+    "service_levels": (_service_levels, ("mode",)),
+}
+"""The description of each kind's settings, and which of them `update` takes."""
+
+
+# Changeable settings
+
+
+def _changes(policy: Any, kind: str, names: tuple[str, ...]) -> Iterator[SettingChange]:
+    if kind == "rate_limit":
+        yield from _rates(policy)
+    for name in names:
+        holder = policy
+        if kind == "breaker" and name != "mode":
+            holder = policy.settings
+        elif name in {"minimum", "maximum"}:
+            holder = policy.model
+        yield from _change(name, getattr(holder, name, None))
+
+
+def _rates(policy: Any) -> Iterator[SettingChange]:
+    given: Any = getattr(policy, "_given", ())
+    if _title(policy) == "TokenLimits":
+        for limit in policy.limits:  # by name: each is a separate argument
+            yield from _change(limit.name, limit.text)
+    elif len(given) == 1 and isinstance(given[0], str):
+        # Several limits, or limits with functions, cannot be typed as text.
+        yield from _change("limits", given[0])
+
+
+def _change(name: str, value: Any) -> Iterator[SettingChange]:
+    if isinstance(value, str) and len(value) <= LONGEST_WORD:
+        yield SettingChange(
+            name=shown(name, LONGEST_WORD), value=shown(value, LONGEST_WORD), kind="text"
+        )
+    elif type(value) in {int, float} and isfinite(value) and abs(value) <= HUGE:
+        yield SettingChange(name=shown(name, LONGEST_WORD), value=value, kind="number")

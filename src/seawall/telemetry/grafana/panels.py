@@ -1,0 +1,498 @@
+"""Contents of the Grafana dashboard: rows of panels with their queries, from the table of metrics.
+
+A metric without a panel gets a plain one in the last row, so that none is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal, NamedTuple
+
+from seawall.models.histogram import USUAL
+from seawall.telemetry import thresholds as threshold
+from seawall.telemetry.metrics import METRICS, Metric
+from seawall.telemetry.promql import PromqlQueries
+
+Shape = Literal["lines", "stack", "states", "firing"]
+
+SCOPE: Final = (
+    ("job", 'job=~"$job"'),
+    ("instance", 'instance=~"$instance"'),
+    ("guard", 'guard=~"$guard"'),
+)
+
+_ask: Final = PromqlQueries("$__rate_interval", SCOPE)
+
+
+class Query(NamedTuple):
+    """A query, and the legend of its results."""
+
+    expr: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """One panel. From `warn` on it is yellow, from `bad` on red."""
+
+    title: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    shape: Shape = "lines"
+    wide: int = 8
+    warn: float | None = None
+    bad: float | None = None
+    values: tuple[tuple[str, str], ...] = ()
+    """Text and colour of the states 0, 1, 2..."""
+
+
+# Queries
+
+
+def _legend(by: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by.split()) or "all"
+
+
+def _rate(name: str, by: str, where: str = "", legend: str = "") -> Query:
+    return Query(_ask.rate(name, by, where), legend or _legend(by))
+
+
+def _gauge(fold: str, name: str, by: str, where: str = "", legend: str = "") -> Query:
+    return Query(_ask.gauge(fold, name, by, where), legend or _legend(by))
+
+
+def _quantiles(title: str, name: str, by: str, bad: float | None = None) -> Panel:
+    """Return a panel with p50, p95 and p99 of all processes together, from their histograms."""
+    queries = (
+        Query(_ask.quantile(share, name, by), f"{_legend(by)} p{share * 100:g}") for share in USUAL
+    )
+    return Panel(title, tuple(queries), "s", bad=bad)
+
+
+def _share(part: str, whole: str, legend: str) -> Query:
+    return Query(f"{part} / {whole}", legend)
+
+
+def _seconds(title: str, name: str, by: str, bad: float | None = None) -> Panel:
+    """Return a panel with the largest value: durations and ages of processes cannot be added."""
+    return Panel(title, (_gauge("max", name, by),), "s", bad=bad)
+
+
+def _speed(title: str, name: str, by: str, shape: Shape = "lines") -> Panel:
+    return Panel(title, (_rate(name, by),), "cps", shape)
+
+
+def _count(title: str, fold: str, name: str, by: str, bad: float | None = None) -> Panel:
+    return Panel(title, (_gauge(fold, name, by),), bad=bad)
+
+
+_CALLS: Final = _ask.rate("attempts", "guard")
+
+_BREAKER: Final = Query(
+    "max by (instance, guard) ("
+    + " or ".join(
+        f"{value} * ({_ask.series('breaker_state', 'state=' + json.dumps(state))} > bool 0)"
+        for value, state in enumerate(("closed", "half_open", "open", "isolated"))
+    )
+    + ")",
+    "{{guard}} {{instance}}",
+)
+"""One number for the state over time, the worst if a guard has several breakers."""
+
+_ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
+
+# Panels
+
+_OVERVIEW: Final = (
+    Panel(
+        "Wrong now (alerts that fire)",
+        (
+            Query(
+                'ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}',
+                "{{alertname}}",
+            ),
+        ),
+        shape="firing",
+    ),
+    Panel(
+        "Load (1 is full)",
+        (
+            _gauge("avg", "autoscale_load", "job", legend="{{job}} mean"),
+            _gauge("max", "autoscale_load", "job", legend="{{job}} fullest"),
+        ),
+        "percentunit",
+        warn=threshold.LOAD_WARN,
+        bad=threshold.LOAD,
+    ),
+    _speed("Attempts by outcome", "attempts", "outcome", "stack"),
+    Panel(
+        "Share of attempts that fail",
+        (
+            _share(
+                _ask.rate("attempts", "guard", 'outcome="failed"'),
+                _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
+                "{{guard}}",
+            ),
+        ),
+        "percentunit",
+        warn=threshold.ERROR_RATIO_WARN,
+        bad=threshold.ERROR_RATIO,
+    ),
+    Panel(
+        "Share refused by open circuits",
+        (_share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),),
+        "percentunit",
+        bad=threshold.CIRCUIT_OPEN,
+    ),
+    Panel(
+        "Breakers",
+        (_BREAKER,),
+        shape="states",
+        values=(
+            ("closed", "green"),
+            ("half-open", "yellow"),
+            ("open", "red"),
+            ("isolated", "purple"),
+        ),
+    ),
+)
+
+_GUARDS: Final = (
+    _quantiles("Duration: p50, p95, p99", "attempt_duration_seconds", "guard"),
+    _quantiles("Waited to be admitted: p50, p95, p99", "queue_wait_seconds", "guard"),
+    _speed("Attempts", "attempts", "guard outcome"),
+    Panel(
+        "Share of recent attempts that failed, worst process",
+        (_gauge("max", "error_ratio", "guard"),),
+        "percentunit",
+        warn=threshold.ERROR_RATIO_WARN,
+        bad=threshold.ERROR_RATIO,
+    ),
+    _speed("Timeouts", "timeouts", "guard"),
+    Panel(
+        "Answered by less",
+        (_rate("degraded", "guard"), _rate("stale", "guard", legend="{{guard}}: stale")),
+    ),
+    _speed("Refused, by policy", "rejected", "guard policy"),
+    _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
+    Panel(
+        "Retries for each attempt",
+        (_share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}"),),
+        "percentunit",
+    ),
+    _speed("Calls, with and without a retry", "retry_calls", "guard outcome"),
+    _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
+    Panel(
+        "Retry budget spent",
+        (_gauge("max", "retry_budget_spent_ratio", "guard"),),
+        "percentunit",
+        # No `bad`: a budget that is not refilled yet does no harm.
+        warn=threshold.BUDGET_SPENT_WARN,
+    ),
+    _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
+    _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
+    _count("Open keys of keyed breakers", "max", "breaker_open_keys", "guard"),
+    _speed("Shed, by reason and class", "shed", "guard reason class"),
+    _speed("Refused by rate limits", "rate_limited", "kind name limit"),
+    _speed("Fallbacks that answered", "fallbacks", "guard level"),
+    _speed("Looks into caches", "cache", "guard result"),
+    Panel(
+        "Hedges", (_rate("hedges", "guard"), _rate("hedge_wins", "guard", legend="{{guard}} won"))
+    ),
+    Panel(
+        "Shared policies go with their store",
+        (_gauge("min", "policy_shared", "guard policy"),),
+        shape="states",
+        values=_ONE_OR_NONE,
+    ),
+    _count("Threads without a caller", "sum", "abandoned_threads", "guard"),
+)
+
+_LENT: Final = (
+    Panel(
+        "Slots in use",
+        (
+            _gauge("sum", "slots_in_use", "guard policy"),
+            _gauge("sum", "slots", "guard policy", legend="{{guard}} {{policy}}: all"),
+        ),
+    ),
+    _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
+    _seconds(
+        "First in line for a slot has waited",
+        "slot_wait_seconds",
+        "guard policy",
+        threshold.SLOT_WAIT_SECONDS,
+    ),
+    Panel(
+        "Pools",
+        (
+            _gauge("sum", "pool_in_use", "pool", legend="{{pool}}: in use"),
+            _gauge("sum", "pool_idle", "pool", legend="{{pool}}: idle"),
+            _gauge("sum", "pool_slots", "pool", legend="{{pool}}: all"),
+        ),
+    ),
+    _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
+    _quantiles(
+        "Borrowers waited: p50, p95, p99", "pool_wait_seconds", "pool", threshold.POOL_WAIT_SECONDS
+    ),
+    _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
+    _speed("Lent", "pool_borrowed", "pool"),
+    _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
+    Panel(
+        "Executors",
+        (
+            _gauge("sum", "executor_in_use", "executor", legend="{{executor}}: busy"),
+            _gauge("sum", "executor_waiting", "executor", legend="{{executor}}: waiting"),
+            _gauge("sum", "executor_workers", "executor", legend="{{executor}}: workers"),
+        ),
+    ),
+    _speed("Calls of executors", "executor_calls", "executor outcome"),
+    Panel(
+        "Serializers",
+        (
+            _gauge("sum", "serializer_waiting", "serializer", legend="{{serializer}}: waiting"),
+            _rate("serializer_rejected", "serializer", legend="{{serializer}}: refused a second"),
+        ),
+    ),
+)
+
+_WAITING: Final = (
+    _count("Waiting", "max", "queue_depth", "kind name"),
+    _seconds(
+        "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
+    ),
+    Panel("Given up", (_gauge("max", "queue_dead", "kind name"),), bad=threshold.DEAD + 1),
+    _seconds(
+        "Outbox: the oldest event has waited",
+        "outbox_age_seconds",
+        "outbox",
+        threshold.OUTBOX_AGE_SECONDS,
+    ),
+    Panel(
+        "Outbox: blocked aggregates",
+        (_gauge("max", "outbox_blocked_aggregates", "outbox"),),
+        bad=threshold.BLOCKED_AGGREGATES + 1,
+    ),
+    _seconds(
+        "A store or database was asked",
+        "reading_age_seconds",
+        "kind name",
+        threshold.READING_AGE_SECONDS,
+    ),
+    Panel(
+        "Workers",
+        (
+            _gauge("sum", "worker_busy", "kind name", legend="{{kind}} {{name}}: busy"),
+            _gauge("sum", "worker_slots", "kind name", legend="{{kind}} {{name}}: slots"),
+        ),
+    ),
+    _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
+    _speed("Items of channels", "channel_items", "channel result"),
+)
+
+_ONCE: Final = (
+    _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
+    _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
+    _speed("Refused late: may have been done twice", "refused_late", "kind name"),
+    _speed("FIFO: messages missing", "fifo_gaps", "name"),
+)
+
+_AROUND: Final = (
+    Panel(
+        "Stores answer",
+        (_gauge("min", "store_up", "store instance"),),
+        shape="states",
+        values=_ONE_OR_NONE,
+    ),
+    _count("Processes that hold a lease", "sum", "lease_held", "lease"),
+    _count("Processes by health", "sum", "health_state", "service level state"),
+    _count("Processes by phase", "sum", "lifecycle_state", "service state"),
+    _count("Requests in flight", "sum", "requests_in_flight", "service"),
+    _count("Processes by level of service", "sum", "service_level", "service level"),
+    _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
+    _seconds(
+        "Event loops are late", "loop_lag_seconds", "watchdog instance", threshold.LOOP_LAG_SECONDS
+    ),
+    _speed("Event loops are blocked", "loop_blocks", "watchdog"),
+    Panel("Cannot be read", (_gauge("sum", "unreadable", "kind"),), bad=threshold.UNREADABLE + 1),
+    Panel(
+        "Series told together",
+        (_gauge("max", "series_folded", "metric"),),
+        bad=threshold.FOLDED + 1,
+    ),
+)
+
+
+_MEMBERS: Final = (
+    _count("Members by state, as all processes see them", "sum", "members", "group state"),
+    _speed("Suspected, cleared, confirmed, left", "member_changes", "group result"),
+    Panel(
+        "Share of suspicions that were wrong",
+        (
+            _share(
+                _ask.rate("member_changes", "group", 'result="cleared"'),
+                _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
+                "{{group}} now",
+            ),
+            _gauge(
+                "max", "member_false_suspect_ratio", "group", legend="{{group}} worst process, ever"
+            ),
+        ),
+        "percentunit",
+        warn=threshold.FALSE_SUSPECTS_WARN,
+        bad=threshold.FALSE_SUSPECTS,
+    ),
+    Panel(
+        "Most suspected members (suspected from 1)",
+        (_gauge("max", "member_level_ratio", "group member"),),
+        bad=1.0,
+    ),
+    _quantiles("Time to confirm a member: p50, p95, p99", "member_detection_seconds", "group"),
+    _quantiles("Round trips: p50, p95, p99", "member_round_trip_seconds", "group"),
+    _speed("Own pauses", "member_own_pauses", "group instance"),
+    Panel(
+        "Share of time in own pauses",
+        (_rate("member_own_pause_seconds", "group instance"),),
+        "percentunit",
+    ),
+    _count("Health score (0 is well)", "max", "member_health_score", "group instance"),
+    _speed("Messages", "member_messages", "group result"),
+    Panel("Bytes", (_rate("member_bytes", "group result"),), "Bps"),
+)
+
+_PIPELINES: Final = (
+    _speed("Items read", "pipeline_read", "pipeline source"),
+    _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
+    Panel(
+        "In flight, and as lesser items in sinks",
+        (
+            _gauge("sum", "pipeline_in_flight", "pipeline", legend="{{pipeline}} in flight"),
+            _rate("pipeline_degraded", "pipeline", legend="{{pipeline}} degraded a second"),
+            _rate("pipeline_replayed", "pipeline", legend="{{pipeline}} replayed a second"),
+        ),
+    ),
+    _seconds(
+        "The oldest item has waited for a stage",
+        "pipeline_stage_oldest_seconds",
+        "pipeline stage",
+        threshold.STAGE_AGE_SECONDS,
+    ),
+    Panel(
+        "Oldest item, last item of each source",
+        (
+            _gauge("max", "pipeline_oldest_seconds", "pipeline", legend="{{pipeline}} oldest"),
+            _gauge(
+                "min",
+                "pipeline_source_silence_seconds",
+                "pipeline source",
+                legend="{{pipeline}} {{source}} silent",
+            ),
+        ),
+        "s",
+    ),
+    _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
+    _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
+    Panel(
+        "Workers of stages, and what waits for them",
+        (
+            _gauge(
+                "sum", "pipeline_stage_busy", "pipeline stage", legend="{{pipeline}} {{stage}} busy"
+            ),
+            _gauge(
+                "sum",
+                "pipeline_stage_workers",
+                "pipeline stage",
+                legend="{{pipeline}} {{stage}} workers",
+            ),
+            _gauge(
+                "sum",
+                "pipeline_stage_waiting",
+                "pipeline stage",
+                legend="{{pipeline}} {{stage}} waiting",
+            ),
+        ),
+    ),
+    _quantiles(
+        "Time in a stage: p50, p95, p99", "pipeline_stage_duration_seconds", "pipeline stage"
+    ),
+    Panel(
+        "Sources that fail",
+        (_gauge("max", "pipeline_source_failing", "pipeline source"),),
+        bad=1.0,
+    ),
+    _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
+    _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
+    _count("Sources of collections", "max", "collect_sources", "collect state"),
+    _seconds(
+        "Sources are missing for",
+        "collect_missing_seconds",
+        "collect source",
+        threshold.MISSING_SECONDS,
+    ),
+    _speed("Collections", "collect_collections", "collect result", "stack"),
+)
+
+_LLM: Final = (
+    _quantiles(
+        "Requests to language models: p50, p95, p99",
+        "gen_ai_client_operation_duration_seconds",
+        "guard gen_ai_request_model",
+    ),
+    _quantiles(
+        "Time to the first chunk: p50, p95, p99",
+        "gen_ai_client_operation_time_to_first_chunk_seconds",
+        "guard gen_ai_request_model",
+    ),
+    Panel(
+        "Tokens a second",
+        (
+            Query(
+                _ask.sum_rate(
+                    "gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"
+                ),
+                _legend("gen_ai_request_model gen_ai_token_type"),
+            ),
+        ),
+        shape="stack",
+    ),
+    Panel(
+        "Cost an hour",
+        (Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),),
+    ),
+    _speed(
+        "Answers by model (level 0 is preferred)", "models_served", "models model level", "stack"
+    ),
+    _speed("Answered by no model", "models_failed", "models"),
+)
+
+
+def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
+    """Return the rows by title, and one more for those of `metrics` that are in none of them."""
+    known = [
+        ("Overview", _OVERVIEW),
+        ("Guards", _GUARDS),
+        ("Slots, pools, executors", _LENT),
+        ("Queues, outbox, jobs", _WAITING),
+        ("Once", _ONCE),
+        ("Pipelines", _PIPELINES),
+        ("Members", _MEMBERS),
+        ("Around", _AROUND),
+        ("Language models", _LLM),
+    ]
+    asked = [query.expr for _, panels in known for panel in panels for query in panel.queries]
+    rest = [metric for metric in metrics if not any(mentions(expr, metric) for expr in asked)]
+    return [*known, ("More", tuple(_plain(metric) for metric in rest))] if rest else known
+
+
+def mentions(expr: str, metric: Metric) -> bool:
+    """Return whether a query is about `metric`, not about one whose name starts the same."""
+    suffixes = ("_bucket", "_sum") if metric.kind == "histogram" else ("",)
+    return any(f"({metric.name}{suffix}{{" in expr for suffix in suffixes)
+
+
+def _plain(metric: Metric) -> Panel:
+    by = " ".join(metric.labels)
+    name = metric.name.removeprefix("seawall_").removesuffix("_total")
+    if metric.kind == "histogram":
+        return _quantiles(metric.help, name, by)
+    query = _rate(name, by) if metric.kind == "counter" else _gauge(metric.fold, name, by)
+    return Panel(metric.help, (query,), "s" if metric.unit == "s" else "short")
