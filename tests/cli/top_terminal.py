@@ -86,8 +86,9 @@ class Terminal:
         late = clock.now() + 20
         while running:
             assert clock.now() < late, f"it did not end, but {self.seen[-2000:]!r}"
-            running = self.process.poll() is None  # asked first: then all it wrote is there
-            while select.select([self._ours], (), (), 0.05 if running else 0)[0]:
+            running = self.process.poll() is None
+            # The kernel delivers the last output a moment after the end.
+            while select.select([self._ours], (), (), 0.05 if running else 0.5)[0]:
                 self.seen += self._text.decode(os.read(self._ours, 65536))
         return self.process.wait()
 
