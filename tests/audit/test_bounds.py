@@ -19,6 +19,21 @@ def test_queues_need_a_size():
         asyncio.Queue()  #! SW301
         Queue(10)
         Queue()  #! SW301
+        def answer(child):
+            result = Queue()
+            child(result)
+            return result.get(timeout=3)
+        class Buffer:
+            def __init__(self):
+                self.items = queue.Queue()
+            def add(self, one):
+                if self.items.qsize() < 100:
+                    self.items.put(one)
+        class Connections:
+            def __init__(self, connections):
+                self.idle = queue.Queue()
+                for one in connections:
+                    self.idle.put(one)
         def fill():
             items = queue.Queue()
             for one in range(10):
@@ -40,6 +55,8 @@ def test_fan_outs_need_a_bound():
             await asyncio.gather(*[fetch(one) for one in items[:5]])
             await asyncio.gather(*[fetch(one) for one in range(3)])
             await asyncio.gather(one(), two())
+            await asyncio.gather(*[handler(event) for handler in handlers])
+            await asyncio.gather(*[stop(one) for one in items])
         async def limited(items):
             semaphore = asyncio.Semaphore(10)
             await asyncio.gather(*[fetch(one, semaphore) for one in items])
@@ -62,6 +79,8 @@ def test_tasks_in_a_loop_need_a_bound():
                 asyncio.create_task(handle(message))  #! SW303
             for message in list(messages):
                 asyncio.create_task(handle(message))  #! SW303
+            for service in services:
+                asyncio.create_task(service.start())
             for name in ("a", "b"):
                 asyncio.create_task(handle(name))
             while True:

@@ -52,6 +52,13 @@ def test_a_client_that_is_kept_is_clean():
         async def main():
             async with httpx.AsyncClient() as client:
                 await client.get(url)
+        async def other_place(base):
+            async with httpx.AsyncClient(base_url=base) as client:
+                return await client.get("/")
+        async def remembered(url):
+            if url not in cache:
+                async with httpx.AsyncClient() as client:
+                    cache[url] = await client.get(url)
         def script():
             with httpx.Client() as client:
                 client.get(url)

@@ -57,6 +57,9 @@ def test_backoff_and_stamina():
         @backoff.on_exception(backoff.expo, Exception, max_time=3)  #! SW203, SW204
         def three(): ...
 
+        @backoff.on_exception(backoff.expo, Exception, max_tries=1)
+        def once(): ...
+
         @stamina.retry(on=OSError)  #! SW203
         def four(): ...
 
@@ -130,6 +133,12 @@ def test_loops_that_retry():
                     return ask()
                 except OSError:
                     time.sleep(1)  #! SW202
+        def listen():
+            while True:
+                try:
+                    return next_message()
+                except OSError:
+                    time.sleep(random.random())
         def bounded():
             for attempt in range(3):
                 try:
@@ -181,8 +190,9 @@ def test_loops_that_retry():
         "for item in items:\n try: send(item)\n except OSError: time.sleep(1)",
         "while True:\n try:\n  ask()\n  break\n except OSError: raise",
         "while not done():\n time.sleep(1)",
+        "while True:\n try:\n  items.get_nowait()\n  break\n except Empty: time.sleep(1)",
     ],
-    ids=["poller", "items", "leaves", "waits"],
+    ids=["poller", "items", "leaves", "waits", "queue"],
 )
 def test_loops_that_do_not_retry(code: str):
     """Pollers and loops over items do their work again, but not the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from seawall.audit import audit_source
 from seawall.audit.libraries import libraries
 from tests.audit.support import assert_findings
 
@@ -150,6 +151,10 @@ def test_wrappers_are_followed_to_their_callers():
         def careful(url, **kwargs):
             kwargs.setdefault("timeout", 3)
             return requests.get(url, **kwargs)
+        def nobody(url, **kwargs):
+            return requests.get(url, **kwargs)  #! SW101
+        nobody("a")
+        nobody("b")
         fetch("a", timeout=3)
         fetch("a")  #! SW101
         ask("a", 3)
@@ -373,6 +378,13 @@ def test_a_socket_is_clean_once_its_timeout_is_set():
         timed.connect(address)
     """)
     assert_findings("""
+        import socket
+        local = socket.socket(socket.AF_UNIX)
+        local.connect(path)
+        here = socket.socket()
+        here.connect(("127.0.0.1", 80))
+    """)
+    assert_findings("""
         import socket, urllib.request
         socket.setdefaulttimeout(10)
         urllib.request.urlopen(url)
@@ -407,6 +419,13 @@ def test_waits_inside_the_process_are_found():
         """,
         "SW1",
     )
+
+
+def test_commands_may_wait_for_their_children():
+    """Whoever runs a command watches it; a service that waits for a child is nobody's."""
+    code = "import subprocess\nsubprocess.run(command)\n"
+    assert audit_source(code, "app/cli/build.py") == []
+    assert [one.rule.id for one in audit_source(code, "app/client.py")] == ["SW103"]
 
 
 def test_the_table_knows_many_libraries():

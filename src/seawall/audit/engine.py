@@ -20,6 +20,10 @@ EXCLUDED: Final = (
     "venv",
     "env",
     "*.egg-info",
+    "docs",
+    "examples",
+    "benchmarks",
+    "setup.py",
     "*_pb2.py",
     "*_pb2_grpc.py",
 )

@@ -28,6 +28,7 @@ class Wait(NamedTuple):
     position: int | None = None
     unless: tuple[str, ...] = ()
     address: int | None = None
+    schemes: tuple[str, ...] = ()
     through: tuple[str, ...] = ()
     set_by: tuple[str, ...] = ()
     zero: bool = False

@@ -18,7 +18,9 @@ def check(source: Source) -> Iterator[Finding]:
         instead = source.libraries.blocking.get(path) if path else None
         if instead is None or isinstance(names.parents.get(call), ast.Await):
             continue
-        if isinstance(function, ast.AsyncFunctionDef) and not _is_immediate(call):
+        if isinstance(function, ast.AsyncFunctionDef) and not (
+            _is_immediate(call) or _is_fresh_lock(source, call, function)
+        ):
             message = f"{path}(...) blocks the event loop in async def {function.name}"
             yield source.finding("SW401", call, message, instead)
 
@@ -26,8 +28,22 @@ def check(source: Source) -> Iterator[Finding]:
 def _is_immediate(call: ast.Call) -> bool:
     """Return whether the call is told not to wait."""
     return any(
-        keyword.arg in {"block", "blocking"}
-        and isinstance(keyword.value, ast.Constant)
-        and keyword.value.value is False
+        keyword.arg == "mock_response"
+        or (
+            keyword.arg in {"block", "blocking"}
+            and isinstance(keyword.value, ast.Constant)
+            and keyword.value.value is False
+        )
         for keyword in call.keywords
+    )
+
+
+def _is_fresh_lock(source: Source, call: ast.Call, function: ast.AsyncFunctionDef) -> bool:
+    """Return whether a lock is acquired that the same function has just made."""
+    value = source.names.called(call)
+    return (
+        value is not None
+        and value.path.endswith("Lock().acquire")
+        and value.origin is not None
+        and source.names.function_of(value.origin) is function
     )

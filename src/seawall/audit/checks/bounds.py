@@ -10,7 +10,15 @@ from typing import Final
 from seawall.audit.findings import Finding
 from seawall.audit.names import FunctionNode
 from seawall.audit.source import Source
-from seawall.audit.syntax import has_unpacking, is_none, keywords_of, own_calls, words_in
+from seawall.audit.syntax import (
+    code_of,
+    has_unpacking,
+    is_none,
+    keywords_of,
+    names_in,
+    own_calls,
+    words_in,
+)
 
 _QUEUES: Final = {
     "queue.Queue": "maxsize",
@@ -30,6 +38,12 @@ _TASKS: Final = frozenset({"asyncio.create_task", "asyncio.ensure_future"})
 _BOUNDS: Final = re.compile(
     r"semaphore|limiter|\bsem\b|_sem\b|sem_|bulkhead|chunk|batch|islice|max_concurren|acquire"
     r"|throttle|max_workers|\bpool\b"
+)
+_KEPT_SMALL: Final = re.compile(
+    r"qsize|budget|semaphore|\bfull\b|max_?(size|len|items|pending|queue|buffer|depth)"
+)
+_ENDING: Final = re.compile(
+    r"close|stop|shutdown|cancel|kill|terminat|clean|drain|exit|disconnect|teardown|wrap_future|cache"
 )
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
@@ -65,7 +79,7 @@ class _Bounds:
             bounded = not (isinstance(given, ast.Constant) and given.value in {0, -1, None})
             if bounded:
                 return
-        if self._holds_few(call):
+        if self._holds_few(call) or self._is_kept_small(call):
             return
         usual = path if name else f"{path.partition('.')[0]}.Queue"
         message = f"{path}() grows without a bound"
@@ -73,24 +87,31 @@ class _Bounds:
         yield self._source.finding("SW301", call, message, write)
 
     def _holds_few(self, call: ast.Call) -> bool:
-        """Return whether the queue is a local one that only answers its own function."""
+        """Return whether the queue holds what its own function puts there, or one answer to it."""
         function = self._source.function_of(call)
         parent = self._names.parents.get(call)
-        if function is None or not isinstance(parent, ast.Assign):
+        if function is None or not isinstance(parent, (ast.Assign, ast.AnnAssign)):
             return False
-        target = parent.targets[0]
-        if not isinstance(target, ast.Name):
-            return False
-        looped = [
+        target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
+        for one in own_calls(function.body):
+            if not isinstance(one.func, ast.Attribute) or code_of(one.func.value) != code_of(
+                target
+            ):
+                continue
+            if one.func.attr in {"put", "put_nowait"}:
+                return True
+            if one.func.attr == "get" and self._loop_of(one) is None:
+                return isinstance(target, ast.Name)
+        return False
+
+    def _is_kept_small(self, call: ast.Call) -> bool:
+        """Return whether the class or function around a queue has a bound of its own for it."""
+        around = [
             one
-            for one in own_calls(function.body)
-            if isinstance(one.func, ast.Attribute)
-            and one.func.attr in {"put", "put_nowait"}
-            and isinstance(one.func.value, ast.Name)
-            and one.func.value.id == target.id
+            for one in self._names.ancestors(call)
+            if isinstance(one, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         ]
-        # Filled by this function before anybody reads it: as long as what it was filled from.
-        return bool(looped)
+        return bool(around) and bool(_KEPT_SMALL.search(words_in(around[-1])))
 
     def fan_out(self, call: ast.Call, path: str) -> Iterator[Finding]:
         for argument in call.args:
@@ -120,7 +141,27 @@ class _Bounds:
             return None
         if not any(isinstance(part, ast.Call) for part in ast.walk(node.elt)):
             return None  # the tasks are there already
+        targets = {name for one in node.generators for name in names_in(one.target)}
+        if _ENDING.search(words_in(node.elt)) or self._is_own_work(node.elt, targets, call):
+            return None
         return None if _is_small(node.generators[0].iter) else node
+
+    def _is_own_work(self, made: ast.expr, targets: set[str], call: ast.Call) -> bool:
+        """Return whether each item does something itself: `handler(event)`, `service.start()`.
+
+        There are as many of those as somebody has registered.
+        """
+        root: ast.expr = made
+        while isinstance(root, (ast.Call, ast.Attribute, ast.Await)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if not isinstance(root, ast.Name):
+            return False
+        if root.id in targets:
+            return True
+        return any(
+            isinstance(binding.value, ast.Call) and names_in(binding.value.func) & targets
+            for binding in self._names.scope_of(call).lookup(root.id)
+        )
 
     def _is_bounded(self, made: ast.expr, call: ast.Call) -> bool:
         """Return whether something limits how many of them run: here, or in what is called."""
@@ -141,7 +182,17 @@ class _Bounds:
 
     def task(self, call: ast.Call) -> Iterator[Finding]:
         loop = self._loop_of(call)
-        if loop is None or self._is_bounded(call, call) or self._waits_in(loop):
+        if loop is None or not call.args or self._is_bounded(call, call) or self._waits_in(loop):
+            return
+        function = self._source.function_of(call)
+        if _ENDING.search(f"{function.name if function else ''} {words_in(call.args[0])}"):
+            return
+        work = call.args[0]
+        if isinstance(work, ast.Call) and self._source.called(work) == "asyncio.sleep":
+            return
+        if isinstance(loop, (ast.For, ast.AsyncFor)) and self._is_own_work(
+            work, names_in(loop.target), call
+        ):
             return
         if isinstance(loop, (ast.For, ast.AsyncFor)):
             if not isinstance(loop, ast.AsyncFor) and _is_small(loop.iter):

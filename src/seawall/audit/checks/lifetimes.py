@@ -45,6 +45,8 @@ def _client(source: Source, call: ast.Call, path: str) -> Iterator[Finding]:
     if function is None or not _is_local(source, call, function):
         return
     looped = _loop_around(source, call)
+    if _is_for_one_place(call, function) or "cache" in words_in(function):
+        return  # another address each time, or asked only once
     if not looped and not _runs_often(function):
         return
     where = "in each turn of the loop" if looped else f"for each call of {function.name}"
@@ -54,6 +56,16 @@ def _client(source: Source, call: ast.Call, path: str) -> Iterator[Finding]:
         " lifespan, or a module), and close it when it ends"
     )
     yield source.finding("SW501", call, message, write)
+
+
+def _is_for_one_place(call: ast.Call, function: FunctionNode) -> bool:
+    """Return whether the client is made for an address that differs from call to call."""
+    where = [*call.args[:1], *(key.value for key in call.keywords if key.arg == "base_url")]
+    changing = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+    for loop in own(function.body, (ast.For, ast.AsyncFor)):
+        if isinstance(loop, (ast.For, ast.AsyncFor)):
+            changing |= names_in(loop.target)
+    return any(names_in(one) & changing for one in where)
 
 
 def _without_timeout(source: Source, call: ast.Call) -> Iterator[Finding]:

@@ -34,6 +34,10 @@ _JITTERED: Final = re.compile(
 _SLEEPS: Final = frozenset(
     {"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep", "gevent.sleep", "eventlet.sleep"}
 )
+_SERVING: Final = re.compile(
+    r"listen|consum|watch|serve|worker|run|loop|subscri|poll|monitor|main|__anext__|forever"
+)
+"""Names of functions whose purpose is to go on for ever."""
 _EVERYTHING: Final = frozenset({"Exception", "BaseException"})
 _SENDING: Final = re.compile(
     r"(requests|httpx|httpx\.AsyncClient\(\)|httpx\.Client\(\)|requests\.Session\(\)"
@@ -139,7 +143,7 @@ class _Retries:
     def _of_call(self, call: ast.Call) -> Iterator[Finding]:
         path = self._source.called(call)
         given = keywords_of(call)
-        if has_unpacking(call):
+        if has_unpacking(call) or _is_single(given):
             return
         if path in {"tenacity.retry", "tenacity.Retrying"}:
             yield from self._of_tenacity(call, given)
@@ -240,9 +244,6 @@ class _Retries:
             yield self._source.finding("SW205", call, message, write)
 
     def _of_ours(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
-        attempts = given.get("attempts")
-        if isinstance(attempts, ast.Constant) and attempts.value == 1:
-            return
         if "budget" not in given or is_none(given["budget"]):
             message = "Retry(...) has no budget: an outage multiplies the load by its attempts"
             yield self._source.finding("SW203", call, message, "budget=RetryBudget()")
@@ -300,7 +301,11 @@ class _Retries:
             succeeds = any(own([*attempt.body, *attempt.orelse], (ast.Return, ast.Break)))
             if not succeeds and not self._follows_and_leaves(loop, attempt):
                 continue
-            handlers = [one for one in attempt.handlers if not _always_leaves(one.body)]
+            handlers = [
+                one
+                for one in attempt.handlers
+                if not _always_leaves(one.body) and not _waits_for_items(one)
+            ]
             pauses = [
                 node
                 for node in own_calls(loop.body)
@@ -327,7 +332,9 @@ class _Retries:
         return bool(rest) and leaves and isinstance(rest[-1], (ast.Return, ast.Break))
 
     def _of_loop(self, loop: Loop, found: _Loop) -> Iterator[Finding]:
-        if _is_endless(loop) and not self._may_stop(loop, found):
+        function = self._source.function_of(loop)
+        serves = function is not None and _SERVING.search(function.name)
+        if _is_endless(loop) and not serves and not self._may_stop(loop, found):
             message = "this loop retries for ever: no handler raises, and nothing counts attempts"
             yield self._source.finding("SW201", loop, message, WRITE_RETRY)
         pause = found.pauses[0]
@@ -445,6 +452,22 @@ class _Loop(NamedTuple):
     body: list[ast.stmt]
     handlers: list[ast.ExceptHandler]
     pauses: list[ast.Call]
+
+
+def _is_single(given: dict[str, ast.expr]) -> bool:
+    """Return whether there is only one attempt, and so no retry."""
+    for name in ("max_tries", "tries", "attempts", "stop_max_attempt_number", "stop"):
+        value = given.get(name)
+        if isinstance(value, ast.Call) and len(value.args) == 1:
+            value = value.args[0]  # stop_after_attempt(1)
+        if isinstance(value, ast.Constant) and value.value == 1:
+            return True
+    return False
+
+
+def _waits_for_items(handler: ast.ExceptHandler) -> bool:
+    """Return whether an empty queue is met, which is no failure."""
+    return handler.type is not None and "empty" in words_in(handler.type)
 
 
 def _within(node: ast.AST, statements: list[ast.stmt]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -11,8 +12,14 @@ from seawall.audit.findings import Finding
 from seawall.audit.libraries import Wait
 from seawall.audit.names import FunctionNode, Scope, Value
 from seawall.audit.source import Source
+from seawall.audit.syntax import texts_in
 
 OUR_TRANSPORTS: Final = ("seawall.clients.",)
+_COMMANDS: Final = re.compile(
+    r"(^|/)(cli|commands?|scripts?(-[^/]*)?|tools|bin|dev|ci)/|(^|/)(cli|__main__|manage)\.py$"
+)
+"""Files of commands that somebody runs and watches: a child process may take its time there."""
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _CARRIERS: Final = frozenset({"transport", "connector", "http_client", "mounts"})
 _SOCKET_LIBRARIES: Final = frozenset(
     {"urllib", "http.client", "httplib2", "smtplib", "ftplib", "poplib", "imaplib", "socket"}
@@ -64,7 +71,9 @@ class _Timeouts:
                 yield from self._of_wait(call, value, wait)
                 continue
             wait = self._source.libraries.waits.get(path)
-            if wait is not None and not self._is_worker_loop(call, path):
+            if wait is None or self._is_worker_loop(call, path):
+                continue
+            if wait.library != "subprocess" or not _COMMANDS.search(self._source.path):
                 yield from self._of_wait(call, value, wait, rule="SW103")
 
     def _of_wait(
@@ -85,7 +94,10 @@ class _Timeouts:
         yield self._source.finding(rule, call, message, wait.write)
 
     def _of_wrapper(self, call: ast.Call, function: FunctionNode) -> Iterator[Finding]:
-        """Report a call of a function that passes its own timeout on, where none is given."""
+        """Report a call of a function that passes its own timeout on, where none is given.
+
+        If nobody in this file gives one, the mistake is in the function, and is reported there.
+        """
         for inner in self._uses.passing_on(function):
             value = self._names.called(inner.call)
             wait = value and self._source.libraries.timeouts.get(
@@ -98,11 +110,19 @@ class _Timeouts:
             if self._coverage.covers(inner.call):
                 continue
             rule = "SW102" if wait.kind == "long" else "SW101"
-            message = (
-                f"{function.name}(...) passes its timeout on to {value.path}, and is called"
-                f" without one: it waits {wait.waits}"
-            )
-            yield self._source.finding(rule, call, message, f"{function.name}(..., timeout=10)")
+            callers = self._uses.callers_of(function)
+            if any(self._passed(one, function, inner.argument) for one in callers):
+                message = (
+                    f"{function.name}(...) passes its timeout on to {value.path}, and is called"
+                    f" without one: it waits {wait.waits}"
+                )
+                yield self._source.finding(rule, call, message, f"{function.name}(..., timeout=10)")
+            elif call is callers[0]:
+                message = (
+                    f"{value.path}(...) gets no timeout from any caller of {function.name} in this"
+                    f" file: it waits {wait.waits}"
+                )
+                yield self._source.finding(rule, inner.call, message, wait.write)
             return
 
     def _passed(self, call: ast.Call, function: FunctionNode, argument: str) -> bool:
@@ -136,7 +156,7 @@ class _Timeouts:
                     verdict = self._unpacked(keyword.value, wait, scope) or verdict
             if verdict is not _ABSENT:
                 return verdict
-        if wait.address is not None and not self._address_is_plain(call, wait.address, scope):
+        if wait.address is not None and not self._address_is_plain(call, wait, scope):
             return _UNKNOWN
         return _ABSENT
 
@@ -174,12 +194,12 @@ class _Timeouts:
         # A transport of the user's own may have a timeout, too.
         return path.startswith(OUR_TRANSPORTS) or not path.startswith(("httpx.", "aiohttp."))
 
-    def _address_is_plain(self, call: ast.Call, position: int, scope: Scope) -> bool:
+    def _address_is_plain(self, call: ast.Call, wait: Wait, scope: Scope) -> bool:
         """Return whether the connection string is known, is of a server, and has no timeout."""
-        if len(call.args) <= position:
+        if wait.address is None or len(call.args) <= wait.address:
             named = {key.arg for key in call.keywords}
             return None not in named and not named & {"dsn", "url", "conninfo", "uri"}
-        node = call.args[position]
+        node = call.args[wait.address]
         if isinstance(node, ast.JoinedStr):
             text = "".join(
                 str(part.value) for part in node.values if isinstance(part, ast.Constant)
@@ -189,7 +209,8 @@ class _Timeouts:
             if constant is None or not isinstance(constant.value, str):
                 return False
             text = constant.value
-        return "timeout" not in text.lower() and not text.startswith("sqlite")
+        known = not wait.schemes or text.startswith(wait.schemes)
+        return known and "timeout" not in text.lower()
 
     # What the rest of the file says
 
@@ -197,6 +218,10 @@ class _Timeouts:
         if wait.library in _SOCKET_LIBRARIES and self._default_set:
             return True
         made = value.origin or call
+        if wait.library == "socket" and {"AF_UNIX", "SOCK_DGRAM"} & _last_names(made):
+            return True  # connects at once, or not at all
+        if wait.library == "socket" and _LOOPBACK & texts_in(call):
+            return True
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
         return bool(wait.through) and self._uses.always_with(call, wait.through, wait.keywords)
@@ -232,6 +257,11 @@ class _Uses:
                 if value is not None and value.origin is not None:
                     method = (call.func.attr, call)
                     self._methods.setdefault(value.origin, []).append(method)
+        self._callers: dict[FunctionNode, list[ast.Call]] = {}
+        for call in self._names.calls:
+            called = self._names.called(call)
+            if called is not None and called.function is not None:
+                self._callers.setdefault(called.function, []).append(call)
         self._assigned = self._assigned_attributes()
         self._passing: dict[FunctionNode, list[_PassingOn]] = {}
         for call in self._names.calls:
@@ -293,6 +323,10 @@ class _Uses:
                     return True
         return False
 
+    def callers_of(self, function: FunctionNode) -> list[ast.Call]:
+        """Return the calls of `function` in this file."""
+        return self._callers.get(function, [])
+
     def passing_on(self, function: FunctionNode) -> list[_PassingOn]:
         """Return the calls in `function` whose timeout is an argument of it, None by default."""
         return self._passing.get(function, [])
@@ -347,6 +381,15 @@ def _defaults_to_none(function: FunctionNode, name: str) -> bool:
         argument.arg == name and isinstance(default, ast.Constant) and default.value is None
         for argument, default in pairs
     )
+
+
+def _last_names(call: ast.Call) -> set[str]:
+    """Return the arguments of a call that are names, without their modules."""
+    return {
+        one.attr if isinstance(one, ast.Attribute) else one.id
+        for one in call.args
+        if isinstance(one, (ast.Attribute, ast.Name))
+    }
 
 
 def _literal_keys(node: ast.expr) -> set[str] | None:
