@@ -1,8 +1,9 @@
 """What a pipeline costs: two trivial stages, and a stage of pure computing in two processes.
 
 Items are numbers; the stages add one and double. By hand means two tasks between bounded queues of
-asyncio, as its documentation does it, with `task_done` and `join`: nothing there retries, counts,
-acknowledges or gives back.
+asyncio, as its documentation does it, with `task_done` and `join`: nothing there counts,
+acknowledges or gives back, and nothing retries except where a loop is written for it. The queues of
+the pipelines have the same bounds, and their stages one worker each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ IN_BATCHES = "pipelines, in batches"
 IN_PROCESSES = "pipelines, in processes"
 
 HAND = "asyncio.Queue by hand"
+HAND_RETRIED = "asyncio.Queue by hand, with a loop that retries"
 UNGUARDED = "Seawall, without guards"
 RETRIED = "Seawall, each stage behind a Retry"
 GUARDED = "Seawall, each stage behind a Breaker and a Timeout"
@@ -40,14 +42,18 @@ POOLED = "Seawall, a CpuPool of two"
 SIZE = 100
 """Items that wait in a queue, or make a batch."""
 
+LEAST_ROUNDS = 3
+
 
 class Plan(NamedTuple):
     """How thoroughly to measure."""
 
-    rounds: int = 15
+    rounds: int = 9
     items: int = 20_000
-    computed: int = 200
+    computed: int = 100
     """Items of the stage in processes, of some milliseconds each."""
+    seconds: float = 120.0
+    """When to stop; the round that has begun is finished, and there are at least three."""
     seed: int = 1
     clock: str = "cpu"
 
@@ -67,6 +73,30 @@ async def double(number: int) -> int:
 
 async def by_hand(items: int) -> list[int]:
     """Send all items through two tasks."""
+    return await _by_hand(items, add, double)
+
+
+async def by_hand_retried(items: int) -> list[int]:
+    """Do the same, with a loop around each call as one would write it."""
+
+    def retried(function):
+        async def call(value: int) -> int:
+            for attempt in range(3):
+                try:
+                    return await function(value)
+                except ConnectionError:
+                    if attempt == 2:
+                        raise
+                    await asyncio.sleep(chance.uniform(0.0, 0.1 * 2**attempt))
+            raise AssertionError
+
+        return call
+
+    chance = Random()
+    return await _by_hand(items, retried(add), retried(double))
+
+
+async def _by_hand(items: int, one, other) -> list[int]:
     first: asyncio.Queue[int] = asyncio.Queue(SIZE)
     second: asyncio.Queue[int] = asyncio.Queue(SIZE)
     third: asyncio.Queue[int] = asyncio.Queue(SIZE)
@@ -84,8 +114,8 @@ async def by_hand(items: int) -> list[int]:
             third.task_done()
 
     tasks = [
-        asyncio.create_task(stage(add, first, second)),
-        asyncio.create_task(stage(double, second, third)),
+        asyncio.create_task(stage(one, first, second)),
+        asyncio.create_task(stage(other, second, third)),
         asyncio.create_task(store()),
     ]
     for number in range(items):
@@ -109,8 +139,8 @@ async def _ours(items: int, policies: Callable[[], Sequence[Any]]) -> list[int]:
     pipeline = Pipeline("bench")
     (
         pipeline.read(range(items))
-        .stage(add, guard=guards[0])
-        .stage(double, guard=guards[1])
+        .stage(add, guard=guards[0], capacity=SIZE)
+        .stage(double, guard=guards[1], capacity=SIZE)
         .sink(stored.append, name="store")
     )
     await pipeline.run()
@@ -223,6 +253,7 @@ def by_bytewax_in_batches(items: int) -> list[int]:
 
 CASES: dict[str, Callable[[int], Any]] = {
     HAND: by_hand,
+    HAND_RETRIED: by_hand_retried,
     UNGUARDED: unguarded,
     RETRIED: retried,
     GUARDED: guarded,
@@ -287,21 +318,25 @@ def _alone(items: int) -> float:
     return time.perf_counter() - begin
 
 
+BEGIN_WITHIN = 60.0
+"""Seconds that a bare process has to start."""
+
+
 def _compute_share(begin, items: int) -> None:
-    begin.wait()
+    begin.wait(BEGIN_WITHIN)
     for number in range(items):
         compute(number)
 
 
 def _two_bare(items: int) -> float:
-    begin = multiprocessing.Barrier(3)
+    # A fork would copy the locks of whatever threads run here, held for ever.
+    spawn = multiprocessing.get_context("spawn")
+    begin = spawn.Barrier(3)
     shares = [items // 2, items - items // 2]
-    processes = [
-        multiprocessing.Process(target=_compute_share, args=(begin, share)) for share in shares
-    ]
+    processes = [spawn.Process(target=_compute_share, args=(begin, share)) for share in shares]
     for process in processes:
         process.start()
-    begin.wait()
+    begin.wait(BEGIN_WITHIN)
     began = time.perf_counter()
     for process in processes:
         process.join()
@@ -346,7 +381,10 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, dict[str, 
         table: {name: [] for name in cases} for table, cases in tables.items()
     }
     chance = Random(plan.seed)
+    end_at = time.monotonic() + plan.seconds
     for number in range(1, plan.rounds + 1):
+        if number > LEAST_ROUNDS and time.monotonic() > end_at:
+            break
         progress(f"pipelines, round {number} of {plan.rounds}")
         for name, case in chance.sample([*CASES.items(), *BATCHES.items()], len(CASES | BATCHES)):
             table = PIPELINES if name in CASES else IN_BATCHES

@@ -707,6 +707,75 @@ def test_branches_and_merges() -> None:
     )
 
 
+def test_a_degraded_item_does_not_pass_those_before_it() -> None:
+    """Also where the worker has finished them in the same turn of the event loop."""
+    stored: list[int] = []
+
+    async def work(number: int) -> int:
+        if number % 3 == 0:
+            raise ValueError(number)
+        return number
+
+    async def store(number: int) -> None:
+        stored.append(number)
+
+    pipeline = Pipeline("p")
+    (
+        pipeline.read(range(50))
+        .stage(work, ordered_by=lambda _: "key", on_failure=degrade(lambda number, _: number))
+        .sink(store)
+    )
+    assert [ended.value for ended in pipeline.test(range(50), call_sinks=True)] == stored
+    assert stored == list(range(50))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_finished_is_handed_on_before_its_worker_is_suspended(*, ordered: bool) -> None:
+    """A worker that waits for its next item holds back none that it has finished."""
+    stored: dict[int, float] = {}
+
+    async def work(number: int) -> int:
+        if number == 5:
+            await pause(100.0)
+        return number
+
+    async def store(number: int) -> None:
+        stored[number] = asyncio.get_running_loop().time()
+
+    pipeline = Pipeline("p")
+    key = (lambda _: "key") if ordered else None
+    pipeline.read(range(8)).stage(work, ordered_by=key).sink(store)
+    pipeline.test(range(8), call_sinks=True)
+    began = stored[0]
+    assert [stored[number] - began for number in range(8)] == [0.0] * 5 + [100.0] * 3
+
+
+def test_attempts_are_those_of_the_guard_of_the_stage() -> None:
+    """A guard that retries inside of the function is not counted."""
+    tried: Counter[int] = Counter()
+    seen: list[tuple[int, int]] = []
+
+    async def fails_once(number: int) -> None:
+        tried[number] += 1
+        if tried[number] == 1:
+            raise ConnectionError(number)
+
+    async def work(number: int) -> int:
+        await inner.acall(fails_once, number)
+        seen.append((number, current_item().attempts))
+        if tried[number] <= number:
+            raise TimeoutError(number)
+        return number
+
+    inner = Guard("inner", Retry(on=ConnectionError, attempts=2, backoff=0.1), replace=True)
+    outer = Guard("outer", Retry(on=TimeoutError, attempts=3, backoff=0.1), replace=True)
+    pipeline = Pipeline("p")
+    pipeline.read(()).stage(work, guard=outer).sink(print)
+    assert [ended.ending for ended in pipeline.test([1, 2, 3])] == [Ending.SINK] * 3
+    assert seen == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
+    assert pipeline.snapshot()["stages"][0]["retries"] == 3
+
+
 # --- The same seed gives the same history ---
 
 

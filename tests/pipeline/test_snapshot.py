@@ -12,7 +12,7 @@ import pytest
 
 from seawall import Guard, Retry, registry
 from seawall.pipeline import DROP, IterableSource, MemoryDeadLetters, NotBefore, Pipeline, degrade
-from seawall.pipeline.counts import MOST_SAMPLES, Counts
+from seawall.pipeline.counts import MOST_SAMPLES, StageCounts
 from seawall.testing import run_virtual
 
 STAGE = {
@@ -229,7 +229,7 @@ def test_a_snapshot_says_that_dead_letters_cannot_be_stored() -> None:
 
 def test_times_in_a_stage_are_all_counted_from_the_first_look_on() -> None:
     """The histogram grows by each item; quantiles are those of the latest thousand."""
-    counts = Counts()
+    counts = StageCounts()
 
     def add(number: int, seconds: float) -> None:
         for _ in range(number):

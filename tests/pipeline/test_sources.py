@@ -16,7 +16,7 @@ import pytest
 from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
 from seawall.pipeline import Collect, IterableSource, Page, Pipeline, lines, pages, table
-from seawall.pipeline.engine import MOST_UNREPORTED
+from seawall.pipeline.reader import MOST_UNREPORTED
 from seawall.testing import run_virtual
 
 

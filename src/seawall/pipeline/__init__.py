@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         ReplayClaim,
     )
     from seawall.pipeline.files import FileSource, csv_rows, lines
-    from seawall.pipeline.item import DeadLetter, Ended, Ending, Item, Lesser, current_item
-    from seawall.pipeline.nodes import DROP
+    from seawall.pipeline.item import DROP, DeadLetter, Ended, Ending, Item, Lesser, current_item
     from seawall.pipeline.pipeline import Flow, Pipeline
     from seawall.pipeline.polling import Page, PageSource, calls, pages, poll
     from seawall.pipeline.queues import ChannelSource, QueueSource
@@ -92,8 +91,7 @@ _HOMES = {
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",
     "pipeline.files": "FileSource csv_rows lines",
-    "pipeline.item": "DeadLetter Ended Ending Item Lesser current_item",
-    "pipeline.nodes": "DROP",
+    "pipeline.item": "DROP DeadLetter Ended Ending Item Lesser current_item",
     "pipeline.pipeline": "Flow Pipeline",
     "pipeline.polling": "Page PageSource calls pages poll",
     "pipeline.queues": "ChannelSource QueueSource",

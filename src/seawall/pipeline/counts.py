@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from seawall.models.histogram import Histogram
+from seawall.pipeline.item import Item
 from seawall.pipeline.stage import Stage
 
 MOST_CAUSES: Final = 50
 """Types of errors that a stage counts apart."""
 MOST_SAMPLES: Final = 1000
 """Times of items that are added to the histogram at once, and from which quantiles are taken."""
+UNWATCHED: Final = 8
+"""Of items that are done together, one of so many is timed while nobody has looked."""
 RATE_WINDOW: Final = 10.0
 """Seconds over which a rate is measured, if somebody looks that often."""
 
@@ -36,7 +39,7 @@ class Rate:
         return (count - before) / (now - began) if now > began else 0.0
 
 
-class Counts:
+class StageCounts:
     """What a stage has done."""
 
     def __init__(self, now: float = 0.0) -> None:
@@ -65,6 +68,14 @@ class Counts:
         name = type(error).__name__
         if name in self.failures or len(self.failures) < MOST_CAUSES:
             self.failures[name] = self.failures.get(name, 0) + 1
+
+    def add_done(self, items: list[Item], now: float) -> None:
+        """Count items that are done now, and take times: of a sample, until somebody looks."""
+        self.done += len(items)
+        timed = items if self._is_watched else items[::UNWATCHED]
+        self.times.extend([now - item.entered_at for item in timed])
+        if len(self.times) >= MOST_SAMPLES:
+            self.fold_times()
 
     def fold_times(self) -> None:
         """Move the times to the histogram; called when there are `MOST_SAMPLES`."""
@@ -112,7 +123,7 @@ class Counts:
         }
 
 
-def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
+def stage_snapshot(stage: Stage, counts: StageCounts, now: float) -> dict[str, Any]:
     """Return what a stage has done, without anything at work or waiting."""
     capacity = 0 if stage.is_inline else stage.capacity
     kind = "sink" if stage.is_sink else "stage"
@@ -121,13 +132,13 @@ def stage_snapshot(stage: Stage, counts: Counts, now: float) -> dict[str, Any]:
     return seen
 
 
-def branch_snapshot(name: str, counts: Counts, now: float) -> dict[str, Any]:
+def branch_snapshot(name: str, counts: StageCounts, now: float) -> dict[str, Any]:
     """Return how many items a branch has judged, in the form of a stage."""
     return _idle_snapshot(name, "branch", 0, 0, counts, now)
 
 
 def _idle_snapshot(
-    name: str, kind: str, workers: int, capacity: int, counts: Counts, now: float
+    name: str, kind: str, workers: int, capacity: int, counts: StageCounts, now: float
 ) -> dict[str, Any]:
     return {
         "name": name,

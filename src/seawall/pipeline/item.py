@@ -37,6 +37,20 @@ class Lesser(NamedTuple):
     """The error in one line."""
 
 
+class _Drop:
+    """The type of `DROP`; a worker process returns the same object."""
+
+    def __reduce__(self) -> str:
+        return "DROP"
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP: Final = _Drop()
+"""Returned by a stage for an item that is not wanted: it is dropped, and counted."""
+
+
 class Item:
     """A value on its way, with everything that the pipeline knows about it."""
 

@@ -9,7 +9,7 @@
     )
     await pipeline.run()
 
-What it promises stands in `seawall.pipeline.engine` and `seawall.pipeline.nodes`.
+What it promises is in `seawall.pipeline.run`, `reader`, `worker`, `batch_worker` and `stage_queue`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
-from seawall.pipeline.counts import Counts, branch_snapshot, stage_snapshot
+from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
-from seawall.pipeline.engine import Reader, Run, source_snapshot
+from seawall.pipeline.inline import Branch, Exit, InlineStage, Node
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
-from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
+from seawall.pipeline.reader import Reader, source_snapshot
+from seawall.pipeline.run import Run
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
+from seawall.pipeline.worker_stage import WorkerStage
 from seawall.resources.executors.executors import CpuPool, IoPool
 from seawall.runtime.functions import kind_of
 from seawall.runtime.stop_signals import run_until_signal
@@ -437,8 +439,15 @@ class Pipeline:
         store = self.dead_letters
         letters = LetterSource(store) if isinstance(store, DeadLetters) else None
         bury = store if letters is None else letters.add
-        run = Run(self.name, dead_letters=bury, rng=self._rng, letter_id=letter_ids(store))
-        self._build(run, [read.source for read in self._reads], letters, in_memory=False)
+        sources = [read.source for read in self._reads]
+        run = Run(
+            self.name,
+            dead_letters=bury,
+            rng=self._rng,
+            may_lose_items=any(hasattr(source, "holds") for source in sources),
+            letter_id=letter_ids(store),
+        )
+        self._build(run, sources, letters, in_memory=False)
         if self._stop_grace is not None:
             run.stop(run.now() + self._stop_grace)
         try:
@@ -528,9 +537,9 @@ class Pipeline:
             "oldest": None,
             "sources": [source_snapshot(read.source) for read in self._reads],
             "stages": [
-                stage_snapshot(step.stage, Counts(), 0.0)
+                stage_snapshot(step.stage, StageCounts(), 0.0)
                 if isinstance(step, _Do)
-                else branch_snapshot(step.name, Counts(), 0.0)
+                else branch_snapshot(step.name, StageCounts(), 0.0)
                 for step in self._steps
             ],
         }
@@ -573,30 +582,25 @@ class Pipeline:
         in_memory: bool,
         call_sinks: bool = True,
     ) -> None:
-        """Make the nodes of a run from the steps."""
+        """Make the nodes of a run from the steps, the last one first."""
         exit_node = Exit(run)
-        forks = [step for step in self._steps if isinstance(step, _Fork)]
-        stages = [step for step in self._steps if isinstance(step, _Do)]
-        branches = {id(fork): Branch(run, fork.name, fork.predicate) for fork in forks}
-        working: dict[int, InlineStage | WorkerStage] = {
-            id(step): InlineStage(run, _without_effect(step.stage))
-            if step.stage.is_sink and not call_sinks
-            else InlineStage(run, step.stage)
-            if step.stage.is_inline
-            else WorkerStage(run, step.stage, in_memory=in_memory)
-            for step in stages
-        }
-        nodes: dict[int, Node] = {**branches, **working}
-        for fork in forks:
-            branches[id(fork)].yes = nodes[id(fork.yes)]
-            branches[id(fork)].no = nodes[id(fork.no)]
-        for step in stages:
-            following = exit_node if step.stage.is_sink else nodes[id(step.following)]
-            working[id(step)].following = following
-        run.nodes = [
-            branches[id(step)] if isinstance(step, _Fork) else working[id(step)]
-            for step in self._steps
-        ]
+        nodes: dict[int, Node] = {}
+        for step in reversed(self._steps):  # a step is older than those that follow it
+            made: InlineStage | WorkerStage | Branch
+            if isinstance(step, _Fork):
+                ways = nodes[id(step.yes)], nodes[id(step.no)]
+                made = Branch(run, step.name, step.predicate, *ways)
+            else:
+                stage = step.stage
+                following = exit_node if stage.is_sink else nodes[id(step.following)]
+                if stage.is_sink and not call_sinks:
+                    made = InlineStage(run, _without_effect(stage), following)
+                elif stage.is_inline:
+                    made = InlineStage(run, stage, following)
+                else:
+                    made = WorkerStage(run, stage, following, in_memory=in_memory)
+            run.nodes.insert(0, made)
+            nodes[id(step)] = made.queue if isinstance(made, WorkerStage) else made
         run.readers = [
             Reader(run, source, nodes[id(read.following)])
             for source, read in zip(sources, self._reads, strict=True)

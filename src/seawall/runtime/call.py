@@ -432,6 +432,14 @@ class Call:
         self.degradation = None  # break the cycle: its error refers to frames that hold this call
 
 
+further_attempts: Final[ContextVar[Callable[[str], None] | None]] = ContextVar(
+    "seawall_further_attempts", default=None
+)
+"""Called with the name of the guard before each attempt at a call but the first.
+
+An error that it raises takes the place of the attempt.
+"""
+
 job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", default=None)
 """The job of a worker thread, inside that thread."""
 

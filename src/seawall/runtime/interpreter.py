@@ -23,6 +23,7 @@ from seawall.runtime.call import (
     Call,
     Need,
     current_trace,
+    further_attempts,
     given_up,
     job_var,
     need_var,
@@ -157,6 +158,8 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
         _refuse_unwanted(call.host)
         refuse_expired(call.host, call.age())
     call.begin_attempt(now)
+    if call.attempts > 1 and (watch := further_attempts.get()) is not None:
+        watch(call.host.name)
     # A call of the same guard inside the user's function is another call: keep it out of this
     # trace.
     token = trace_var.set(None) if trace is not None and call.counts else None

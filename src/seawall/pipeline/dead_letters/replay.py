@@ -12,16 +12,18 @@ from typing import Any
 from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.jobs.wakeups import READY, Wakeup
-from seawall.pipeline.counts import Counts
+from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.dead_letters.letters import (
     CLAIM_AT_ONCE,
     DeadLetters,
     ReplayClaim,
 )
 from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
-from seawall.pipeline.engine import Reader, Run
+from seawall.pipeline.failures import BLOCKED
+from seawall.pipeline.inline import Node
 from seawall.pipeline.item import DeadLetter, Item
-from seawall.pipeline.nodes import BLOCKED, Node
+from seawall.pipeline.reader import Reader
+from seawall.pipeline.run import Run
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async, wait_async
 
@@ -199,8 +201,8 @@ class ReplayReader(Reader):
             if node is None:
                 known = ", ".join(self._stages)
                 error = LookupError(f"no stage {letter.stage!r} to replay it at: there are {known}")
-                await run.bury(item, letter.stage, Counts(), error)
+                await run.bury(item, letter.stage, StageCounts(), error)
                 continue
-            pending = node.take(item, now)
+            pending = node.take(item)
             if pending is not None:
                 await pending

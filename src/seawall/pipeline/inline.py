@@ -1,0 +1,157 @@
+"""The nodes that items pass on the way, without a queue: inline stages, branches, the exit.
+
+A node takes an item and returns what to await before bringing the next one: nothing while there is
+room. Whoever brings an item does the work of these nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from seawall._failures import described
+from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
+from seawall.pipeline.failures import REFUSED, FailureHandler
+from seawall.pipeline.invocation import LOST, is_lost
+from seawall.pipeline.item import CURRENT, DROP, Item
+from seawall.pipeline.stage import Stage
+from seawall.runtime.driver import sleep_async
+
+if TYPE_CHECKING:
+    from seawall.pipeline.run import Run
+
+ENDED_AT_ONCE: Final = 100
+"""Items that the exit takes in one go."""
+
+
+class Node(Protocol):
+    """Where items go."""
+
+    name: str
+
+    def take(self, item: Item) -> Awaitable[None] | None:
+        """Take the item; return what to await before bringing the next one, if anything."""
+
+
+class Exit:
+    """Behind the sinks: items have ended."""
+
+    name = "end"
+    room: Final = ENDED_AT_ONCE
+
+    def __init__(self, run: Run) -> None:
+        """Report ends to `run`."""
+        self.take = run.end
+        self.take_many = run.end_many
+
+
+class Branch:
+    """Sends each item one of two ways."""
+
+    def __init__(
+        self, run: Run, name: str, predicate: Callable[[Any], bool], yes: Node, no: Node
+    ) -> None:
+        """Ask `predicate(value)`."""
+        self.name = name
+        self.counts = StageCounts(run.now())
+        self._run = run
+        self._predicate = predicate
+        self._yes = yes
+        self._no = no
+
+    def take(self, item: Item) -> Awaitable[None] | None:
+        """Send the item on; one that cannot be judged is a dead letter."""
+        try:
+            chosen = self._yes if self._predicate(item.value) else self._no
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            self.counts.add_failure(error)
+            return self._run.bury(item, self.name, self.counts, error)
+        self.counts.done += 1
+        return chosen.take(item)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return how many items it has judged."""
+        return branch_snapshot(self.name, self.counts, now)
+
+
+class InlineStage:
+    """A stage without workers: a plain function that is called on the way."""
+
+    def __init__(self, run: Run, stage: Stage, following: Node) -> None:
+        """Do `stage`, and send its items on to `following`."""
+        self.name = stage.name
+        self.counts = StageCounts(run.now())
+        self._stage = stage
+        self._run = run
+        self._function = stage.function
+        self.is_sink = stage.is_sink
+        self.following = following
+        self._send_on = following.take
+        self._failures = FailureHandler(run, stage, self.counts, following)
+
+    def take(self, item: Item) -> Awaitable[None] | None:
+        """Do the item and send it on."""
+        if self._run.may_lose_items and is_lost(item):
+            return self._failures.give_up(item, LOST)
+        if CURRENT.get(None) is not item:
+            CURRENT.set(item)
+        item.stage = self.name
+        item.attempts = 1
+        try:
+            value = self._function(item.value)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return self._persist(item, error)
+        return self._finish(item, value)
+
+    def store(self, item: Item) -> Awaitable[None] | None:
+        """Do the current item in a sink; whoever calls ends it, unless there is something to await.
+
+        What is returned to await ends it too.
+        """
+        item.stage = self.name
+        item.attempts = 1
+        try:
+            self._function(item.value)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return self._persist(item, error)
+        self.counts.done += 1
+        return None
+
+    def _finish(self, item: Item, value: Any) -> Awaitable[None] | None:
+        """Send the item on, unless it is not wanted."""
+        self.counts.done += 1
+        if not self.is_sink:
+            if value is DROP:
+                self._failures.drop(item)
+                return None
+            item.value = value
+        return self._send_on(item)
+
+    async def _persist(self, item: Item, error: Exception) -> None:
+        """Call the function again while it refuses the item; whoever brings it waits."""
+        pauses = REFUSED.delays(self._run.random)
+        while (seconds := self._failures.pause_after(error, pauses)) is not None:
+            self.counts.waits_for = described(error)
+            try:
+                await sleep_async(seconds)
+            finally:
+                self.counts.waits_for = ""
+            if is_lost(item):
+                break
+            item.attempts += 1
+            self.counts.retries += 1
+            CURRENT.set(item)
+            try:
+                value = self._function(item.value)
+            except Exception as again:  # noqa: BLE001 - of the user's function
+                error = again
+            else:
+                pending = self._finish(item, value)
+                if pending is not None:
+                    await pending
+                return
+        await self._failures.give_up(item, error)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what it has done."""
+        return stage_snapshot(self._stage, self.counts, now)

@@ -1,0 +1,357 @@
+"""Reads one source as long as there is room, and reports to it how its items ended.
+
+Promises: the source hears of an end only after it has happened. A source that is slow to take the
+ends, or does not take them, holds up no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from seawall._failures import described
+from seawall.events import SourceChanged
+from seawall.events.bus import emit
+from seawall.pipeline.counts import Rate, StageCounts
+from seawall.pipeline.failures import BLOCKED, is_cancelled
+from seawall.pipeline.inline import Node
+from seawall.pipeline.item import Item
+from seawall.pipeline.source import Faulty
+from seawall.pipeline.stage_queue import StageQueue
+from seawall.runtime.abandon import end
+from seawall.runtime.driver import sleep_async
+
+if TYPE_CHECKING:
+    from seawall.pipeline.run import Run
+    from seawall.pipeline.source import Source
+
+READ_AT_ONCE: Final = 100
+"""Items that are pulled from a source at once."""
+MOST_UNREPORTED: Final = 1000
+"""Ends that a source has not taken; with more of them it is not read."""
+READABLE_AFTER: Final = 30.0
+"""Seconds after which a source that waits for items, instead of failing, can be read again."""
+ACK_WITHIN: Final = 5.0
+"""Seconds for reporting the last ends to a source after a stop, and for closing it."""
+TELL_AGAIN: Final = 0.2
+"""Seconds after which a source is told again of ends that it did not take, in that time."""
+
+FOR_GOOD: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+"""Errors of a source that stay: a mistake in the code or in its settings, not an outage."""
+
+_value_of: Final = itemgetter(0)
+
+_log = logging.getLogger("seawall")
+
+
+class Reader:
+    """See the module's docstring."""
+
+    def __init__(self, run: Run, source: Source[Any], first: Node) -> None:
+        """Begin with nothing to report."""
+        self.source = source
+        self.acknowledged: list[Any] = []
+        """Handles of items that have ended, and are not reported yet."""
+        self.returned: list[Any] = []
+        self.has_ends = False
+        """Whether `ended` is set; cheaper to ask than the event."""
+        self.ended = asyncio.Event()
+        self.read = 0
+        self._reported = asyncio.Event()
+        self._unanswered = 0
+        """Ends that the source is told of right now, and has not taken yet."""
+        self._error = ""
+        """Why the source cannot be read, or does not take ends, if it is so."""
+        self._errors = 0
+        self._failing_since = 0.0
+        self._last_at: float | None = None
+        """When the last item was read."""
+        self._rate = Rate(run.now())
+        self._waits = False
+        """Whether it holds items for which there is no room."""
+        self._run = run
+        self._first = first
+        self._is_interruptible = False
+        """Whether it waits, and holds no item that is not accounted for."""
+        self._is_halted = False
+        self._over = asyncio.Event()
+        """Set when the last ends are to be reported."""
+        self._reading: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+
+    @property
+    def _fields(self) -> dict[str, str]:
+        """The fields of a line in the log."""
+        return {"seawall_pipeline": self._run.name, "seawall_source": self.source.name}
+
+    @property
+    def unreported(self) -> int:
+        """How many items have ended without the source knowing of it."""
+        return len(self.acknowledged) + len(self.returned) + self._unanswered
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to report, and to read; return the task that reads."""
+        self._reporting = asyncio.create_task(self._report())
+        self._reading = asyncio.create_task(self._read())
+        return self._reading
+
+    def finish(self) -> None:
+        """Hear that all sources are over; of interest to whoever reads dead letters."""
+
+    def halt(self) -> None:
+        """Read no more; what was read goes on."""
+        self._is_halted = True
+        if self._is_interruptible and self._reading is not None:
+            self._reading.cancel()
+
+    # Reading
+
+    async def _read(self) -> None:
+        run, source, first, now = self._run, self.source, self._first, self._run.now
+        queue = first if isinstance(first, StageQueue) else None
+        while not self._is_halted:
+            room = READ_AT_ONCE if queue is None else queue.free
+            self._is_interruptible = True
+            while self.unreported >= MOST_UNREPORTED:
+                self._reported.clear()
+                await self._reported.wait()
+            pulled = await self._pull(max(1, min(room, READ_AT_ONCE)))
+            self._is_interruptible = False
+            if not pulled:
+                return
+            at = now()
+            items = [Item(value, source, handle, at) for value, handle in pulled]
+            run.begin(items, self)
+            self.read += len(items)
+            self._last_at = at
+            if Faulty in map(type, map(_value_of, pulled)):
+                items = await self._set_aside(items)
+            if queue is not None and len(items) <= queue.room:
+                queue.take_many(items)
+                await sleep_async(0)
+                continue
+            for item in items:
+                pending = first.take(item)
+                if pending is not None:
+                    self._waits = True
+                    await pending
+                    self._waits = False
+            if queue is None:
+                await sleep_async(0)
+
+    async def _set_aside(self, items: list[Item]) -> list[Item]:
+        """Make dead letters of faulty items; return the others."""
+        sound, counts = [], StageCounts()
+        for item in items:
+            if isinstance(item.value, Faulty):
+                item.value, error, item.attempts = item.value
+                await self._run.bury(item, self.source.name, counts, error)
+            else:
+                sound.append(item)
+        return sound
+
+    async def _pull(self, most: int) -> Sequence[tuple[Any, Any]]:
+        """Pull from the source, again and again with growing pauses while it cannot be read."""
+        try:
+            return await self.source.pull(most)
+        except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
+            self._fail(error)
+        pauses = BLOCKED.delays(self._run.random)
+        while True:
+            if self._is_halted:
+                return ()  # the error is what the source has made of its cancellation
+            await sleep_async(next(pauses))
+            # An idle source may wait for its next item for hours: it can be read all the same.
+            recovery = self._run.loop.call_later(READABLE_AFTER, self._recover)
+            try:
+                pulled = await self.source.pull(most)
+            except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
+                if not self._error:
+                    pauses = BLOCKED.delays(self._run.random)
+                self._fail(error)
+            else:
+                self._recover()
+                return pulled
+            finally:
+                recovery.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        """Note that the source cannot be read; raise `error` if that is for good."""
+        if isinstance(error, FOR_GOOD) or not getattr(self.source, "repeatable", True):
+            raise error
+        self._errors += 1
+        cause = described(error)
+        if not self._error:
+            self._failing_since = self._run.now()
+            self._tell_change("ok", "failing", cause, 0.0)
+        self._error = cause
+
+    def _recover(self) -> None:
+        if self._error:
+            self._error = ""
+            self._tell_change("failing", "ok", "", self._run.now() - self._failing_since)
+
+    def _tell_change(self, before: str, after: str, cause: str, duration: float) -> None:
+        change = {"before": before, "after": after, "cause": cause, "duration": duration}
+        emit(SourceChanged, self._run.name, source=self.source.name, **change)
+
+    # Reporting
+
+    async def _report(self) -> None:
+        """Report ends to the source, many at once; return after the last one."""
+        source = self.source
+        while True:
+            await self.ended.wait()
+            self.ended.clear()
+            self.has_ends = False
+            is_over = self._over.is_set()
+            acknowledged, self.acknowledged = self.acknowledged, []
+            returned, self.returned = self.returned, []
+            self._unanswered = len(acknowledged) + len(returned)
+            await self._tell(source.acknowledge, acknowledged)
+            self._unanswered = len(returned)
+            await self._tell(source.give_back, returned)
+            self._unanswered = 0
+            self._reported.set()
+            if is_over:
+                return
+
+    async def _tell(
+        self, tell: Callable[[Sequence[Any]], Awaitable[None]], handles: list[Any]
+    ) -> None:
+        """Tell the source of these ends until it has taken them, or will never do so."""
+        if not handles:
+            return
+        pauses = BLOCKED.delays(self._run.random)
+        is_failing = False
+        while True:
+            try:
+                await tell(handles)
+            except FOR_GOOD:
+                self._errors += 1
+                _log.exception(
+                    "pipeline %r: source %r will not take the ends of %d items; it may hand them"
+                    " out again",
+                    self._run.name,
+                    self.source.name,
+                    len(handles),
+                    extra=self._fields,
+                )
+                return
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise
+                self._errors += 1
+                if not is_failing:
+                    _log.error(
+                        "pipeline %r: source %r does not take the ends of items, and is told again:"
+                        " %s",
+                        self._run.name,
+                        self.source.name,
+                        described(error),
+                        extra=self._fields,
+                    )
+                is_failing = True
+                await self._pause(next(pauses))
+            else:
+                if is_failing:
+                    _log.error(
+                        "pipeline %r: source %r takes ends again",
+                        self._run.name,
+                        self.source.name,
+                        extra=self._fields,
+                    )
+                return
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before a source is told again; not for long when the run is over."""
+        if self._over.is_set():
+            await sleep_async(min(seconds, TELL_AGAIN))
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """Report the last ends and close the source, both in time."""
+        self._over.set()
+        self.ended.set()
+        if self._reporting is not None:
+            try:
+                await asyncio.wait([self._reporting], timeout=ACK_WITHIN)
+            finally:
+                await end([self._reporting], 0.0)
+        if self.unreported:
+            _log.error(
+                "pipeline %r: source %r has not taken the ends of %d items; it may hand them out"
+                " again",
+                self._run.name,
+                self.source.name,
+                self.unreported,
+                extra=self._fields,
+            )
+        closing = asyncio.ensure_future(self.source.close())
+        try:
+            done, _ = await asyncio.wait([closing], timeout=ACK_WITHIN)
+            for task in done:
+                task.result()
+            if not done:
+                _log.error("source %r does not close", self.source.name, extra=self._fields)
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
+            _log.exception("source %r cannot be closed", self.source.name, extra=self._fields)
+        finally:
+            await end([closing], 0.0)
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return what was read, and what is known of the source; from any thread."""
+        last_at, unreported, error = self._last_at, self.unreported, self._error
+        if not error and unreported >= MOST_UNREPORTED:
+            error = (
+                f"it has not taken the ends of {unreported} items, and is read no more until then"
+            )
+        facts = source_snapshot(self.source)
+        return {
+            **facts,
+            "read": self.read,
+            "rate": self._rate.look(now, self.read),
+            "waits": self._waits,
+            "last_at": None if last_at is None else max(0.0, now - last_at),
+            "unreported": unreported,
+            "errors": self._errors,
+            "error": error or facts["error"],
+        }
+
+
+def source_snapshot(source: Source[Any]) -> dict[str, Any]:
+    """Return what a source says of itself, as one from which nothing was read."""
+    facts: dict[str, Any] = {}
+    look = getattr(source, "snapshot", None)
+    if look is not None:
+        try:
+            facts = dict(look())
+        except Exception as error:  # noqa: BLE001 - of the source: the rest is to be seen
+            facts = {"snapshot_error": described(error)}
+    unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None}
+    own = {"error": str(facts.get("error", ""))}
+    return {**facts, "name": source.name, **unread, "unreported": 0, "errors": 0, **own}
