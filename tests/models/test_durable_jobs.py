@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from seawall.models.durable_jobs import (
     ENDED,
     FOLLOWS,
-    REACH,
     STATES,
     DurableJob,
     poll_after,
-    rank_of,
 )
 from tests.support import falsified
 
@@ -173,9 +171,3 @@ def test_polls_become_rarer(age: float, more: float):
     """The older a job is, the longer the pause; never outside of its bounds."""
     assert 1.0 <= poll_after(age) <= poll_after(age + more) <= 30.0
     assert poll_after(age, 5, 7) in (5, 7) or 5 < poll_after(age, 5, 7) < 7
-
-
-@given(st.integers(0, 2**50), st.integers(0, 9), st.integers(0, 2**50))
-def test_what_is_due_is_within_reach(due: int, priority: int, later: int):
-    """Whoever looks only as far as the reach overlooks nothing that is due."""
-    assert rank_of(due, priority) <= due + later + REACH

@@ -17,7 +17,6 @@ from seawall.web.limits import fields as _limit_fields
 from seawall.web.principals import user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
-from seawall.wire.rate_fields import read_policies, read_states
 from tests.support import falsified
 from tests.web.support import http_scope
 
@@ -212,9 +211,6 @@ def check_fields(case: tuple[str, str, str, int]) -> None:
         assert policy == state == name
         assert 0 <= left["r"] <= parameters["q"]
         assert left["t"] >= after
-        values = dict(fields)
-        assert [read_policies(values[b"ratelimit-policy"])[0].quota] == [parameters["q"]]
-        assert read_states(values[b"ratelimit"])[0][1:] == (left["r"], left["t"])
 
 
 @given(CASES)

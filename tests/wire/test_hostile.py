@@ -15,8 +15,8 @@ from seawall.wire.attempts import read_attempt
 from seawall.wire.criticality import read_baggage, read_criticality, read_tenant, write_baggage
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, read_timeout
 from seawall.wire.idempotency import read_key
-from seawall.wire.rate_fields import read_policies, read_states
 from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.structured import read_list
 from tests.support import falsified
 from tests.wire.support import HOSTILE, grows
 
@@ -41,8 +41,7 @@ PARSERS: dict[str, Callable[[str | bytes], Any]] = {
     "idempotency key": read_key,
     "retry-after": lambda value: read_retry_after(value, WALL),
     "retry-after-ms": read_milliseconds,
-    "policies": lambda value: read_policies(value) or None,
-    "states": lambda value: read_states(value) or None,
+    "list": lambda value: read_list(value) if isinstance(value, str) else None,
 }
 VALID = (
     "1500m",

@@ -77,11 +77,6 @@ def poll_of(poll: Sequence[float]) -> tuple[float, float]:
     return least, most
 
 
-def rank_of(due: int, priority: int) -> int:
-    """Return the rank of a job that is first due at `due`: the lowest is served first."""
-    return due + priority * HEAD_START
-
-
 class DurableJob:
     """One job. Each method returns whether it had an effect."""
 

@@ -79,17 +79,6 @@ def write_timeout(seconds: float) -> list[tuple[str, str]]:
     ]
 
 
-def write_grpc_timeout(seconds: float) -> str:
-    """Return the value of `grpc-timeout` for `seconds`, in the finest unit that 8 digits allow."""
-    if seconds < _GRPC_MOST:
-        for unit in "num":
-            count = _down(seconds, _IN_A_SECOND[unit])
-            if count < _GRPC_MOST:
-                return f"{count}{unit}"
-        return f"{int(seconds)}S"
-    return f"{_GRPC_MOST - 1}S"
-
-
 def _down(seconds: float, units: int) -> int:
     """Return how many whole units of a second fit, such that reading them never yields more."""
     count = int(max(0.0, seconds) * units)

@@ -9,8 +9,6 @@ from typing import Final
 
 from seawall.wire._text import A_YEAR, decimal_of, text_of
 
-RETRY_AFTER_HEADER: Final = "Retry-After"
-
 _MONTHS: Final = (
     "Jan",
     "Feb",
