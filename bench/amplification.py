@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from seawall import Guard, Retry, RetryBudget, Timeout, VirtualClock, deadline, transient
+from seawall import Guard, Retry, RetryBudget, Timeout, deadline, transient
 from seawall.clients.httpx import AsyncGuardedTransport
-from seawall.clock import Clock
+from seawall.clock import Clock, VirtualClock
 from seawall.testing import ScriptedService, fail, run_virtual, virtual_time
 from seawall.web.edge import Edge
 from seawall.web.edge.inbound import Inbound

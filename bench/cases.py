@@ -13,19 +13,18 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
-    Channel,
     Fallback,
     Guard,
-    Pool,
     RateLimit,
     Rejected,
     Retry,
     RetryBudget,
     Shed,
     Timeout,
-    by_fraction,
     static,
 )
+from seawall.resources import Channel, Pool
+from seawall.shedding import by_fraction
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -344,8 +344,8 @@ def _two_bare(items: int) -> float:
 
 
 def _pooled(items: int) -> float:
-    from seawall import CpuPool
     from seawall.pipeline import Pipeline
+    from seawall.resources import CpuPool
 
     async def main() -> float:
         with CpuPool("bench", workers=2) as pool:

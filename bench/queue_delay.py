@@ -13,7 +13,8 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from seawall import Bulkhead, Guard, Rejected, codel
+from seawall import Bulkhead, Guard, Rejected
+from seawall.shedding import codel
 from seawall.testing import run_virtual
 
 if TYPE_CHECKING:

@@ -85,7 +85,8 @@ def make_app(edge: str) -> Any:
 
 def protected(app: Any) -> Any:
     """Return the app with the whole of the edge around it, all limits local."""
-    from seawall import Bulkhead, Shed, by_criticality
+    from seawall import Bulkhead, Shed
+    from seawall.shedding import by_criticality
     from seawall.web import RequestLimits, limit
     from seawall.web.fastapi import protect
 

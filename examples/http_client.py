@@ -12,17 +12,9 @@ from threading import Thread
 
 import httpx
 
-from seawall import (
-    Breaker,
-    CircuitOpen,
-    Guard,
-    Retry,
-    Timeout,
-    deadline,
-    idempotency_key,
-    transient,
-)
+from seawall import Breaker, CircuitOpen, Guard, Retry, Timeout, deadline, transient
 from seawall.clients.httpx import GuardedTransport
+from seawall.context import idempotency_key
 
 
 class Orders(BaseHTTPRequestHandler):

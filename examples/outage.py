@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from seawall import BreakerChanged, Guard, static, subscribe
+from seawall import Guard, static, subscribe
+from seawall.events import BreakerChanged
 from seawall.testing import run_virtual
 
 CALLS = 12_000

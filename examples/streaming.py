@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from seawall import Bulkhead, Guard, Retry, Timeout, current_attempt
+from seawall import Bulkhead, Guard, Retry, Timeout
+from seawall.context import current_attempt
 
 slots = Bulkhead(2)
 model = Guard("model", Retry(on=ConnectionError, backoff=0.001), slots, Timeout(1.0))

@@ -9,15 +9,15 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
-from seawall import (
-    CpuPool,
+from seawall import current_deadline
+from seawall.context import (
     current_attempt,
     current_criticality,
-    current_deadline,
     current_idempotency_key,
     current_tenant,
     current_tier,
 )
+from seawall.resources import CpuPool
 
 REQUEST: ContextVar[str] = ContextVar("request")
 HIDDEN: ContextVar[str] = ContextVar("hidden", default="unset")

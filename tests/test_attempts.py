@@ -24,23 +24,23 @@ from seawall import (
     Guard,
     Hedge,
     RateLimit,
-    ReportedFailure,
     Retry,
     RetryBudget,
     Shed,
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    VirtualClock,
-    by_criticality,
     check_deadline,
-    current_attempt,
     current_deadline,
     deadline,
     static,
 )
+from seawall.clock import VirtualClock
+from seawall.context import current_attempt
+from seawall.errors import ReportedFailure
 from seawall.runtime.layers import Outcome
 from seawall.runtime.policy import GateBound, GatePolicy
+from seawall.shedding import by_criticality
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 from tests.support import let_pass, new_guard
 

@@ -22,40 +22,62 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
-    Channel,
     Chaos,
-    CpuPool,
     Criticality,
-    Deadline,
     Fallback,
     Guard,
     Hedge,
-    InFlightRatio,
-    IoPool,
-    Limit,
-    LoopWatchdog,
-    Pool,
     RateLimit,
-    RequestRatio,
     Retry,
     RetryBudget,
-    RetryThresholds,
-    Serializer,
-    ServiceLevel,
-    ServiceLevels,
     Shed,
-    Stripes,
-    SuccessDeposit,
-    SystemClock,
     ThreadBulkhead,
     Throttle,
     Timeout,
-    VirtualClock,
+    criticality,
+    deadline,
+    full_jitter,
+    get_guard,
+    guards_from_toml,
+    static,
+    subscribe,
+)
+from seawall.backoff import (
+    constant,
+    decorrelated_jitter,
+    exponential,
+    linear,
+    plus_minus,
+)
+from seawall.clock import SystemClock, VirtualClock
+from seawall.config import guard_from_table
+from seawall.context import Deadline, idempotency_key, tenant, tier
+from seawall.limits import Limit, aimd, gradient2, vegas
+from seawall.load import LoopWatchdog, ServiceLevel, ServiceLevels, signals
+from seawall.policies.breaker import growing, n_of_m, ramp, slow_start
+from seawall.policies.hedge import quantile
+from seawall.policies.retry import (
+    InFlightRatio,
+    RequestRatio,
+    RetryThresholds,
+    SuccessDeposit,
     adaptive_attempts,
-    adaptive_lifo,
-    adaptive_timeout,
-    aimd,
+)
+from seawall.policies.timeout import adaptive_timeout, timeout_for
+from seawall.resources import (
+    Channel,
+    CpuPool,
+    IoPool,
+    Pool,
+    Serializer,
+    Stripes,
     aupdate_optimistically,
+    check_threads,
+    pool_size,
+    update_optimistically,
+)
+from seawall.shedding import (
+    adaptive_lifo,
     by_chance,
     by_cost,
     by_criticality,
@@ -64,37 +86,8 @@ from seawall import (
     by_latency,
     by_queue,
     by_tier,
-    check_threads,
     codel,
-    constant,
-    criticality,
-    deadline,
-    decorrelated_jitter,
-    exponential,
-    full_jitter,
-    get_guard,
-    gradient2,
-    growing,
-    guard_from_table,
-    guards_from_toml,
-    idempotency_key,
-    linear,
-    n_of_m,
-    plus_minus,
-    pool_size,
-    primed,
-    quantile,
-    ramp,
-    slow_start,
-    static,
-    subscribe,
-    tenant,
-    tier,
-    timeout_for,
-    update_optimistically,
-    vegas,
 )
-from seawall.load import signals
 from seawall.testing import (
     ScriptedService,
     answer,
@@ -105,6 +98,7 @@ from seawall.testing import (
     slow,
     virtual_time,
 )
+from seawall.web import primed
 from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
 from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
 from tests.members.arguments import MEMBERS, SHOWN_BY_MEMBERS
@@ -1307,7 +1301,7 @@ SCARCITY = [
     ),
     ("Channel.update(when_full)", lambda x: Channel(1).update(when_full=x), _CHOICES, "'reject'"),
     (
-        "primed(source)",
+        "web.primed(source)",
         primed,
         [(5, TypeError), (None, TypeError), (primed, TypeError)],
         "pass a stream",
@@ -1839,6 +1833,7 @@ TOLD_ABOVE = frozenset(
         "Fallback",
         "Guard",
         "InFlightRatio",
+        "JobQueue",  # as LocalQueue and PriorityQueue
         "Policy",
         "Pressure",
         "RequestRatio",
@@ -1929,9 +1924,33 @@ EDGES = (
 )
 
 
+PARTS = frozenset(
+    [
+        "backoff",
+        "clock",
+        "config",
+        "context",
+        "events",
+        "jobs",
+        "leases",
+        "limits",
+        "load",
+        "policies.breaker",
+        "policies.hedge",
+        "policies.retry",
+        "policies.timeout",
+        "redis",
+        "resources",
+        "shedding",
+    ]
+)
+"""Modules whose names have no prefix in the tables."""
+
+
 def _arguments() -> Iterator[str]:
     """Yield each argument of what is public: against scarcity, at the edges, in a database."""
     modules = [("", seawall), ("signals.", signals)]
+    modules += [("", importlib.import_module(f"seawall.{name}")) for name in sorted(PARTS)]
     modules += [(f"{name}.", importlib.import_module(f"seawall.{name}")) for name in EDGES]
     for prefix, module in modules:
         for name in module.__all__:
@@ -1941,7 +1960,9 @@ def _arguments() -> Iterator[str]:
                 continue
             if not isinstance(thing, type):
                 yield from _parameters(f"{prefix}{name}", thing)
-            elif not issubclass(thing, (Exception, seawall.Event, tuple, ServiceLevel, Enum)):
+            elif not issubclass(
+                thing, (Exception, seawall.events.Event, tuple, ServiceLevel, Enum)
+            ):
                 yield from _methods(f"{prefix}{name}", thing)
 
 

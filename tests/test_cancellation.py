@@ -21,46 +21,38 @@ from seawall import (
     Fallback,
     Guard,
     Hedge,
-    InFlightRatio,
-    Limit,
     RateLimit,
-    RequestRatio,
     Retry,
     RetryBudget,
     Shed,
     ThreadBulkhead,
     Throttle,
     Timeout,
-    VirtualClock,
-    adaptive_lifo,
-    adaptive_timeout,
-    aimd,
-    by_criticality,
-    by_latency,
-    codel,
-    constant,
     deadline,
-    fallback_reason,
-    n_of_m,
-    ramp,
-    single_probe,
-    vegas,
 )
 from seawall._expiry import is_expiry
+from seawall.backoff import constant
+from seawall.clock import VirtualClock
 from seawall.context import attempt_var, deadline_scope
+from seawall.limits import Limit, aimd, vegas
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _PartitionWaiter
+from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.policies.cache.answers import Answers
+from seawall.policies.fallback import fallback_reason
 from seawall.policies.hedge.tasks import Copies
 from seawall.policies.rate_limit.gate import RateWaiter
 from seawall.policies.rate_limit.policy import RateGate
+from seawall.policies.retry import InFlightRatio, RequestRatio
 from seawall.policies.throttle import _ThrottleGate
+from seawall.policies.timeout import adaptive_timeout
 from seawall.policies.timeout.async_flow import AsyncTimeout, Lane
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
 from seawall.runtime.layers import FAILED, OK
 from seawall.runtime.policy import GateBound
 from seawall.runtime.slots import SlotWaiter, live_slots
+from seawall.shedding import adaptive_lifo, by_criticality, by_latency, codel
 from seawall.testing import run_virtual
 
 HOWS = ("now", "soon", "as it wakes", "closed", "closed elsewhere", "interrupted")

@@ -15,10 +15,10 @@ from seawall import (
     Retry,
     ThreadBulkhead,
     Timeout,
-    guard_from_table,
     guards,
     guards_from_toml,
 )
+from seawall.config import guard_from_table
 from seawall.testing import ScriptedService, fail
 
 EVERYTHING = """

@@ -16,25 +16,29 @@ from seawall import (
     Breaker,
     Bulkhead,
     Criticality,
-    Deadline,
     DeadlineExceeded,
-    Pool,
     Rejected,
     Retry,
     TimedOut,
     Timeout,
     check_deadline,
     criticality,
-    current_attempt,
-    current_criticality,
     current_deadline,
-    current_idempotency_key,
     deadline,
-    idempotency_key,
 )
 from seawall.clock import SYSTEM, VirtualClock, current_clock
-from seawall.context import _DeadlineScope, deadline_scope, deadline_var
+from seawall.context import (
+    Deadline,
+    _DeadlineScope,
+    current_attempt,
+    current_criticality,
+    current_idempotency_key,
+    deadline_scope,
+    deadline_var,
+    idempotency_key,
+)
 from seawall.policies.timeout.policy import _Cooperative
+from seawall.resources import Pool
 from seawall.runtime import fastpath, interpreter
 from seawall.testing import ScriptedService, answer, run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters

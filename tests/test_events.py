@@ -8,32 +8,36 @@ from pathlib import Path
 
 import pytest
 
-import seawall
 from seawall import (
     Breaker,
-    BreakerChanged,
     Bulkhead,
     Cache,
+    Fallback,
+    Guard,
+    Retry,
+    RetryBudget,
+    ThreadBulkhead,
+    Timeout,
+    deadline,
+    static,
+    subscribe,
+)
+from seawall import (
+    events as events_module,
+)
+from seawall.backoff import constant
+from seawall.events import (
+    BreakerChanged,
     CallRejected,
     CallRetried,
     CallTimedOut,
     Degraded,
     Event,
-    Fallback,
-    Guard,
-    Retry,
-    RetryBudget,
     RetryStopped,
     SettingsChanged,
     ThreadAbandoned,
-    ThreadBulkhead,
-    Timeout,
-    constant,
-    deadline,
-    static,
-    subscribe,
+    bus,
 )
-from seawall.events import bus
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 _BROKEN = ScriptedService(fail(ConnectionError)).call
@@ -405,7 +409,7 @@ def test_events_are_told_in_the_loop_where_they_happen(events):
 def test_every_event_is_in_the_table_of_its_page():
     """The page of events has each one, with its stable name and its fields as they are."""
     page = (Path(__file__).parents[1] / "docs" / "events.md").read_text("utf-8")
-    kinds = [getattr(seawall, name) for name in seawall.__all__]
+    kinds = [getattr(events_module, name) for name in events_module.__all__]
     kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Event)]
     for kind in kinds:
         names = [*signature(kind.__init__).parameters][2:]  # without self and guard

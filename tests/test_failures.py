@@ -20,19 +20,13 @@ from hypothesis import strategies as st
 
 from seawall import (
     Breaker,
-    BreakerChanged,
     Bulkhead,
-    CallRejected,
-    CallRetried,
     CircuitOpen,
     Family,
     Guard,
-    JobDied,
-    JobFailed,
     RateLimit,
     Rejected,
     Retry,
-    RetryStopped,
     TimedOut,
     Timeout,
     subscribe,
@@ -52,6 +46,14 @@ from seawall.clients.httpx import GuardedTransport
 from seawall.clock import VirtualClock
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.guards import guard_view
+from seawall.errors import JobFailed
+from seawall.events import (
+    BreakerChanged,
+    CallRejected,
+    CallRetried,
+    JobDied,
+    RetryStopped,
+)
 from seawall.events.log import FAILURES_AT_ONCE, FAILURES_PER_SECOND, FailureLog
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.testing import run_virtual

@@ -25,19 +25,18 @@ from seawall import (
     RateLimit,
     Retry,
     RetryBudget,
-    SuccessDeposit,
     TimedOut,
     Timeout,
-    VirtualClock,
     family,
     get_guard,
     guards,
     registry,
     snapshot,
-    tenant,
 )
-from seawall.context import current_tenant
+from seawall.clock import VirtualClock
+from seawall.context import current_tenant, tenant
 from seawall.dashboard.watcher import Watcher
+from seawall.policies.retry import SuccessDeposit
 from seawall.telemetry.readings import readings_of
 from seawall.testing import ScriptedService, hang, run_virtual
 from tests.support import falsified, let_pass

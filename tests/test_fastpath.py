@@ -28,22 +28,30 @@ from seawall import (
     Criticality,
     Fallback,
     Guard,
-    InFlightRatio,
-    Limit,
     RateLimit,
     RateLimited,
     Rejected,
-    RequestRatio,
     Retry,
     RetryBudget,
     Shed,
     ThreadBulkhead,
     Throttle,
     Timeout,
-    VirtualClock,
+    criticality,
+    deadline,
+)
+from seawall.backoff import constant
+from seawall.clock import VirtualClock
+from seawall.limits import Limit, aimd, vegas
+from seawall.policies.breaker import n_of_m, ramp
+from seawall.policies.fallback import _FallbackFlow
+from seawall.policies.retry import InFlightRatio, RequestRatio
+from seawall.policies.timeout import adaptive_timeout
+from seawall.runtime import fastpath
+from seawall.runtime.call import Call
+from seawall.runtime.interpreter import run_async, run_sync
+from seawall.shedding import (
     adaptive_lifo,
-    adaptive_timeout,
-    aimd,
     by_chance,
     by_cost,
     by_criticality,
@@ -51,17 +59,7 @@ from seawall import (
     by_fraction,
     by_latency,
     codel,
-    constant,
-    criticality,
-    deadline,
-    n_of_m,
-    ramp,
-    vegas,
 )
-from seawall.policies.fallback import _FallbackFlow
-from seawall.runtime import fastpath
-from seawall.runtime.call import Call
-from seawall.runtime.interpreter import run_async, run_sync
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified
 

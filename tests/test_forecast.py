@@ -14,10 +14,10 @@ from seawall import (
     Retry,
     RetryBudget,
     Timeout,
-    constant,
     static,
     subscribe,
 )
+from seawall.backoff import constant
 from seawall.models.budget import Budget, RequestRatio
 from seawall.testing import VirtualClock
 

@@ -21,15 +21,15 @@ from seawall import (
     Throttle,
     TimedOut,
     Timeout,
-    aimd,
-    by_latency,
-    current_attempt,
     current_deadline,
-    fallback_reason,
     static,
 )
 from seawall.clients.llm import Model, Models
+from seawall.context import current_attempt
+from seawall.limits import aimd
+from seawall.policies.fallback import fallback_reason
 from seawall.runtime import generators
+from seawall.shedding import by_latency
 from seawall.testing import ScriptedService, hang, run_virtual, slow, virtual_time
 
 

@@ -23,21 +23,19 @@ from seawall import (
     Fallback,
     Guard,
     RateLimit,
-    ReportedFailure,
     Retry,
-    SystemClock,
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    VirtualClock,
-    current_attempt,
     get_guard,
-    idempotency_key,
-    single_probe,
     static,
     subscribe,
 )
+from seawall.clock import SystemClock, VirtualClock
+from seawall.context import current_attempt, idempotency_key
+from seawall.errors import ReportedFailure
 from seawall.events import BreakerChanged
+from seawall.policies.breaker import single_probe
 from seawall.registry import release
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 

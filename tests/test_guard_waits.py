@@ -22,11 +22,11 @@ from seawall import (
     RateLimited,
     Rejected,
     Retry,
-    aimd,
     static,
 )
 from seawall.clock import VirtualClock
 from seawall.errors import StoreUnavailable
+from seawall.limits import aimd
 from seawall.policies import slots
 from seawall.policies.rate_limit import gate as rate_gate
 from seawall.testing import retries, run_virtual, virtual_time

@@ -19,30 +19,31 @@ from seawall import (
     Guard,
     RateLimit,
     Retry,
-    ServiceLevels,
     Shed,
     Throttle,
-    adaptive_attempts,
-    by_fraction,
-    by_queue,
     get_guard,
-    guard_from_table,
     subscribe,
 )
 from seawall.clients.grpc import aio_interceptors
 from seawall.clients.llm import Model, Models
 from seawall.clients.upstreams import Upstreams
+from seawall.config import guard_from_table
+from seawall.load import ServiceLevels
+from seawall.policies.retry import adaptive_attempts
 from seawall.registry import free_name
+from seawall.shedding import by_fraction, by_queue
 from seawall.testing import Step, fail
 from tests.pipeline.arguments import AWAITED_BY_PIPELINES, DECORATORS
-from tests.test_bad_arguments import SUBJECTS
+from tests.test_bad_arguments import PARTS, SUBJECTS
 from tests.test_public_api import MODULES
 
 
 def _public_functions() -> Iterator[tuple[str, Any]]:
     """Yield all that is public and can be called, with the label of the tables of bad arguments."""
     for module in MODULES:
-        prefix = module.__name__.removeprefix("seawall").removeprefix(".")
+        prefix = module.__name__.removeprefix("seawall").removeprefix(".").removeprefix("load.")
+        if prefix in PARTS:
+            prefix = ""
         for name in module.__all__:
             thing = getattr(module, name)
             label = f"{prefix}.{name}" if prefix else name

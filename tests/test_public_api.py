@@ -19,17 +19,34 @@ import pytest
 
 import seawall
 import seawall.audit
+import seawall.backoff
 import seawall.clients.grpc
 import seawall.clients.httpx
 import seawall.clients.httpx2
 import seawall.clients.llm
 import seawall.clients.requests
 import seawall.clients.upstreams
+import seawall.clock
+import seawall.config
+import seawall.context
 import seawall.dashboard
 import seawall.durable
+import seawall.errors
+import seawall.events
+import seawall.jobs
+import seawall.leases
+import seawall.limits
+import seawall.load
 import seawall.load.signals
 import seawall.members
 import seawall.pipeline
+import seawall.policies.breaker
+import seawall.policies.hedge
+import seawall.policies.retry
+import seawall.policies.timeout
+import seawall.redis
+import seawall.resources
+import seawall.shedding
 import seawall.sim
 import seawall.telemetry
 import seawall.testing
@@ -42,6 +59,23 @@ PINNED = Path(__file__).with_name("public_api.txt")
 MODULES = (
     seawall,
     seawall.audit,
+    seawall.backoff,
+    seawall.clock,
+    seawall.config,
+    seawall.context,
+    seawall.errors,
+    seawall.events,
+    seawall.jobs,
+    seawall.leases,
+    seawall.limits,
+    seawall.load,
+    seawall.policies.breaker,
+    seawall.policies.hedge,
+    seawall.policies.retry,
+    seawall.policies.timeout,
+    seawall.redis,
+    seawall.resources,
+    seawall.shedding,
     seawall.clients.grpc,
     seawall.clients.httpx,
     seawall.clients.httpx2,

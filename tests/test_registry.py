@@ -13,12 +13,9 @@ import pytest
 from seawall import (
     Breaker,
     CircuitOpen,
-    CpuPool,
     Guard,
-    IoPool,
     ThreadBulkhead,
     Timeout,
-    check_threads,
     explain,
     get_guard,
     guards,
@@ -26,6 +23,7 @@ from seawall import (
     registry,
 )
 from seawall.registry import enter
+from seawall.resources import CpuPool, IoPool, check_threads
 from seawall.telemetry import export_prometheus, log_events
 from seawall.testing import empty_registry
 from seawall.web import Edge

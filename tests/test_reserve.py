@@ -21,14 +21,14 @@ from seawall import (
     RateLimit,
     Retry,
     Timeout,
-    VirtualClock,
-    constant,
     current_deadline,
     deadline,
     static,
     transient,
 )
+from seawall.backoff import constant
 from seawall.clients.httpx import AsyncGuardedTransport
+from seawall.clock import VirtualClock
 from seawall.context import keeping_back, reserve_of
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import Inbound, Trust

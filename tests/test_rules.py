@@ -20,12 +20,12 @@ from seawall import (
     ThreadBulkhead,
     Throttle,
     Timeout,
-    adaptive_timeout,
-    by_fraction,
-    constant,
     static,
 )
+from seawall.backoff import constant
+from seawall.policies.timeout import adaptive_timeout
 from seawall.rules import dangers
+from seawall.shedding import by_fraction
 from seawall.testing import ScriptedService, fail
 
 

@@ -91,7 +91,7 @@ def test_scripts_are_files_of_the_package() -> None:
         if name in ("eval", "evalsha", "script_load", "register_script")
         and isinstance(call.func, ast.Attribute)
     }
-    assert senders == {("_link.py", "eval"), ("_link.py", "evalsha")}
+    assert senders == {("connections.py", "eval"), ("connections.py", "evalsha")}
     composed = [
         ast.unparse(call) for m in MODULES for name, call in calls_in(m) if name == "compose"
     ]
@@ -127,7 +127,7 @@ def test_no_other_statement_is_made_of_text() -> None:
 # --- Code out of data ---
 
 FORBIDDEN = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
-OWN_PROCESSES = "executors/_items.py"
+OWN_PROCESSES = "resources/executors/messages.py"
 """Pickles between a process and its own children: nobody else writes to those pipes."""
 GENERATED = {"runtime/fastpath.py", "policies/rate_limit/fast_path.py"}
 """Compile fixed lines of their own."""

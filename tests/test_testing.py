@@ -22,15 +22,14 @@ from seawall import (
     RateLimit,
     RateLimited,
     Retry,
-    SystemClock,
     ThreadBulkhead,
     Timeout,
-    VirtualClock,
-    constant,
     explain,
     snapshot,
     static,
 )
+from seawall.backoff import constant
+from seawall.clock import SystemClock, VirtualClock
 from seawall.runtime.call import bypass
 from seawall.testing import (
     ScriptedService,
@@ -299,7 +298,8 @@ def test_fixtures_end_with_their_test(tmp_path):
     printed = _run_with_plugin(
         tmp_path,
         """
-            from seawall import Guard, SystemClock, VirtualClock, Breaker, guards
+            from seawall import Guard, Breaker, guards
+            from seawall.clock import SystemClock, VirtualClock
 
             before = Guard("before", Breaker())
 
@@ -423,7 +423,8 @@ def test_errors_pass_while_policies_are_off():
 
 
 SWITCHES = """
-from seawall import Guard, Retry, constant
+from seawall import Guard, Retry
+from seawall.backoff import constant
 from seawall.testing import ScriptedService, fail
 guard = Guard("vendor", Retry(on=ConnectionError, backoff=constant(3600.0)))
 service = ScriptedService(fail(ConnectionError))

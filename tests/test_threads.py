@@ -25,16 +25,15 @@ from seawall import (
     Cache,
     CircuitOpen,
     Guard,
-    InFlightRatio,
     Rejected,
-    RequestRatio,
     Retry,
     RetryBudget,
     Timeout,
-    VirtualClock,
-    constant,
-    n_of_m,
 )
+from seawall.backoff import constant
+from seawall.clock import VirtualClock
+from seawall.policies.breaker import n_of_m
+from seawall.policies.retry import InFlightRatio, RequestRatio
 from seawall.policies.timeout.async_flow import AsyncTimeout
 from seawall.testing import virtual_time
 
@@ -402,6 +401,11 @@ def test_the_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch):
 UNTIDY = """
 import faulthandler, gc
 from seawall import *
+from seawall.clock import *
+from seawall.limits import *
+from seawall.load import *
+from seawall.resources import *
+from seawall.shedding import *
 faulthandler.dump_traceback_later(3.0, exit=True)   # stuck
 
 class Untidy:
@@ -484,6 +488,11 @@ FORK = """
 import os, sys, threading, time, asyncio, warnings
 warnings.simplefilter("ignore")
 from seawall import *
+from seawall.clock import *
+from seawall.limits import *
+from seawall.load import *
+from seawall.resources import *
+from seawall.shedding import *
 
 def in_child(check):
     pid = os.fork()

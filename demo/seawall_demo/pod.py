@@ -61,11 +61,10 @@ def vendor_guard(prices: Prices, store: RedisStore | None, name: str = "vendor")
         Retry,
         RetryBudget,
         Timeout,
-        growing,
-        slow_start,
         static,
         transient,
     )
+    from seawall.policies.breaker import growing, slow_start
 
     sharing: dict[str, Any] = {} if store is None else {"shared": store, "name": name}
     return Guard(
@@ -87,22 +86,12 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     import httpx
     from fastapi import FastAPI
 
-    from seawall import (
-        AdaptiveLimit,
-        Cache,
-        Claim,
-        Criticality,
-        Guard,
-        Hedge,
-        LocalQueue,
-        Shed,
-        Timeout,
-        Worker,
-        by_criticality,
-        current_criticality,
-        vegas,
-    )
+    from seawall import AdaptiveLimit, Cache, Criticality, Guard, Hedge, Shed, Timeout
+    from seawall.context import current_criticality
+    from seawall.jobs import Claim, LocalQueue, Worker
+    from seawall.limits import vegas
     from seawall.load.signals import occupancy
+    from seawall.shedding import by_criticality
     from seawall.web import RequestLimits, Trust, api_key, limit
     from seawall.web.fastapi import protect
 

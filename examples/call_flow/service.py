@@ -29,13 +29,13 @@ from seawall import (
     RetryBudget,
     Shed,
     Timeout,
-    adaptive_attempts,
-    by_criticality,
     transient,
-    vegas,
 )
 from seawall.clients.httpx import AsyncGuardedTransport
+from seawall.limits import vegas
 from seawall.load.signals import occupancy
+from seawall.policies.retry import adaptive_attempts
+from seawall.shedding import by_criticality
 from seawall.web import RequestLimits, api_key, limit
 from seawall.web.fastapi import protect
 

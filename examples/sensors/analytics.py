@@ -24,8 +24,9 @@ import httpx
 import storage
 from samples import PARTITIONS, STREAM, Sample, by_sensor, with_features
 
-from seawall import Breaker, CpuPool, Guard, Retry, Timeout, transient
+from seawall import Breaker, Guard, Retry, Timeout, transient
 from seawall.pipeline import Pipeline, RedisStreamSource, degrade
+from seawall.resources import CpuPool
 
 LOST_AFTER = float(os.environ.get("LOST_AFTER", "10"))
 plant = httpx.AsyncClient(base_url=os.environ.get("PLANT_URL", "http://127.0.0.1:8100"))

@@ -21,6 +21,13 @@ GRACE: Final = 0.02
 """Real seconds that a virtual wait gives to other threads before time moves on."""
 
 
+__all__ = [
+    "Clock",
+    "SystemClock",
+    "VirtualClock",
+]
+
+
 class Clock(Protocol):
     """What a guard needs from a clock."""
 

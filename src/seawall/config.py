@@ -55,6 +55,8 @@ from seawall.policies.throttle import Throttle
 from seawall.policies.timeout import Timeout, adaptive_timeout
 from seawall.runtime.policy import Policy
 
+__all__ = ["guard_from_table", "guards_from_toml"]
+
 Names = Mapping[str, Any]
 Table = Mapping[str, Any]
 

@@ -16,6 +16,23 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import TimedOut
 
+__all__ = [
+    "Criticality",
+    "Deadline",
+    "check_deadline",
+    "criticality",
+    "current_attempt",
+    "current_criticality",
+    "current_deadline",
+    "current_idempotency_key",
+    "current_tenant",
+    "current_tier",
+    "deadline",
+    "idempotency_key",
+    "tenant",
+    "tier",
+]
+
 T = TypeVar("T")
 
 

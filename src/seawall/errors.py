@@ -47,6 +47,44 @@ from typing import Any, TypeVar
 
 from seawall import _checks as check
 
+__all__ = [
+    "AmbiguousHeader",
+    "AnswerNotKept",
+    "BadSignature",
+    "BulkheadFull",
+    "CacheMiss",
+    "ChannelClosed",
+    "ChannelFull",
+    "CircuitOpen",
+    "Contended",
+    "DeadlineExceeded",
+    "DeferredCallsFull",
+    "FifoFull",
+    "FifoStateLost",
+    "JobCancelled",
+    "JobExpired",
+    "JobFailed",
+    "JobLost",
+    "KeyInFlight",
+    "KeyMissing",
+    "KeyReused",
+    "LeaseLost",
+    "NotDelivered",
+    "Overloaded",
+    "PoolExhausted",
+    "QueueFull",
+    "RateLimited",
+    "RecordGarbled",
+    "RecordedFailure",
+    "Rejected",
+    "ReportedFailure",
+    "SeawallError",
+    "StoreUnavailable",
+    "TimedOut",
+    "UnknownJob",
+    "WorkerDied",
+]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 ErrorKinds = type[Exception] | tuple[type[Exception], ...]

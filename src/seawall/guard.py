@@ -20,10 +20,12 @@ from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import AdaptiveAttempts, Retry, RetryBound, RetryBudget
+from seawall.policies.retry import Retry, RetryBudget
 from seawall.policies.retry.conditions import On
+from seawall.policies.retry.policy import AdaptiveAttempts, RetryBound
 from seawall.policies.slots import SlotPolicy
-from seawall.policies.timeout import AdaptiveSeconds, Sync, Timeout
+from seawall.policies.timeout import Timeout
+from seawall.policies.timeout.policy import AdaptiveSeconds, Sync
 from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
 from seawall.runtime.call import Call, Trace, trace_var

@@ -9,8 +9,10 @@ from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
 from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
-from seawall.policies.retry import Retry, switch
-from seawall.policies.timeout import AdaptiveSeconds, Timeout
+from seawall.policies.retry import Retry
+from seawall.policies.retry.policy import switch
+from seawall.policies.timeout import Timeout
+from seawall.policies.timeout.policy import AdaptiveSeconds
 from seawall.runtime.call import bypass
 from seawall.runtime.policy import Policy, bindings_of
 

@@ -28,7 +28,7 @@ from seawall.clock import (
     set_current_clock,
 )
 from seawall.events import log
-from seawall.policies.retry import switch
+from seawall.policies.retry.policy import switch
 from seawall.redis.fake import FakeStore
 from seawall.runtime.call import bypass
 from seawall.runtime.fastpath import switch_policies

@@ -101,7 +101,8 @@ def test_small_libraries_and_celery():
 def test_our_own_retry():
     """Retry wants a budget, jitter, and errors that pass by themselves."""
     assert_findings("""
-        from seawall import Retry, RetryBudget, constant
+        from seawall import Retry, RetryBudget
+        from seawall.backoff import constant
         Retry(on=OSError)  #! SW203
         Retry(on=OSError, budget=RetryBudget())
         Retry(on=OSError, attempts=1)

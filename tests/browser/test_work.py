@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from seawall import LocalQueue, registry
+from seawall import registry
 from seawall.durable import Database, Outbox, Sqlite, migrate
 from seawall.durable.jobs.jobs import Jobs
+from seawall.jobs import LocalQueue
 from tests.browser.service import Service, as_operator, focused, running, sideways, until_live
 
 if TYPE_CHECKING:

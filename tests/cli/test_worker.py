@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from seawall import PriorityQueue, RedisStore
+from seawall import RedisStore
 from seawall.cli import main
 from seawall.durable import DeferredCalls, Outbox, migrate
+from seawall.redis import PriorityQueue
 from seawall.runtime.stop_signals import STOP_SIGNALS
 from tests.cli import worker_app
 from tests.redis.support import Server, eventually
@@ -218,7 +219,7 @@ def test_a_pipeline_that_breaks_stops_the_others(work: Work):
 # --- Development ---
 
 VERSION = """
-from seawall import LocalQueue, Worker
+from seawall.jobs import LocalQueue, Worker
 from tests.cli.worker_app import note
 
 queue = LocalQueue("work")
@@ -265,7 +266,7 @@ def replace(file: Path, text: str) -> None:
 # --- Mistakes ---
 
 MISTAKES = """
-from seawall import LocalQueue, Worker
+from seawall.jobs import LocalQueue, Worker
 
 worker = Worker(LocalQueue("work"), print)
 number = 5

@@ -15,7 +15,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from seawall import Claim, PriorityQueue, RedisStore, Worker
+from seawall import RedisStore
 from seawall.durable import (
     Database,
     DeferredCalls,
@@ -28,7 +28,9 @@ from seawall.durable import (
     OutboxEvent,
     Sqlite,
 )
+from seawall.jobs import Claim, Worker
 from seawall.pipeline import Pipeline, lines
+from seawall.redis import PriorityQueue
 
 LEASE = 3600.0
 """Seconds: what is not given back is not taken by another process while a test lasts."""

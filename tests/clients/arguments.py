@@ -10,11 +10,12 @@ from typing import Any
 
 from requests.adapters import HTTPAdapter
 
-from seawall import Guard, RedisStore, SystemClock, Timeout
+from seawall import Guard, RedisStore, Timeout
 from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
 from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, UpstreamTransport
+from seawall.clock import SystemClock
 from seawall.models.outliers import ActionBound
 
 HUGE = 10**400

@@ -34,11 +34,8 @@ from seawall import (
     SeawallError,
     TimedOut,
     Timeout,
-    VirtualClock,
     criticality,
     deadline,
-    idempotency_key,
-    tenant,
     transient,
 )
 from seawall.clients.http import bodies as _bodies
@@ -50,6 +47,8 @@ from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.httpx2 import AsyncGuardedTransport as AsyncGuardedTransport2
 from seawall.clients.httpx2 import GuardedTransport as GuardedTransport2
 from seawall.clients.requests import GuardedAdapter
+from seawall.clock import VirtualClock
+from seawall.context import idempotency_key, tenant
 from seawall.testing import virtual_time
 from seawall.wire.deadlines import least_timeout
 from tests.clients.support import CARRIERS, LARGE, Carrier, Server, Step

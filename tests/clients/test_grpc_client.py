@@ -32,8 +32,6 @@ from seawall import (
     Timeout,
     criticality,
     deadline,
-    idempotency_key,
-    tenant,
     transient,
 )
 from seawall.clients.grpc import (
@@ -46,6 +44,7 @@ from seawall.clients.grpc import (
     retry_on,
 )
 from seawall.clients.grpc import interceptors as guarded
+from seawall.context import idempotency_key, tenant
 from seawall.errors import SeawallError
 from seawall.wire.grpc import NEVER, pushback_of, read_pushback, write_pushback
 from tests.clients.support_grpc import (

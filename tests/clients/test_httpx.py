@@ -25,7 +25,6 @@ from seawall import (
     Retry,
     TimedOut,
     Timeout,
-    VirtualClock,
     deadline,
     static,
     transient,
@@ -37,6 +36,7 @@ from seawall.clients.http.bodies import GIVEN_UP
 from seawall.clients.http.exchange import Exchange
 from seawall.clients.http.httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
+from seawall.clock import VirtualClock
 from seawall.testing import no_leaked_permits, run_virtual
 from tests.clients.support import (
     LARGE,

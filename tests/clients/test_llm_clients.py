@@ -8,9 +8,10 @@ import httpx
 import httpx2
 import pytest
 
-from seawall import Retry, idempotency_key, transient
+from seawall import Retry, transient
 from seawall.clients.llm import async_http_client, http_client
 from seawall.clients.llm import clients as _llm_clients
+from seawall.context import idempotency_key
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.support_llm import Vendor, breaks, refuses
 from tests.support import new_guard

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard, ImplausibleReport, RateLimited, subscribe
+from seawall import Breaker, Guard, RateLimited, subscribe
 from seawall.clients.llm import TokenLimits, Usage
 from seawall.clients.llm import limits as module
+from seawall.events import ImplausibleReport
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, new_guard
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import RedisStore, StoreUnavailable
+from seawall import RedisStore
 from seawall.clock import SYSTEM
 from seawall.dashboard.pods.store_pods import StorePods
+from seawall.errors import StoreUnavailable
 from seawall.events import BreakerChanged
 from seawall.events.bus import emit
 from tests.dashboard.pods_support import (

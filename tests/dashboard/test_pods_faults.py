@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import RedisStore, StoreUnavailable
+from seawall import RedisStore
 from seawall.clock import SYSTEM
 from seawall.dashboard.pods import store_pods as module
 from seawall.dashboard.pods.store_pods import StorePods
 from seawall.dashboard.pods.wire import LARGEST, OTHERS, pack
 from seawall.dashboard.views import View
+from seawall.errors import StoreUnavailable
 from seawall.runtime.background import run_in
 from tests.dashboard.pods_support import NewPod, Shows, names, new_pod, put, read, tell, view
 from tests.redis.conftest import client, new_store, redis_url, site

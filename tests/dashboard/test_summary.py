@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Fallback, Guard, Retry, RetryBudget, VirtualClock, static
+from seawall import Breaker, Fallback, Guard, Retry, RetryBudget, static
+from seawall.clock import VirtualClock
 from seawall.dashboard import summary
 from seawall.dashboard.presenters import guards, limits
 from seawall.dashboard.summary import (

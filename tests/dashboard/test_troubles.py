@@ -12,10 +12,10 @@ from seawall import (
     RateLimit,
     Retry,
     RetryBudget,
-    VirtualClock,
     events,
     static,
 )
+from seawall.clock import VirtualClock
 from seawall.dashboard.bounds import MOST_TROUBLES
 from seawall.events.bus import emit
 from tests.dashboard.views_support import Pair, check_view, everything

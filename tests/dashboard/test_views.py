@@ -15,7 +15,6 @@ from seawall import (
     Fallback,
     Guard,
     Hedge,
-    Limit,
     RateLimit,
     RedisStore,
     Retry,
@@ -24,8 +23,6 @@ from seawall import (
     ThreadBulkhead,
     Throttle,
     Timeout,
-    adaptive_timeout,
-    by_criticality,
     events,
     static,
 )
@@ -35,6 +32,9 @@ from seawall.dashboard.presenters.sections import SECTIONS
 from seawall.dashboard.presenters.settings import LOOKS, settings_of
 from seawall.dashboard.wording import address
 from seawall.events.bus import emit
+from seawall.limits import Limit
+from seawall.policies.timeout import adaptive_timeout
+from seawall.shedding import by_criticality
 from tests.dashboard.views_support import JUNK, Pair, check_view, everything, places, replaced
 
 pytestmark = pytest.mark.usefixtures("nobody_else")

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import LocalQueue, PriorityQueue
 from seawall._failures import described
 from seawall.dashboard import Dashboard
 from seawall.dashboard.actions import work_lists
 from seawall.dashboard.actions.work_lists import payload_text
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.outbox.outbox import Outbox
+from seawall.jobs import LocalQueue
 from seawall.pipeline import DatabaseDeadLetters, DeadLetter, MemoryDeadLetters
+from seawall.redis import PriorityQueue
 from tests.dashboard.app_support import HOME, Browser, get, post
 from tests.durable.conftest import opening_by, postgres
 from tests.durable.outbox_support import Seen, committed, dispatcher

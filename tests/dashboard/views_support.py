@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import seawall
-from seawall import VirtualClock
+from seawall.clock import VirtualClock
 from seawall.dashboard.validation import valid_view
 from seawall.dashboard.watcher import Watcher
 from tests.telemetry.world import World

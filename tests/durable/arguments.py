@@ -13,7 +13,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from seawall import Guard, SystemClock
+from seawall import Guard
+from seawall.clock import SystemClock
 from seawall.durable import (
     Answer,
     Database,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seawall import current_idempotency_key, current_tenant
+from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable import Database
 
 

@@ -17,7 +17,7 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from seawall import CircuitOpen, LeaseLost
+from seawall import CircuitOpen
 from seawall.durable import (
     Answer,
     FromRow,
@@ -36,6 +36,7 @@ from seawall.durable.http.completion import IdempotentRequest, response_of
 from seawall.durable.http.middleware import SCOPE_KEY
 from seawall.durable.idempotency import lease_renewal as _uncut
 from seawall.durable.idempotency import records as _idempotency_records
+from seawall.errors import LeaseLost
 from tests.durable.asgi_support import KEY, USER, first, post, said, set_time
 from tests.durable.completed_support import PAID, Till
 from tests.durable.conftest import Opening, opening_by

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import CircuitOpen, LeaseLost
+from seawall import CircuitOpen
 from seawall.durable.http.exchange import RecordedExchange
+from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual
 from seawall.web.asgi_types import Message

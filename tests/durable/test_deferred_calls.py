@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from seawall import Breaker, Fallback, Guard, idempotency_key, subscribe, tenant
+from seawall import Breaker, Fallback, Guard, subscribe
+from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.deferred import worker as _later_worker
 from seawall.durable.deferred.calls import DeferredCall, DeferredCalls, redoing

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from seawall import idempotency_key, subscribe, tenant
+from seawall import subscribe
+from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.deferred import worker as _later_worker
 from seawall.durable.deferred.calls import DeferredCalls

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import Cache, CircuitOpen, Fallback, Guard, idempotency_key
+from seawall import Cache, CircuitOpen, Fallback, Guard
+from seawall.context import idempotency_key
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.deferred import worker as _later_worker

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from seawall import idempotency_key, tenant
+from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.errors import (

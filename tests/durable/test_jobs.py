@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seawall import UnknownJob
 from seawall.clock import VirtualClock
 from seawall.durable import amigrate
 from seawall.durable.database.connections import TextQuery
@@ -22,7 +21,7 @@ from seawall.durable.database.statements import statements
 from seawall.durable.jobs import operations as steps
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.jobs.operations import OpenJobsLimit
-from seawall.errors import JobExpired, KeyReused, QueueFull, RecordGarbled
+from seawall.errors import JobExpired, KeyReused, QueueFull, RecordGarbled, UnknownJob
 from seawall.models.durable_jobs import DurableJob
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seawall import Breaker, Guard, Rejected, Retry, UnknownJob, subscribe
+from seawall import Breaker, Guard, Rejected, Retry, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.database import Database
@@ -23,6 +23,7 @@ from seawall.durable.jobs import worker as _jobs_worker
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.jobs.records import Job
 from seawall.durable.jobs.worker import JobHandle, JobWorker
+from seawall.errors import UnknownJob
 from seawall.events import JobDied
 from seawall.resources.executors.executors import IoPool
 from tests.durable.conftest import Opening, opening_by

@@ -13,7 +13,8 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 
-from seawall import Breaker, Timeout, VirtualClock
+from seawall import Breaker, Timeout
+from seawall.clock import VirtualClock
 from seawall.durable import (
     SIGNATURE_HEADER,
     Database,

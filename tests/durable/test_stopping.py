@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from seawall import LocalQueue, Worker
 from seawall.durable import (
     Database,
     DeferredCalls,
@@ -23,6 +22,7 @@ from seawall.durable import (
     Sqlite,
     amigrate,
 )
+from seawall.jobs import LocalQueue, Worker
 from seawall.testing import run_virtual
 from tests.durable.outbox_support import a_moment, numbered, stubborn
 

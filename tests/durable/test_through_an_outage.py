@@ -15,20 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from seawall import (
-    Breaker,
-    Guard,
-    Retry,
-    RetryBudget,
-    SuccessDeposit,
-    Timeout,
-    VirtualClock,
-    subscribe,
-    transient,
-)
+from seawall import Breaker, Guard, Retry, RetryBudget, Timeout, subscribe, transient
 from seawall.clients.httpx import AsyncGuardedTransport
+from seawall.clock import VirtualClock
 from seawall.durable import Reply, idempotent_request
 from seawall.events import BreakerChanged
+from seawall.policies.retry import SuccessDeposit
 from seawall.testing import run_virtual
 from tests.durable.completed_support import Till
 from tests.durable.conftest import Opening, opening_by

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seawall import EventDied, OutboxBlocked, subscribe
+from seawall import subscribe
 from seawall.clock import VirtualClock
 from seawall.durable import (
     Database,
@@ -25,6 +25,7 @@ from seawall.durable import (
 )
 from seawall.durable.database.outage_log import MOST, PATIENCE, OutageLog
 from seawall.durable.outbox import dispatcher as _outbox_page
+from seawall.events import EventDied, OutboxBlocked
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.outbox_support import Seen, Time, committed, dispatcher, numbered, timed
 from tests.durable.postgres import Postgres

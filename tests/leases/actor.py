@@ -12,10 +12,12 @@ import sys
 import time
 from typing import Any
 
-from seawall import Lease, LeaseLost, RedisStore
+from seawall import RedisStore
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Fence, Sqlite
 from seawall.durable.database.statements import NOW
+from seawall.errors import LeaseLost
+from seawall.leases import Lease
 from seawall.members import Leader, Term
 
 STEPPED = """

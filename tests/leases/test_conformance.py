@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut, deadline
+from seawall import TimedOut, deadline
 from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite
+from seawall.errors import LeaseLost, StoreUnavailable
 from seawall.events import LeaseChanged, subscribe
+from seawall.leases import Lease
 from seawall.leases import lease as leasing
 from seawall.leases.lease import ReleaseBell
 from tests.leases.sites import AWAITED, BLOCKING, Site, run

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from seawall import LeaseLost
 from seawall.durable import Database, Fence, Sqlite
+from seawall.errors import LeaseLost
 from tests.leases.sites import AWAITED, Site, run
 
 

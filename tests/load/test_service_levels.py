@@ -17,23 +17,20 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
-    CallRejected,
     Fallback,
     Guard,
-    LevelChanged,
     Overloaded,
     Retry,
-    ServiceLevel,
-    ServiceLevels,
-    SettingsChanged,
     Timeout,
-    fallback_reason,
     static,
     subscribe,
 )
+from seawall.events import CallRejected, LevelChanged, SettingsChanged
+from seawall.load import ServiceLevel, ServiceLevels
 from seawall.load.service_levels import LevelGate
 from seawall.load.signals import in_flight
 from seawall.models.service_levels import Cause, Move
+from seawall.policies.fallback import fallback_reason
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import run_sync
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time

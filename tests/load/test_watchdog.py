@@ -16,7 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import LoopBlocked, LoopWatchdog, VirtualClock, subscribe
+from seawall import subscribe
+from seawall.clock import VirtualClock
+from seawall.events import LoopBlocked
+from seawall.load import LoopWatchdog
 from seawall.load.watchdog import PAUSED, UNSEEN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
@@ -381,7 +384,7 @@ def test_a_loop_is_watched_once():
 FORKED = """
 import asyncio, os, warnings
 warnings.simplefilter("ignore")  # newer versions warn of any fork beside threads
-from seawall import LoopWatchdog
+from seawall.load import LoopWatchdog
 dog = LoopWatchdog(60.0)
 
 def fork():

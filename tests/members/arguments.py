@@ -8,8 +8,11 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import Lease, Limit, RateLimit, RedisStore, SystemClock
+from seawall import RateLimit, RedisStore
 from seawall.clients.upstreams import Upstreams
+from seawall.clock import SystemClock
+from seawall.leases import Lease
+from seawall.limits import Limit
 from seawall.members import (
     ActionBound,
     Cluster,

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Lease, RateLimit, subscribe
+from seawall import RateLimit, subscribe
 from seawall.clients.upstreams import Outliers, Upstreams
 from seawall.durable import Database, Sqlite, migrate
 from seawall.events import HostEjected, HostRestored
+from seawall.leases import Lease
 from seawall.members import (
     Heartbeats,
     Leader,

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from seawall import Lease, LeaseLost, StoreUnavailable, TimedOut
+from seawall import TimedOut
 from seawall.clock import SYSTEM, Clock, current_clock
+from seawall.errors import LeaseLost, StoreUnavailable
+from seawall.leases import Lease
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
 from seawall.members import Leader, Term
 from seawall.models.lease import Busy, Granted, LeaseModel

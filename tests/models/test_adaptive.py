@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import aimd, gradient2, vegas
+from seawall.limits import aimd, gradient2, vegas
 from seawall.models.concurrency.algorithms import Gradient2, Vegas
 from seawall.models.concurrency.limit import PATIENCE, ConcurrencyLimit, Learner
 from tests.support import falsified

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import adaptive_lifo, codel
 from seawall.models.shedding import codel as model
 from seawall.models.shedding.codel import QueueShed, QueueState
+from seawall.shedding import adaptive_lifo, codel
 from tests.support import falsified
 
 

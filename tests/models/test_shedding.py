@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import (
-    Bulkhead,
-    Criticality,
+from seawall import Bulkhead, Criticality
+from seawall.models.shedding import rules as shedding
+from seawall.models.shedding import shares
+from seawall.models.shedding.rules import CLASSES, ShedRule, Sources, class_bar
+from seawall.models.shedding.shares import LeastCriticalFirst, place_of
+from seawall.shedding import (
     by_chance,
     by_cost,
     by_criticality,
@@ -23,10 +26,6 @@ from seawall import (
     by_queue,
     by_tier,
 )
-from seawall.models.shedding import rules as shedding
-from seawall.models.shedding import shares
-from seawall.models.shedding.rules import CLASSES, ShedRule, Sources, class_bar
-from seawall.models.shedding.shares import LeastCriticalFirst, place_of
 from tests.support import falsified
 
 

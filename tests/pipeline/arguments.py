@@ -8,7 +8,7 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import Channel, SystemClock
+from seawall.clock import SystemClock
 from seawall.durable import Database, Inbox, Sqlite
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
@@ -36,6 +36,7 @@ from seawall.pipeline import (
     poll,
     table,
 )
+from seawall.resources import Channel
 
 HUGE = 10**400
 

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import nats
 
-from seawall import CpuPool, PriorityQueue, RedisStore
+from seawall import RedisStore
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Inbox, Sqlite, migrate
 from seawall.pipeline import (
@@ -47,6 +47,8 @@ from seawall.pipeline import (
     current_item,
     table,
 )
+from seawall.redis import PriorityQueue
+from seawall.resources import CpuPool
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE: Final = 120.0

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from seawall import Channel
 from seawall.durable.database.connections import TextQuery
 from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
@@ -33,6 +32,7 @@ from seawall.pipeline import (
 )
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.streams import StreamConsumer
+from seawall.resources import Channel
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening_by
 from tests.support_nats import NatsServer

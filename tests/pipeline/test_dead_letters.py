@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import TextQuery
 from seawall.pipeline import (
@@ -32,6 +31,7 @@ from seawall.pipeline import (
     degrade,
 )
 from seawall.pipeline.dead_letters.letters import LOST, MOST_CLAIMS, DeadLetters, stored_id
+from seawall.resources import Channel
 from seawall.runtime.driver import sleep_async
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening, opening_by, postgres

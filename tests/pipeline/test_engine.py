@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, CpuPool, Guard, Retry, WorkerDied
+from seawall import Breaker, Guard, Retry
+from seawall.errors import WorkerDied
 from seawall.pipeline import (
     DROP,
     BatchFailed,
@@ -31,6 +32,7 @@ from seawall.pipeline import (
     current_item,
     degrade,
 )
+from seawall.resources import CpuPool
 from seawall.testing import run_virtual
 
 

@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 
-from seawall import (
-    Breaker,
+from seawall import Breaker, Guard, subscribe
+from seawall.events import (
     CollectionChanged,
     Event,
-    Guard,
     ItemDied,
     PipelineEnded,
     SourceChanged,
     StageChanged,
-    subscribe,
+    log,
 )
-from seawall.events import log
 from seawall.pipeline import Collect, Collection, MemoryDeadLetters, Pipeline
 from seawall.testing import run_virtual
 

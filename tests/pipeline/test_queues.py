@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from seawall import Channel
 from seawall.errors import StoreUnavailable
 from seawall.jobs import LocalQueue
 from seawall.pipeline import ChannelSource, Pipeline, QueueSource, current_item
+from seawall.resources import Channel
 from seawall.testing import run_virtual
 
 

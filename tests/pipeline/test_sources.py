@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from seawall import Channel
 from seawall.durable import Database, Sqlite, migrate
 from seawall.pipeline import Collect, IterableSource, Page, Pipeline, lines, pages, table
 from seawall.pipeline.reader import MOST_UNREPORTED
+from seawall.resources import Channel
 from seawall.testing import run_virtual
 
 

@@ -14,25 +14,22 @@ from seawall import (
     AdaptiveLimit,
     Bulkhead,
     BulkheadFull,
-    CallRejected,
     Criticality,
     DeadlineExceeded,
     Guard,
     Overloaded,
     Retry,
-    SettingsChanged,
     TimedOut,
     Timeout,
-    aimd,
-    codel,
     criticality,
     deadline,
-    gradient2,
     subscribe,
-    tier,
-    vegas,
 )
+from seawall.context import tier
+from seawall.events import CallRejected, SettingsChanged
+from seawall.limits import aimd, gradient2, vegas
 from seawall.models.concurrency.limit import ConcurrencyLimit
+from seawall.shedding import codel
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 

@@ -20,9 +20,9 @@ from seawall import (
     Timeout,
     criticality,
     deadline,
-    tier,
-    vegas,
 )
+from seawall.context import tier
+from seawall.limits import vegas
 from seawall.models.concurrency.limit import ConcurrencyLimit
 from seawall.policies.adaptive_limit import (
     AdaptiveGate,

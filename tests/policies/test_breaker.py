@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from seawall import (
     Breaker,
-    BreakerChanged,
     CircuitOpen,
     Fallback,
     Hedge,
@@ -22,11 +21,11 @@ from seawall import (
     Retry,
     ThreadBulkhead,
     Timeout,
-    n_of_m,
-    single_probe,
     static,
     subscribe,
 )
+from seawall.events import BreakerChanged
+from seawall.policies.breaker import n_of_m, single_probe
 from seawall.policies.breaker.gate import BreakerGate
 from seawall.testing import ScriptedService, answer, fail, run_virtual, slow, virtual_time
 from tests.support import falsified, let_pass, new_guard

@@ -12,9 +12,11 @@ from weakref import ref
 
 import pytest
 
-from seawall import Breaker, BreakerChanged, Guard, VirtualClock, single_probe, subscribe
-from seawall.clock import current_clock
+from seawall import Breaker, Guard, subscribe
+from seawall.clock import VirtualClock, current_clock
+from seawall.events import BreakerChanged
 from seawall.policies.breaker import probe as _breaker_probe
+from seawall.policies.breaker import single_probe
 from seawall.testing import run_virtual
 from tests.support import let_pass, new_guard
 

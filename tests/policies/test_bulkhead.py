@@ -11,7 +11,6 @@ import pytest
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRejected,
     Criticality,
     DeadlineExceeded,
     Guard,
@@ -21,6 +20,7 @@ from seawall import (
     subscribe,
 )
 from seawall.clock import VirtualClock
+from seawall.events import CallRejected
 from seawall.runtime.slots import Slots
 from seawall.testing import (
     ScriptedService,

@@ -10,7 +10,6 @@ import pytest
 from seawall import (
     Breaker,
     Cache,
-    CacheMiss,
     DeadlineExceeded,
     Fallback,
     Guard,
@@ -19,6 +18,7 @@ from seawall import (
     deadline,
     static,
 )
+from seawall.errors import CacheMiss
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 
 WAIT = 30

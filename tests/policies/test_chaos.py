@@ -18,14 +18,14 @@ from seawall import (
     DeadlineExceeded,
     Guard,
     Retry,
-    SettingsChanged,
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    adaptive_timeout,
     deadline,
     subscribe,
 )
+from seawall.events import SettingsChanged
+from seawall.policies.timeout import adaptive_timeout
 from seawall.testing import ScriptedService, answer, run_virtual, slow, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, without_addresses
 from tests.test_cancellation import HOWS, HOWS_OF, attempt, bounded, call, enforced

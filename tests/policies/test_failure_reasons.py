@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from seawall import Breaker, BreakerChanged, Guard, Retry, RetryStopped, Timeout, subscribe
+from seawall import Breaker, Guard, Retry, Timeout, subscribe
+from seawall.events import BreakerChanged, RetryStopped
 from seawall.models.breaker.state import Change, State, Told
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 

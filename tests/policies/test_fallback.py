@@ -13,9 +13,9 @@ from seawall import (
     Rejected,
     Retry,
     TimedOut,
-    fallback_reason,
     static,
 )
+from seawall.policies.fallback import fallback_reason
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import new_guard
 

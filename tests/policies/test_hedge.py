@@ -21,12 +21,9 @@ from seawall import (
     Breaker,
     Bulkhead,
     BulkheadFull,
-    CallHedged,
     CircuitOpen,
     Guard,
     Hedge,
-    InFlightRatio,
-    RequestRatio,
     Retry,
     RetryBudget,
     ThreadBulkhead,
@@ -34,10 +31,12 @@ from seawall import (
     Timeout,
     current_deadline,
     deadline,
-    idempotency_key,
-    quantile,
     subscribe,
 )
+from seawall.context import idempotency_key
+from seawall.events import CallHedged
+from seawall.policies.hedge import quantile
+from seawall.policies.retry import InFlightRatio, RequestRatio
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import let_pass, new_guard
 

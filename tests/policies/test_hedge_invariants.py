@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Bulkhead, Cache, Hedge, InFlightRatio, RetryBudget, Timeout
-from seawall.policies.hedge import HedgeBound
+from seawall import Breaker, Bulkhead, Cache, Hedge, RetryBudget, Timeout
+from seawall.policies.hedge.policy import HedgeBound
 from seawall.policies.hedge.race import Race, Watch
 from seawall.policies.hedge.tasks import Copies
+from seawall.policies.retry import InFlightRatio
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 from tests.test_cancellation import HOWS, HOWS_OF, attempt, bounded, call, crowd, enforced, retry

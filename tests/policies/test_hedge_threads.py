@@ -12,21 +12,20 @@ import pytest
 from seawall import (
     Breaker,
     Bulkhead,
-    CallHedged,
     DeadlineExceeded,
     Guard,
     Hedge,
-    InFlightRatio,
     Retry,
     RetryBudget,
-    ThreadAbandoned,
     TimedOut,
     deadline,
     subscribe,
 )
 from seawall.clock import VirtualClock
-from seawall.policies.hedge import HedgeBound
+from seawall.events import CallHedged, ThreadAbandoned
 from seawall.policies.hedge import threads as _hedge_threads
+from seawall.policies.hedge.policy import HedgeBound
+from seawall.policies.retry import InFlightRatio
 from seawall.runtime.call import Abandoned, was_withdrawn
 from seawall.runtime.workers import WorkerPool
 from tests.support import new_guard

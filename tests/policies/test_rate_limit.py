@@ -16,21 +16,18 @@ from hypothesis import strategies as st
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRejected,
     DeadlineExceeded,
-    Limit,
-    Quota,
     RateLimit,
     RateLimited,
     RedisStore,
     Retry,
-    SettingsChanged,
-    VirtualClock,
-    current_tenant,
     deadline,
     subscribe,
-    tenant,
 )
+from seawall.clock import VirtualClock
+from seawall.context import current_tenant, tenant
+from seawall.events import CallRejected, SettingsChanged
+from seawall.limits import Limit, Quota
 from seawall.policies.rate_limit.meters import RESETS
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard

@@ -17,12 +17,12 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     DeadlineExceeded,
-    Limit,
     RateLimit,
     RateLimited,
     deadline,
 )
 from seawall.clock import VirtualClock
+from seawall.limits import Limit
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import policy as rate_limit

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from seawall import Bulkhead, Limit, RateLimit, RateLimited, deadline
+from seawall import Bulkhead, RateLimit, RateLimited, deadline
+from seawall.limits import Limit
 from seawall.policies.rate_limit.gate import RateWaiter
 from seawall.policies.rate_limit.meters import Meters
 from seawall.testing import run_virtual, virtual_time

@@ -12,16 +12,10 @@ from typing import Any
 
 import pytest
 
-from seawall import (
-    Bulkhead,
-    BulkheadFull,
-    ImplausibleReport,
-    Limit,
-    RateLimit,
-    RateLimited,
-    subscribe,
-)
+from seawall import Bulkhead, BulkheadFull, RateLimit, RateLimited, subscribe
 from seawall.clock import VirtualClock
+from seawall.events import ImplausibleReport
+from seawall.limits import Limit
 from seawall.policies.rate_limit.meters import Meter
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED
 from seawall.testing import virtual_time

@@ -18,15 +18,13 @@ from seawall import (
     Bulkhead,
     Guard,
     Rejected,
-    ServiceLevels,
     Shed,
     Throttle,
-    adaptive_lifo,
-    aimd,
-    by_criticality,
-    by_deadline,
     deadline,
 )
+from seawall.limits import aimd
+from seawall.load import ServiceLevels
+from seawall.shedding import adaptive_lifo, by_criticality, by_deadline
 from seawall.testing import run_virtual
 from tests.support import let_pass, new_guard
 

@@ -19,34 +19,33 @@ from seawall import (
     Breaker,
     Bulkhead,
     BulkheadFull,
-    CallRetried,
     CircuitOpen,
     DeadlineExceeded,
     Guard,
     Rejected,
     Retry,
     RetryBudget,
-    RetryStopped,
-    RetryThresholds,
     SeawallError,
-    SuccessDeposit,
     TimedOut,
     Timeout,
-    adaptive_attempts,
-    adaptive_timeout,
-    constant,
-    current_attempt,
     deadline,
-    decorrelated_jitter,
-    exponential,
     full_jitter,
-    linear,
-    plus_minus,
     subscribe,
 )
+from seawall.backoff import (
+    constant,
+    decorrelated_jitter,
+    exponential,
+    linear,
+    plus_minus,
+)
 from seawall.clock import VirtualClock
+from seawall.context import current_attempt
+from seawall.events import CallRetried, RetryStopped
 from seawall.load.signals import Signal
 from seawall.models.backoff import above_floor
+from seawall.policies.retry import RetryThresholds, SuccessDeposit, adaptive_attempts
+from seawall.policies.timeout import adaptive_timeout
 from seawall.testing import (
     ScriptedService,
     answer,

@@ -12,27 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
-    Backoff,
     Bulkhead,
     BulkheadFull,
-    CallRetried,
     Guard,
-    InFlightRatio,
     Rejected,
-    RequestRatio,
     Retry,
     RetryBudget,
-    SuccessDeposit,
     Timeout,
-    adaptive_timeout,
-    current_attempt,
     deadline,
-    idempotency_key,
     subscribe,
 )
+from seawall.backoff import Backoff
+from seawall.context import current_attempt, idempotency_key
+from seawall.events import CallRetried
 from seawall.models.budget import BUCKETS
+from seawall.policies.retry import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.policies.retry import policy as retry
 from seawall.policies.retry.policy import _RetryFlow
+from seawall.policies.timeout import adaptive_timeout
 from seawall.runtime.call import Call
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters

@@ -11,17 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import (
-    Breaker,
-    Cache,
-    Fallback,
-    Guard,
-    Hedge,
-    Retry,
-    ThreadBulkhead,
-    VirtualClock,
-    current_attempt,
-)
+from seawall import Breaker, Cache, Fallback, Guard, Hedge, Retry, ThreadBulkhead
+from seawall.clock import VirtualClock
+from seawall.context import current_attempt
 from seawall.policies.retry import policy as retry_module
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 from seawall.web.edge.inbound import Inbound

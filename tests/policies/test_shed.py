@@ -15,19 +15,25 @@ from hypothesis import strategies as st
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRejected,
-    Channel,
     Criticality,
     DeadlineExceeded,
     Guard,
-    IoPool,
     Overloaded,
-    Pool,
     RateLimit,
     Retry,
     Shed,
     ThreadBulkhead,
     Timeout,
+    criticality,
+    deadline,
+    subscribe,
+)
+from seawall.context import tier
+from seawall.events import CallRejected
+from seawall.resources import Channel, IoPool, Pool
+from seawall.runtime.policy import bindings_of
+from seawall.runtime.stats import Stats
+from seawall.shedding import (
     by_chance,
     by_cost,
     by_criticality,
@@ -36,13 +42,7 @@ from seawall import (
     by_latency,
     by_queue,
     by_tier,
-    criticality,
-    deadline,
-    subscribe,
-    tier,
 )
-from seawall.runtime.policy import bindings_of
-from seawall.runtime.stats import Stats
 from seawall.testing import ScriptedService, answer, run_virtual, slow, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard
 

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRejected,
     Criticality,
     DeadlineExceeded,
     Guard,
     Overloaded,
-    adaptive_lifo,
-    codel,
     criticality,
     deadline,
     subscribe,
 )
+from seawall.events import CallRejected
 from seawall.models.shedding.codel import QueueShed
 from seawall.runtime.slots import Slots
+from seawall.shedding import adaptive_lifo, codel
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 

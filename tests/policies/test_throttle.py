@@ -11,7 +11,6 @@ from seawall import (
     Breaker,
     Bulkhead,
     BulkheadFull,
-    CallRejected,
     Criticality,
     Fallback,
     Guard,
@@ -24,6 +23,7 @@ from seawall import (
     static,
     subscribe,
 )
+from seawall.events import CallRejected
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.support import let_pass, new_guard
 

@@ -18,23 +18,23 @@ from hypothesis import strategies as st
 
 from seawall import (
     Bulkhead,
-    CallTimedOut,
     DeadlineExceeded,
     Guard,
-    IoPool,
     Retry,
     TimedOut,
     Timeout,
-    VirtualClock,
     _expiry,
-    adaptive_timeout,
     context,
     current_deadline,
     deadline,
     subscribe,
 )
+from seawall.clock import VirtualClock
 from seawall.context import deadline_var
+from seawall.events import CallTimedOut
+from seawall.policies.timeout import adaptive_timeout
 from seawall.policies.timeout import async_flow as _async_timeout
+from seawall.resources import IoPool
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
 

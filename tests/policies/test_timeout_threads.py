@@ -19,17 +19,17 @@ from seawall import (
     DeadlineExceeded,
     Guard,
     Retry,
-    ThreadAbandoned,
     TimedOut,
     Timeout,
-    adaptive_timeout,
     check_deadline,
-    check_threads,
     current_deadline,
     deadline,
     subscribe,
 )
 from seawall.clock import VirtualClock
+from seawall.events import ThreadAbandoned
+from seawall.policies.timeout import adaptive_timeout
+from seawall.resources import check_threads
 from seawall.runtime.call import Abandoned
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import Job

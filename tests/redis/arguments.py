@@ -7,16 +7,11 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall import (
-    Breaker,
-    Lease,
-    LocalQueue,
-    PriorityQueue,
-    RateLimit,
-    RedisStore,
-    SystemClock,
-    Worker,
-)
+from seawall import Breaker, RateLimit, RedisStore
+from seawall.clock import SystemClock
+from seawall.jobs import LocalQueue, Worker
+from seawall.leases import Lease
+from seawall.redis import PriorityQueue
 from seawall.testing import FakeStore
 
 HUGE = 10**400

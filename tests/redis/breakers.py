@@ -14,9 +14,10 @@ from typing import Any
 
 import redis
 
-from seawall import Breaker, CircuitOpen, VirtualClock, single_probe
-from seawall.clock import SYSTEM
+from seawall import Breaker, CircuitOpen
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.models.breaker.probes import Verdict
+from seawall.policies.breaker import single_probe
 from seawall.redis.breaker.wire import parse_replies
 from seawall.redis.store import RedisStore
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Wait

@@ -21,10 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seawall import Breaker, CircuitOpen, growing, n_of_m, ramp, single_probe, slow_start
+from seawall import Breaker, CircuitOpen
 from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.windows import CallCount, Tracked
+from seawall.policies.breaker import growing, n_of_m, ramp, single_probe, slow_start
 from tests.redis.breakers import OUTCOMES, World, entered, quiet_world
 from tests.redis.support import mutate
 from tests.support import new_guard

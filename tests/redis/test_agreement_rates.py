@@ -26,8 +26,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seawall import Breaker, CircuitOpen, Guard, Limit, RateLimit, RateLimited, Reservation
+from seawall import Breaker, CircuitOpen, Guard, RateLimit, RateLimited
 from seawall.clock import VirtualClock
+from seawall.limits import Limit, Reservation
 from seawall.models.rate.accounts import Account, SettledBucket
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.caps import Caps

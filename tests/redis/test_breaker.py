@@ -12,20 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import (
-    Breaker,
-    BreakerChanged,
-    CircuitOpen,
-    Guard,
-    RedisStore,
-    growing,
-    n_of_m,
-    single_probe,
-    subscribe,
-)
+from seawall import Breaker, CircuitOpen, Guard, RedisStore, subscribe
 from seawall.errors import StoreUnavailable
-from seawall.events import SettingsDiffer, StoreModeChanged
+from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
 from seawall.models.breaker.probes import Verdict
+from seawall.policies.breaker import growing, n_of_m, single_probe
 from seawall.redis.breaker.wire import InvalidReply, parse_push, parse_replies
 from seawall.runtime.layers import FAILED
 from tests.redis.breakers import eventually, names, quiet_world

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import Breaker, CircuitOpen, Guard, RedisStore, n_of_m, ramp, single_probe
+from seawall import Breaker, CircuitOpen, Guard, RedisStore
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.report import Report
 from seawall.models.breaker.state import Refusal
+from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.redis.breaker import share as breaker_share
 from seawall.redis.breaker.mirror import (
     MOST_LOST,

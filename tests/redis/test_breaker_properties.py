@@ -12,8 +12,9 @@ import pytest
 import redis
 from hypothesis import given, settings
 
-from seawall import CircuitOpen, n_of_m, ramp, single_probe
+from seawall import CircuitOpen
 from seawall.models.breaker.probes import Verdict
+from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.redis.breaker.mirror import GrantedProbe
 from tests.redis.breakers import Pod, World, quiet_world
 from tests.redis.support import mutate

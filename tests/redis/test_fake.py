@@ -18,16 +18,15 @@ from seawall import (
     Breaker,
     Bulkhead,
     CircuitOpen,
-    Limit,
     RateLimit,
     RateLimited,
-    StoreModeChanged,
-    StoreUnavailable,
-    SystemClock,
-    VirtualClock,
     snapshot,
     subscribe,
 )
+from seawall.clock import SystemClock, VirtualClock
+from seawall.errors import StoreUnavailable
+from seawall.events import StoreModeChanged
+from seawall.limits import Limit
 from seawall.testing import (
     FakeStore,
     ScriptedService,

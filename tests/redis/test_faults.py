@@ -19,11 +19,11 @@ from seawall import (
     RateLimit,
     RateLimited,
     RedisStore,
-    n_of_m,
     subscribe,
 )
 from seawall.clock import SYSTEM
 from seawall.events import StoreModeChanged
+from seawall.policies.breaker import n_of_m
 from tests.redis.faults import FAULTS, NONSENSE, Lateness, Site
 from tests.redis.support import eventually
 

@@ -16,20 +16,16 @@ from seawall import (
     Breaker,
     CircuitOpen,
     Guard,
-    JobLost,
-    Lease,
-    LeaseLost,
-    PriorityQueue,
     RateLimit,
     RateLimited,
     RedisStore,
-    StoreUnavailable,
-    UnknownJob,
-    n_of_m,
-    single_probe,
     subscribe,
 )
+from seawall.errors import JobLost, LeaseLost, StoreUnavailable, UnknownJob
 from seawall.events import StoreModeChanged
+from seawall.leases import Lease
+from seawall.policies.breaker import n_of_m, single_probe
+from seawall.redis import PriorityQueue
 from seawall.redis.limits.wire import LimitTerms
 from tests.redis.faults import Site
 from tests.redis.support import eventually

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 import pytest
 
-from seawall import RedisStore, StoreUnavailable
+from seawall import RedisStore
 from seawall.clock import SYSTEM
+from seawall.errors import StoreUnavailable
 from seawall.redis import connections
 from seawall.redis import store as store_module
 from seawall.runtime.background import run_in

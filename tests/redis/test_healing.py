@@ -21,7 +21,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seawall import RedisStore, StoreUnavailable
+from seawall import RedisStore
+from seawall.errors import StoreUnavailable
 from seawall.redis import connections, health
 from seawall.redis.health import StoreHealth
 from seawall.runtime import background as background_module

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import Bulkhead, Limit, RateLimit, RateLimited, VirtualClock
-from seawall.clock import SYSTEM
+from seawall import Bulkhead, RateLimit, RateLimited
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import BulkheadFull
+from seawall.limits import Limit
 from seawall.redis.limits.leased import share as leased_share
 from seawall.redis.limits.leased.purses import BatchRequest, GrantedBatch, RefusedBatch
 from seawall.redis.limits.leased.share import LeasedLimits

@@ -11,7 +11,8 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seawall import RateLimit, VirtualClock
+from seawall import RateLimit
+from seawall.clock import VirtualClock
 from seawall.models.rate.rule import Rule
 from seawall.models.rate.split import BEAT
 from seawall.redis import pods as pods_module

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from seawall import Guard, RateLimit, RateLimited, VirtualClock
-from seawall.clock import SYSTEM
+from seawall import Guard, RateLimit, RateLimited
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.models.rate.split import BEAT
 from seawall.redis.limits.split import SplitLimits
 from seawall.redis.pods import LivePods

@@ -9,9 +9,10 @@ from weakref import ref
 
 import pytest
 
-from seawall import Bulkhead, Limit, RateLimit, RateLimited
+from seawall import Bulkhead, RateLimit, RateLimited
 from seawall.clock import SYSTEM
 from seawall.errors import BulkheadFull, StoreUnavailable
+from seawall.limits import Limit
 from seawall.models.rate.batches import NOTHING
 from seawall.redis.limits.leased import share as leased_share
 from seawall.redis.limits.leased.purses import BatchRequest, BatchWaiter, GrantedBatch, PurseSection

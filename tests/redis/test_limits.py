@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import (
-    Breaker,
-    CircuitOpen,
-    ImplausibleReport,
-    Limit,
-    RateLimit,
-    RateLimited,
-    subscribe,
-)
+from seawall import Breaker, CircuitOpen, RateLimit, RateLimited, subscribe
 from seawall.errors import StoreUnavailable
-from seawall.events import SettingsDiffer
+from seawall.events import ImplausibleReport, SettingsDiffer
+from seawall.limits import Limit
 from seawall.redis.connections import LoopConnection
 from seawall.redis.limits.exact import QuestionRound
 from seawall.redis.store import RedisStore

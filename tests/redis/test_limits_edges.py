@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import Limit, RateLimit, RateLimited, StoreUnavailable
+from seawall import RateLimit, RateLimited
+from seawall.errors import StoreUnavailable
+from seawall.limits import Limit
 from seawall.redis import connections
 from seawall.redis.limits import shared
 from seawall.redis.limits.exact import ExactLimits, QuestionRound

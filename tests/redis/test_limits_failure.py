@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from seawall import Limit, RateLimit, RateLimited, StoreModeChanged, StoreUnavailable, subscribe
+from seawall import RateLimit, RateLimited, subscribe
 from seawall.clock import VirtualClock
+from seawall.errors import StoreUnavailable
+from seawall.events import StoreModeChanged
+from seawall.limits import Limit
 from seawall.redis.store import RedisStore
 from tests.redis.support import Server, eventually
 from tests.redis.test_limits import ok, until

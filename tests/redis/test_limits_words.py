@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, CircuitOpen, Limit, RateLimit, RateLimited
+from seawall import Breaker, CircuitOpen, RateLimit, RateLimited
 from seawall.clock import VirtualClock
+from seawall.limits import Limit
 from seawall.policies.rate_limit import meters as meter_module
 from tests.support import new_guard
 

@@ -24,8 +24,6 @@ from seawall import (
     RateLimit,
     Shed,
     TimedOut,
-    adaptive_lifo,
-    by_queue,
     criticality,
     deadline,
     subscribe,
@@ -42,6 +40,7 @@ from seawall.jobs.wakeups import Wakeups
 from seawall.redis import queue as module
 from seawall.redis.queue import PARTS, PriorityQueue
 from seawall.redis.store import RedisStore
+from seawall.shedding import adaptive_lifo, by_queue
 from seawall.testing import run_virtual
 from tests.redis.support import FrozenClock, Server, eventually, keys_without_expiry, mutate
 from tests.support import let_pass, new_guard

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from seawall import VirtualClock, subscribe
-from seawall.clock import SYSTEM
+from seawall import subscribe
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import StoreUnavailable
 from seawall.events import JobDied
 from seawall.jobs import Claim, Worker

@@ -16,8 +16,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import RedisStore, StoreUnavailable
+from seawall import RedisStore
 from seawall.clock import SYSTEM
+from seawall.errors import StoreUnavailable
 from seawall.redis import connections
 from seawall.redis.health import StoreHealth
 from seawall.redis.keys import key_part, make_key, name_part

@@ -10,26 +10,15 @@ from typing import Any
 
 import pytest
 
-from seawall import (
-    Breaker,
-    Bulkhead,
-    RateLimit,
-    Retry,
-    Shed,
-    Timeout,
-    VirtualClock,
-    adaptive_lifo,
-    by_queue,
-    codel,
-    current_deadline,
-)
-from seawall.clock import SYSTEM
+from seawall import Breaker, Bulkhead, RateLimit, Retry, Shed, Timeout, current_deadline
+from seawall.clock import SYSTEM, VirtualClock
 from seawall.errors import Rejected, StoreUnavailable
 from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.jobs.records import QueueCall
 from seawall.models.shedding.codel import QueueShed
 from seawall.redis.queue import PriorityQueue
 from seawall.redis.store import RedisStore
+from seawall.shedding import adaptive_lifo, by_queue, codel
 from seawall.testing import no_leaked_permits, run_virtual, virtual_time
 from tests.redis.support import Server
 from tests.support import let_pass, new_guard

@@ -24,21 +24,19 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     CircuitOpen,
-    CpuPool,
     DeadlineExceeded,
     Fallback,
     Guard,
-    IoPool,
     Retry,
     ThreadBulkhead,
     Timeout,
-    aimd,
     deadline,
     degradations,
     static,
-    tenant,
 )
-from seawall.context import current_tenant
+from seawall.context import current_tenant, tenant
+from seawall.limits import aimd
+from seawall.resources import CpuPool, IoPool
 from seawall.runtime.batch import Room, _Schedule
 from seawall.testing import ScriptedService, hang, run_virtual, slow
 

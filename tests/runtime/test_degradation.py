@@ -18,13 +18,9 @@ from hypothesis import strategies as st
 
 from seawall import (
     Cache,
-    CacheMiss,
     Fallback,
     Guard,
-    IoPool,
     Overloaded,
-    Pool,
-    ServiceLevels,
     ThreadBulkhead,
     Timeout,
     degradations,
@@ -33,7 +29,10 @@ from seawall import (
     subscribe,
 )
 from seawall.clients.llm import Model, Models
+from seawall.errors import CacheMiss
 from seawall.events import Degraded
+from seawall.load import ServiceLevels
+from seawall.resources import IoPool, Pool
 from seawall.testing import ScriptedService, Step, answer, fail, run_virtual, slow, virtual_time
 
 

@@ -18,24 +18,21 @@ from seawall import (
     Bulkhead,
     BulkheadFull,
     Cache,
-    Channel,
     CircuitOpen,
-    IoPool,
-    Pool,
-    PoolExhausted,
     RateLimit,
-    Serializer,
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    aimd,
-    codel,
-    ramp,
 )
 from seawall.clock import VirtualClock
+from seawall.errors import PoolExhausted
+from seawall.limits import aimd
+from seawall.policies.breaker import ramp
 from seawall.policies.rate_limit.meters import KeyQueue
+from seawall.resources import Channel, IoPool, Pool, Serializer
 from seawall.resources.pool.lending import Lending
 from seawall.runtime.slots import Slot, Slots, SlotWaiter
+from seawall.shedding import codel
 from seawall.testing import run_virtual
 from tests.runtime.interrupts import interrupted_guard, interrupts
 

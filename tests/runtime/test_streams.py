@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Bulkhead, BulkheadFull, CircuitOpen, Guard, primed
+from seawall import Bulkhead, BulkheadFull, CircuitOpen, Guard
 from seawall.runtime import streams as module
 from seawall.testing import run_virtual
+from seawall.web import primed
 from tests.support import falsified, let_pass, new_guard
 
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
-from seawall import AdaptiveLimit, Criticality, aimd, gradient2, vegas
+from seawall import AdaptiveLimit, Criticality
+from seawall.limits import aimd, gradient2, vegas
 from seawall.models.concurrency.limit import ConcurrencyLimit, Learner
 from seawall.models.concurrency.samples import Windows
 from seawall.testing import run_virtual

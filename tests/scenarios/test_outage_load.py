@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from seawall import Guard, InFlightRatio, RequestRatio, Retry, RetryBudget, SuccessDeposit
+from seawall import Guard, Retry, RetryBudget
 from seawall.models.budget import Budget
+from seawall.policies.retry import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.testing import run_virtual
 from tests.support import let_pass
 

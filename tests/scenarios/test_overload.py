@@ -20,19 +20,12 @@ from typing import Any
 import pytest
 
 from bench import queue_delay
-from seawall import (
-    Bulkhead,
-    Criticality,
-    Shed,
-    adaptive_lifo,
-    by_chance,
-    by_criticality,
-    codel,
-)
+from seawall import Bulkhead, Criticality, Shed
 from seawall.load.signals import in_flight, occupancy, queue_time
 from seawall.models.shedding.codel import CodelState
 from seawall.models.shedding.rules import ByCriticality
 from seawall.runtime.slots import Slots
+from seawall.shedding import adaptive_lifo, by_chance, by_criticality, codel
 from seawall.testing import run_virtual
 from tests.scenarios.server import Report, Server, run_clients
 from tests.support import new_guard

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from seawall import Breaker, Guard, growing, single_probe
+from seawall import Breaker, Guard
+from seawall.policies.breaker import growing, single_probe
 from seawall.testing import run_virtual
 from seawall_demo._settings import PODS, PROTECTED, RATE
 from seawall_demo.pod import Prices, vendor_guard

@@ -12,7 +12,8 @@ from random import Random
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from seawall import Bulkhead, Guard, VirtualClock
+from seawall import Bulkhead, Guard
+from seawall.clock import VirtualClock
 from seawall.telemetry import export_prometheus
 
 APART = "# ---\n"

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from seawall import Breaker, Guard, LocalQueue, Retry, RetryBudget, VirtualClock
+from seawall import Breaker, Guard, Retry, RetryBudget
+from seawall.clock import VirtualClock
+from seawall.jobs import LocalQueue
 from seawall.registry import answered
 from seawall.telemetry import export_prometheus
 from seawall.telemetry import thresholds as threshold

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
-from seawall import Channel
+from seawall.resources import Channel
 from seawall.telemetry import export_opentelemetry, export_prometheus
 from seawall.telemetry.metrics import BY_NAME
 from seawall.telemetry.prometheus import SeawallCollector

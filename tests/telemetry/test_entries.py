@@ -10,7 +10,8 @@ import weakref
 from pathlib import Path
 
 import seawall
-from seawall import Bulkhead, Channel, Guard, registry
+from seawall import Bulkhead, Guard, registry
+from seawall.resources import Channel
 from tests.support import new_guard
 from tests.telemetry.world import World
 
@@ -98,7 +99,7 @@ def test_a_snapshot_is_bounded_and_fit_for_json():
 
 def test_what_a_store_knows_is_told_with_its_age_and_never_asked_for():
     """A snapshot asks nobody: it has the last answer, and how old that is."""
-    clock = seawall.VirtualClock()
+    clock = seawall.clock.VirtualClock()
     thing = Thing(AssertionError("it would wait for a store"))
     with seawall.testing.virtual_time(clock):
         registry.enter(thing, "thing", "entries stored", ask="ask", local=False)
@@ -161,7 +162,8 @@ def test_a_child_process_lists_though_a_thread_of_its_parent_held_the_lock():
     """After a fork everything can be entered and listed."""
     script = """
 import os, threading
-from seawall import Channel, registry, snapshot
+from seawall import registry, snapshot
+from seawall.resources import Channel
 
 held, over = threading.Event(), threading.Event()
 def hold():

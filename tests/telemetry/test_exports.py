@@ -18,7 +18,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import seawall
-from seawall import Breaker, Bulkhead, Guard, Retry, VirtualClock
+from seawall import Breaker, Bulkhead, Guard, Retry
+from seawall.clock import VirtualClock
 from seawall.events import BreakerChanged, CallRejected
 from seawall.events.bus import emit, listening
 from seawall.telemetry import METRICS, export_opentelemetry, export_prometheus, log_events

@@ -19,7 +19,8 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from prometheus_client import CollectorRegistry
 
 import seawall
-from seawall import Bulkhead, Guard, VirtualClock
+from seawall import Bulkhead, Guard
+from seawall.clock import VirtualClock
 from seawall.models.histogram import BOUNDS, Tally
 from seawall.telemetry import export_opentelemetry, export_prometheus
 from seawall.telemetry import otel as module

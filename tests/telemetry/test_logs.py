@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Fallback, Guard, Retry, constant, events, single_probe, static
+from seawall import Breaker, Fallback, Guard, Retry, events, static
+from seawall.backoff import constant
 from seawall.clock import VirtualClock
 from seawall.events import Event, log
 from seawall.events.bus import emit, muted
+from seawall.policies.breaker import single_probe
 from seawall.runtime import degradation
 from seawall.telemetry import log_events, logs
 from seawall.testing import ScriptedService, answer, fail, virtual_time

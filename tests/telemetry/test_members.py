@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import seawall
-from seawall import VirtualClock
+from seawall.clock import VirtualClock
 from seawall.members import Cluster, Heartbeats, fixed_timeout, local
 from seawall.telemetry import export_prometheus
 from seawall.telemetry.readings import readings_of

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seawall
-from seawall import Breaker, Guard, Pool
+from seawall import Breaker, Guard
 from seawall.members import MemberState, MemberView
+from seawall.resources import Pool
 from seawall.telemetry import METRICS
 from seawall.telemetry.metrics import BY_NAME, Metric
 from seawall.telemetry.readings import autoscale_load, readings_of

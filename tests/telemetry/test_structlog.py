@@ -12,8 +12,9 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard, VirtualClock
+from seawall import Breaker, Guard
 from seawall._redaction import printable
+from seawall.clock import VirtualClock
 from seawall.events import BreakerChanged
 from seawall.events.bus import emit
 from seawall.telemetry import log_events

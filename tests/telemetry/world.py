@@ -13,28 +13,17 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
-    Channel,
     Criticality,
     Fallback,
     Guard,
     Hedge,
-    IoPool,
-    Lease,
-    LocalQueue,
-    LoopWatchdog,
-    Pool,
-    PriorityQueue,
     RateLimit,
     RedisStore,
     Retry,
     RetryBudget,
-    Serializer,
-    ServiceLevels,
     Shed,
     ThreadBulkhead,
     Timeout,
-    Worker,
-    by_criticality,
     criticality,
     registry,
     static,
@@ -56,9 +45,15 @@ from seawall.durable import (
     Sqlite,
     amigrate,
 )
+from seawall.jobs import LocalQueue, Worker
+from seawall.leases import Lease
+from seawall.load import LoopWatchdog, ServiceLevels
 from seawall.members import MemberState, MemberView
 from seawall.members.group import Group, snapshot_of
 from seawall.pipeline import Collect, Pipeline
+from seawall.redis import PriorityQueue
+from seawall.resources import Channel, IoPool, Pool, Serializer
+from seawall.shedding import by_criticality
 from seawall.telemetry import arefresh
 from seawall.web import Edge, Health, Lifecycle, RequestLimits, limit
 

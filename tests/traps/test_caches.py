@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import seawall
-from seawall import Cache, Fallback, Guard, Retry, Timeout, VirtualClock, constant, static
+from seawall import Cache, Fallback, Guard, Retry, Timeout, static
+from seawall.backoff import constant
+from seawall.clock import VirtualClock
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 INSIDE = {

@@ -7,17 +7,9 @@ import contextlib
 
 import pytest
 
-from seawall import (
-    Breaker,
-    Bulkhead,
-    BulkheadFull,
-    CircuitOpen,
-    Guard,
-    Timeout,
-    VirtualClock,
-    n_of_m,
-    single_probe,
-)
+from seawall import Breaker, Bulkhead, BulkheadFull, CircuitOpen, Guard, Timeout
+from seawall.clock import VirtualClock
+from seawall.policies.breaker import n_of_m, single_probe
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
 
 

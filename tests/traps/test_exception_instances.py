@@ -18,9 +18,9 @@ from seawall import (
     Retry,
     ThreadBulkhead,
     Timeout,
-    constant,
     deadline,
 )
+from seawall.backoff import constant
 from seawall.testing import ScriptedService, fail, run_virtual, virtual_time
 
 BROKEN = ConnectionError("the same object each time")

@@ -10,22 +10,21 @@ import pytest
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRetried,
     Fallback,
     Guard,
-    InFlightRatio,
     Retry,
     RetryBudget,
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    VirtualClock,
-    constant,
-    current_attempt,
     static,
     subscribe,
 )
-from seawall.clock import current_clock
+from seawall.backoff import constant
+from seawall.clock import VirtualClock, current_clock
+from seawall.context import current_attempt
+from seawall.events import CallRetried
+from seawall.policies.retry import InFlightRatio
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 

@@ -18,13 +18,11 @@ import pytest
 import seawall
 from seawall import (
     Breaker,
-    BreakerChanged,
     Bulkhead,
     BulkheadFull,
     Cache,
     CircuitOpen,
     DeadlineExceeded,
-    Degraded,
     Fallback,
     Guard,
     Rejected,
@@ -32,14 +30,15 @@ from seawall import (
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    adaptive_attempts,
-    adaptive_timeout,
     current_deadline,
     deadline,
-    single_probe,
     static,
     subscribe,
 )
+from seawall.events import BreakerChanged, Degraded
+from seawall.policies.breaker import single_probe
+from seawall.policies.retry import adaptive_attempts
+from seawall.policies.timeout import adaptive_timeout
 from seawall.runtime.mutex import Mutex
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 from tests.redis.support import eventually
@@ -569,7 +568,7 @@ def test_another_clock_than_the_loops_does_not_spin():
     """A guard on a clock that stands still is timed by its loop."""
 
     async def main() -> None:
-        from seawall import VirtualClock
+        from seawall.clock import VirtualClock
 
         guard = Guard("standing", Timeout(2.0), clock=VirtualClock())
         result = await guard.aattempt(ScriptedService(hang()).acall)

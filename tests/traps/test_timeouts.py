@@ -19,12 +19,11 @@ from seawall import (
     ThreadBulkhead,
     TimedOut,
     Timeout,
-    current_criticality,
     current_deadline,
     deadline,
 )
 from seawall.clock import current_clock
-from seawall.context import Criticality, criticality
+from seawall.context import Criticality, criticality, current_criticality
 from seawall.testing import ScriptedService, answer, hang, run_virtual, virtual_time
 
 color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="none")
@@ -206,7 +205,8 @@ def test_no_lock_is_held_during_the_call():
 
 def test_no_lock_is_held_while_events_are_told():
     """Trap: a subscriber that asks the guard for its state waits for a lock that its caller has."""
-    from seawall import BreakerChanged, subscribe
+    from seawall import subscribe
+    from seawall.events import BreakerChanged
 
     seen: list[dict] = []
     with virtual_time():

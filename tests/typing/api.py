@@ -17,67 +17,31 @@ from seawall import (
     AdaptiveLimit,
     Batch,
     Breaker,
-    BreakerChanged,
     Bulkhead,
     Cache,
-    Channel,
     Chaos,
-    CpuPool,
     Criticality,
-    Deadline,
-    Event,
     Fallback,
     Guard,
     Hedge,
-    IoPool,
-    Limit,
-    LoopWatchdog,
-    Pool,
-    Quota,
     RateLimit,
-    Reservation,
     Result,
     Retry,
     RetryBudget,
-    Serializer,
-    ServiceLevel,
-    ServiceLevels,
     Shed,
-    Stripes,
     ThreadBulkhead,
     Throttle,
     Timeout,
-    adaptive_attempts,
-    adaptive_lifo,
-    adaptive_timeout,
-    aimd,
-    aupdate_optimistically,
-    by_cost,
-    by_criticality,
-    by_latency,
-    by_queue,
-    by_tier,
-    codel,
     criticality,
     current_deadline,
-    current_tenant,
-    current_tier,
     deadline,
     full_jitter,
     get_guard,
-    gradient2,
-    growing,
     guards,
     guards_from_toml,
-    n_of_m,
-    quantile,
     static,
     subscribe,
-    tenant,
-    tier,
     transient,
-    update_optimistically,
-    vegas,
     web,
 )
 from seawall.clients import grpc as grpc_clients
@@ -86,7 +50,33 @@ from seawall.clients import httpx2 as seawall_httpx2
 from seawall.clients import llm
 from seawall.clients.requests import GuardedAdapter
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
-from seawall.load import signals
+from seawall.context import Deadline, current_tenant, current_tier, tenant, tier
+from seawall.events import BreakerChanged, Event
+from seawall.limits import Limit, Quota, Reservation, aimd, gradient2, vegas
+from seawall.load import LoopWatchdog, ServiceLevel, ServiceLevels, signals
+from seawall.policies.breaker import growing, n_of_m
+from seawall.policies.hedge import quantile
+from seawall.policies.retry import adaptive_attempts
+from seawall.policies.timeout import adaptive_timeout
+from seawall.resources import (
+    Channel,
+    CpuPool,
+    IoPool,
+    Pool,
+    Serializer,
+    Stripes,
+    aupdate_optimistically,
+    update_optimistically,
+)
+from seawall.shedding import (
+    adaptive_lifo,
+    by_cost,
+    by_criticality,
+    by_latency,
+    by_queue,
+    by_tier,
+    codel,
+)
 from seawall.testing import ScriptedService, answer, run_virtual
 from seawall.web import checks
 from seawall.web.fastapi import guarded, protect

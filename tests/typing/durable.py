@@ -85,6 +85,6 @@ def check_decorated(idempotency: Idempotency) -> None:
 def check_errors(error: KeyInFlight) -> None:
     """Check that errors are the same by all ways, and that a typing mistake is told."""
     assert_type(error.retry_after, float | None)
-    assert_type(seawall.KeyInFlight("at work"), KeyInFlight)
+    assert_type(seawall.errors.KeyInFlight("at work"), KeyInFlight)
     seawall.KeyInFlght  # type: ignore[attr-defined]  # noqa: B018
     seawall.durable.Idempotent  # type: ignore[attr-defined]  # noqa: B018

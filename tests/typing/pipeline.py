@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from seawall import Channel
 from seawall.durable import Database, Inbox
 from seawall.pipeline import (
     DatabaseDeadLetters,
@@ -21,6 +20,7 @@ from seawall.pipeline import (
     pages,
     table,
 )
+from seawall.resources import Channel
 
 
 def read() -> list[float]:

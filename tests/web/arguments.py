@@ -9,14 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from seawall import (
-    Bulkhead,
-    Guard,
-    RedisStore,
-    Retry,
-    SystemClock,
-    guards,
-)
+from seawall import Bulkhead, Guard, RedisStore, Retry, guards
+from seawall.clock import SystemClock
 from seawall.web import (
     Edge,
     Health,

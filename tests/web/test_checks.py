@@ -17,8 +17,9 @@ import redis
 import redis.asyncio
 import requests
 
-from seawall import Breaker, CircuitOpen, LocalQueue, RedisStore
+from seawall import Breaker, CircuitOpen, RedisStore
 from seawall.clock import current_clock
+from seawall.jobs import LocalQueue
 from seawall.testing import run_virtual
 from seawall.web.checks import (
     DatabaseRead,

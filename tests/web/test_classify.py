@@ -12,17 +12,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from seawall import (
-    Bulkhead,
-    Criticality,
-    Shed,
-    by_criticality,
-    by_tier,
-    current_criticality,
-    current_tenant,
-    current_tier,
-)
+from seawall import Bulkhead, Criticality, Shed
 from seawall.clients.http.headers import PROPAGATED, headers_for
+from seawall.context import current_criticality, current_tenant, current_tier
+from seawall.shedding import by_criticality, by_tier
 from seawall.testing import run_virtual
 from seawall.web import Edge, Inbound, Incoming, Rank, RequestLimits, Trust, Turns, limit
 from seawall.web.fastapi import protect

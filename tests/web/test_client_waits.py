@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from seawall import AdaptiveLimit, Bulkhead, BulkheadFull, Overloaded, aimd, codel
+from seawall import AdaptiveLimit, Bulkhead, BulkheadFull, Overloaded
+from seawall.limits import aimd
 from seawall.runtime.layers import UNUSED
 from seawall.runtime.slots import live_slots
+from seawall.shedding import codel
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
 from seawall.web.edge import client_waits as _client_waits

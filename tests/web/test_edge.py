@@ -23,11 +23,11 @@ from seawall import (
     Shed,
     TimedOut,
     Timeout,
-    by_criticality,
 )
 from seawall.clock import current_clock
 from seawall.context import current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
+from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
 from seawall.web.edge.admission import Turns, default_concurrency

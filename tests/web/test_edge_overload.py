@@ -15,9 +15,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from seawall import Criticality, OverloadChanged, Overloaded, subscribe
+from seawall import Criticality, Overloaded, subscribe
 from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
+from seawall.events import OverloadChanged
 from seawall.testing import run_virtual
 from seawall.web import Inbound, RequestLimits, limit
 from seawall.web.edge import Edge, loop_queue

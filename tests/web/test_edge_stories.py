@@ -16,15 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import (
-    AdaptiveLimit,
-    Bulkhead,
-    CircuitOpen,
-    Shed,
-    by_criticality,
-    by_deadline,
-    deadline,
-)
+from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Shed, deadline
 from seawall.clock import VirtualClock
 from seawall.context import (
     Criticality,
@@ -39,6 +31,7 @@ from seawall.context import (
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.runtime.slots import Slots, live_slots
+from seawall.shedding import by_criticality, by_deadline
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge, timers
 from seawall.web.edge.admission import Turns

@@ -31,11 +31,10 @@ from seawall import (
     SeawallError,
     TimedOut,
     current_deadline,
-    primed,
 )
 from seawall.clients.llm import Model, Models
 from seawall.testing import run_virtual
-from seawall.web import Trust, address_and_route, limit
+from seawall.web import Trust, address_and_route, limit, primed
 from seawall.web.fastapi import guarded, limited, protect
 from tests.redis.support import eventually
 from tests.support import let_pass, new_guard

@@ -22,12 +22,11 @@ from seawall import (
     Retry,
     TimedOut,
     Timeout,
-    current_criticality,
     current_deadline,
-    current_tenant,
     transient,
 )
 from seawall.clients.grpc import GuardedInterceptor
+from seawall.context import current_criticality, current_tenant
 from seawall.errors import (
     KeyInFlight,
     KeyMissing,

@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from seawall import AmbiguousHeader
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.http.middleware import IdempotentRequests
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.durable.jobs.http_api import JobsApi
 from seawall.durable.jobs.jobs import Jobs
+from seawall.errors import AmbiguousHeader
 from seawall.testing import run_virtual
 from seawall.web import Edge, Inbound, RequestLimits, api_key, limit, user
 from seawall.web.fastapi import protect

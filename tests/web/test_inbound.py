@@ -13,22 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import (
-    Criticality,
-    Deadline,
-    DeadlineExceeded,
-    VirtualClock,
-    current_criticality,
-    current_deadline,
-    current_idempotency_key,
-    current_tenant,
-    deadline,
-)
+from seawall import Criticality, DeadlineExceeded, current_deadline, deadline
+from seawall.clock import VirtualClock
 from seawall.context import (
     Attempt,
+    Deadline,
     attempt_var,
     attempts_from,
     criticality_var,
+    current_criticality,
+    current_idempotency_key,
+    current_tenant,
     deadline_var,
     idempotency_key_var,
     tenant_var,

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Bulkhead, RateLimit, RateLimited, subscribe, tenant, tier
+from seawall import Bulkhead, RateLimit, RateLimited, subscribe
+from seawall.context import tenant, tier
 from seawall.events import SoftLimitExceeded
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import meters as meter_module

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from seawall import RateLimited, StoreModeChanged, subscribe
+from seawall import RateLimited, subscribe
 from seawall.clock import SYSTEM, VirtualClock
+from seawall.events import StoreModeChanged
 from seawall.models.rate.rates import whole_microseconds
 from seawall.redis.store import RedisStore
 from seawall.web.limits import Granted, RequestLimits, limit

@@ -16,8 +16,9 @@ from fastapi.responses import PlainTextResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Criticality, DeadlineExceeded, VirtualClock, current_deadline, current_tenant
-from seawall.context import criticality_var
+from seawall import Criticality, DeadlineExceeded, current_deadline
+from seawall.clock import VirtualClock
+from seawall.context import criticality_var, current_tenant
 from seawall.web import trust as trust_module
 from seawall.web.edge import inbound as inbound_module
 from seawall.web.edge.inbound import Inbound

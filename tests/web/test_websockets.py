@@ -10,8 +10,9 @@ import pytest
 from fastapi import FastAPI, WebSocket
 from websockets.asyncio.client import connect as dial_async
 
-from seawall import Bulkhead, Shed, by_criticality
+from seawall import Bulkhead, Shed
 from seawall.context import current_deadline
+from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
 from seawall.web.edge.admission import Turns

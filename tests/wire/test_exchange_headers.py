@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Criticality, criticality, tenant
+from seawall import Criticality, criticality
 from seawall.clients.http import headers as _exchange_headers
 from seawall.clients.http.headers import PROPAGATED, headers_for
+from seawall.context import tenant
 from seawall.wire.criticality import read_baggage, read_criticality, read_tenant, write_baggage
 from tests.support import falsified
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from seawall.models.contention import Stripes
     from seawall.models.pooling import Advice
     from seawall.models.sizing import pool_size
+    from seawall.registry import check_threads
     from seawall.resources.channel import Channel
     from seawall.resources.contention import (
         Serializer,
@@ -29,6 +30,7 @@ __all__ = [
     "Serializer",
     "Stripes",
     "aupdate_optimistically",
+    "check_threads",
     "pool_size",
     "update_optimistically",
 ]
@@ -37,6 +39,7 @@ _HOMES = {
     "models.contention": "Stripes",
     "models.pooling": "Advice",
     "models.sizing": "pool_size",
+    "registry": "check_threads",
     "resources.channel": "Channel",
     "resources.contention": "Serializer aupdate_optimistically update_optimistically",
     "resources.executors": "CpuPool IoPool",

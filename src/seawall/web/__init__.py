@@ -6,6 +6,7 @@ app. Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC serv
 `seawall.web.grpc`.
 """
 
+from seawall.runtime.streams import primed
 from seawall.web.edge import Edge
 from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound, Rank
@@ -37,6 +38,7 @@ __all__ = [
     "address_and_route",
     "api_key",
     "limit",
+    "primed",
     "problem_of",
     "user",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.cluster import Process, campaign, started
-from seawall import SystemClock
+from seawall.clock import SystemClock
 from tests.members.cluster.network import LOOK_AGAIN, PATIENCE
 
 pytestmark = pytest.mark.alone

@@ -9,7 +9,8 @@ import json
 import sys
 from typing import Any
 
-from seawall import OwnPause, RedisStore, subscribe
+from seawall import RedisStore, subscribe
+from seawall.events import OwnPause
 from seawall.members import Heartbeats, fixed_timeout
 
 

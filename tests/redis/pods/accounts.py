@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from seawall import Breaker, RateLimit, n_of_m, single_probe
+from seawall import Breaker, RateLimit
+from seawall.policies.breaker import n_of_m, single_probe
 
 BREAK_FOR: Final = 0.2
 PROBE_TIMEOUT: Final = 1.0

@@ -21,8 +21,9 @@ import threading
 from random import Random
 from typing import Any, Final
 
-from seawall import BreakerChanged, Guard, RedisStore, Rejected, StoreModeChanged, subscribe
+from seawall import Guard, RedisStore, Rejected, subscribe
 from seawall.clock import SYSTEM
+from seawall.events import BreakerChanged, StoreModeChanged
 from tests.redis.pods.accounts import POLICIES
 
 WORKERS: Final = {"sync": (2, 0), "async": (0, 2), "both": (1, 1)}

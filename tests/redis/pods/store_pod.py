@@ -12,8 +12,9 @@ import json
 import sys
 import threading
 
-from seawall import RateLimit, RedisStore, StoreUnavailable
+from seawall import RateLimit, RedisStore
 from seawall.clock import SYSTEM
+from seawall.errors import StoreUnavailable
 from tests.redis.pods.pod import die_with_parent, report
 
 PAUSE = 0.1

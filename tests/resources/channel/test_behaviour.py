@@ -15,23 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import (
-    CallRejected,
-    Channel,
-    ChannelClosed,
-    ChannelFull,
-    DeadlineExceeded,
-    Overloaded,
-    SettingsChanged,
-    TimedOut,
-    VirtualClock,
-    adaptive_lifo,
-    codel,
-    deadline,
-    subscribe,
-)
+from seawall import DeadlineExceeded, Overloaded, TimedOut, deadline, subscribe
+from seawall.clock import VirtualClock
+from seawall.errors import ChannelClosed, ChannelFull
+from seawall.events import CallRejected, SettingsChanged
 from seawall.models.channel import Buffer, Tokens
+from seawall.resources import Channel
 from seawall.resources.channel.waiters import Waiter as _Waiter
+from seawall.shedding import adaptive_lifo, codel
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass, settled
 
@@ -563,7 +554,8 @@ def test_a_child_process_begins_with_an_empty_channel() -> None:
     """What was inside belongs to the parent, and no lock or line of its threads is in the way."""
     script = """
         import os, threading
-        from seawall import Channel, TimedOut
+        from seawall import TimedOut
+        from seawall.resources import Channel
 
         full, empty = Channel(1), Channel(1)
         full.put("the parent's")

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import Channel, ChannelClosed, ChannelFull, DeadlineExceeded, TimedOut, deadline
+from seawall import DeadlineExceeded, TimedOut, deadline
+from seawall.errors import ChannelClosed, ChannelFull
 from seawall.models.channel import Buffer
+from seawall.resources import Channel
 from seawall.resources.channel.channel import WHEN_FULL
 from seawall.resources.channel.waiters import Getter as _Getter
 from seawall.resources.channel.waiters import Putter as _Putter

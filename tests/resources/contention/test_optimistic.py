@@ -14,17 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import (
-    Contended,
-    DeadlineExceeded,
-    Stripes,
-    VirtualClock,
-    aupdate_optimistically,
-    constant,
-    deadline,
-    update_optimistically,
-)
+from seawall import DeadlineExceeded, deadline
+from seawall.backoff import constant
+from seawall.clock import VirtualClock
+from seawall.errors import Contended
 from seawall.models.contention import _encoded
+from seawall.resources import Stripes, aupdate_optimistically, update_optimistically
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass
 

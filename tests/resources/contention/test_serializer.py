@@ -16,16 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import (
-    CallRejected,
-    DeadlineExceeded,
-    Overloaded,
-    Serializer,
-    SettingsChanged,
-    Stripes,
-    deadline,
-    subscribe,
-)
+from seawall import DeadlineExceeded, Overloaded, deadline, subscribe
+from seawall.events import CallRejected, SettingsChanged
+from seawall.resources import Serializer, Stripes
 from seawall.resources.contention.serializer import _Lane, _Turn
 from seawall.testing import run_virtual, virtual_time
 from tests.support import SEEDS, falsified, let_pass, quarters, settled
@@ -440,7 +433,7 @@ def test_turns_in_a_child_process_are_its_own() -> None:
     """Keys that the parent's threads hold are free there."""
     script = """
 import os
-from seawall import Serializer
+from seawall.resources import Serializer
 
 serializer = Serializer(max_wait=0)
 with serializer.hold("a"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seawall import Serializer, aupdate_optimistically, update_optimistically
+from seawall.resources import Serializer, aupdate_optimistically, update_optimistically
 from seawall.testing import run_virtual
 from tests.support import let_pass
 

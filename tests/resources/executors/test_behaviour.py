@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from seawall import (
     Bulkhead,
     BulkheadFull,
-    CallRejected,
-    CpuPool,
     DeadlineExceeded,
     Guard,
-    IoPool,
     Rejected,
-    ThreadAbandoned,
     TimedOut,
     current_deadline,
     deadline,
     subscribe,
 )
+from seawall.events import CallRejected, ThreadAbandoned
+from seawall.resources import CpuPool, IoPool
 from seawall.resources.executors import executors
 from seawall.resources.executors.thread_calls import ClosableThreads, Errand
 from seawall.testing import run_virtual, virtual_time

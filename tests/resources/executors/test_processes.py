@@ -16,22 +16,19 @@ from pathlib import Path
 import pytest
 
 from seawall import (
-    CpuPool,
     Criticality,
     DeadlineExceeded,
     Rejected,
     TimedOut,
-    VirtualClock,
-    WorkerDied,
-    WorkerReplaced,
     criticality,
     deadline,
-    idempotency_key,
     subscribe,
-    tenant,
-    tier,
 )
-from seawall.context import Attempt, attempt_var
+from seawall.clock import VirtualClock
+from seawall.context import Attempt, attempt_var, idempotency_key, tenant, tier
+from seawall.errors import WorkerDied
+from seawall.events import WorkerReplaced
+from seawall.resources import CpuPool
 from seawall.resources.executors import processes
 from seawall.testing import run_virtual, virtual_time
 from tests import support_processes as there
@@ -540,7 +537,8 @@ def _script(text: str, *args: str) -> subprocess.Popen[str]:
 
 HANGING = """
     import sys, threading
-    from seawall import CpuPool, WorkerDied
+    from seawall.errors import WorkerDied
+    from seawall.resources import CpuPool
     from tests.support_processes import hang
     pool = CpuPool("cpu", workers=2)
     pool.run(abs, 1)
@@ -575,7 +573,7 @@ def test_busy_processes_end_with_their_parent(tmp_path: Path, how):
 FORKED = """
     import os, sys, warnings
     warnings.simplefilter("ignore")  # newer versions warn of any fork beside threads
-    from seawall import CpuPool
+    from seawall.resources import CpuPool
     pool = CpuPool("cpu", workers=1)
     mine = pool.run(os.getpid)
     child = os.fork()

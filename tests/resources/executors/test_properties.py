@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import BulkheadFull, CpuPool, WorkerDied, WorkerReplaced, subscribe
+from seawall import BulkheadFull, subscribe
+from seawall.errors import WorkerDied
+from seawall.events import WorkerReplaced
+from seawall.resources import CpuPool
 from seawall.resources.executors import processes
 from seawall.resources.executors.messages import answer
 from tests import support_processes as there

@@ -11,19 +11,10 @@ from typing import Any
 
 import pytest
 
-from seawall import (
-    CallRejected,
-    DeadlineExceeded,
-    Degraded,
-    PoolExhausted,
-    ResourceLeaked,
-    SettingsChanged,
-    TimedOut,
-    current_deadline,
-    deadline,
-    subscribe,
-)
+from seawall import DeadlineExceeded, TimedOut, current_deadline, deadline, subscribe
 from seawall.clock import VirtualClock
+from seawall.errors import PoolExhausted
+from seawall.events import CallRejected, Degraded, ResourceLeaked, SettingsChanged
 from seawall.resources.pool.borrowed import Borrowed
 from seawall.resources.pool.pool import Pool
 from seawall.testing import run_virtual, virtual_time

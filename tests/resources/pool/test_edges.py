@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from seawall import PoolExhausted, TimedOut, current_deadline, deadline
+from seawall import TimedOut, current_deadline, deadline
 from seawall.clock import VirtualClock
+from seawall.errors import PoolExhausted
 from seawall.models.histogram import LatencyWindow
 from seawall.resources.pool.closing import Closing
 from seawall.resources.pool.lending import Lending

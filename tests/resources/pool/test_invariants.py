@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall import DeadlineExceeded, PoolExhausted, TimedOut, deadline
+from seawall import DeadlineExceeded, TimedOut, deadline
+from seawall.errors import PoolExhausted
 from seawall.resources.pool.borrowed import Borrowed
 from seawall.resources.pool.closing import Closing
 from seawall.resources.pool.lending import Lending

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from seawall import PoolExhausted
+from seawall.errors import PoolExhausted
 from seawall.resources.pool.pool import Pool
 from seawall.resources.pool.stock import Stock
 from seawall.testing import run_virtual

@@ -33,7 +33,7 @@ from seawall.context import (
 )
 from seawall.errors import DeadlineExceeded, SeawallError
 from seawall.guard import Guard, _Marked
-from seawall.policies.timeout import TimeoutBound
+from seawall.policies.timeout.policy import TimeoutBound
 from seawall.runtime.layers import Kind, Layer
 from seawall.wire._text import A_YEAR
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key

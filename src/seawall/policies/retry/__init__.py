@@ -1,21 +1,22 @@
 """Retry policy: repeat calls that failed for a transient reason."""
 
+from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
+from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies.retry.budget import RetryBudget
 from seawall.policies.retry.conditions import transient
 from seawall.policies.retry.policy import (
-    AdaptiveAttempts,
     Retry,
-    RetryBound,
     adaptive_attempts,
-    switch,
 )
 
 __all__ = [
-    "AdaptiveAttempts",
+    "InFlightRatio",
+    "Pressure",
+    "RequestRatio",
     "Retry",
-    "RetryBound",
     "RetryBudget",
+    "RetryThresholds",
+    "SuccessDeposit",
     "adaptive_attempts",
-    "switch",
     "transient",
 ]
