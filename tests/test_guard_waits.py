@@ -182,7 +182,7 @@ def test_questions_to_a_store_are_bounded_too(way: str) -> None:
             return lambda *_, **__: None
 
     class Store:
-        def limits(self, *_: object, **__: object) -> Share:
+        def _limits(self, *_: object, **__: object) -> Share:
             return Share()
 
     limit = RateLimit("1/s", shared=Store(), name="x", on_store_failure="open")  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def test_pods_see_each_other(new_pod: NewPod, client: redis.Redis) -> None:
 def test_one_that_closes_is_gone_at_once(new_pod: NewPod) -> None:
     """Whether its store is closed or only this; what is closed once more does no harm."""
     one, two, three = (new_pod(name) for name in ("one", "two", "three"))
-    two._store.close()
+    two._store.close()()
     assert names(one) == ["three"]
     three.close()
     eventually(lambda: names(one) == [])
@@ -89,7 +89,7 @@ def test_what_is_being_told_at_the_end_is_told_before_it_leaves(
     two._due = 0.0
     two._handle.soon()
     eventually(lambda: order[-1:] == ["telling"])
-    two._store.close()
+    two._store.close()()
     assert order[-2:] == ["tell", "leave"]
     assert names(one) == []
 
@@ -304,7 +304,7 @@ def test_three_processes_of_which_one_is_killed_and_one_leaves(
     """All are seen, changes at once; the killed one is told to be gone, the other is not there."""
     store = new_store()
     one = StorePods(store, Shows("one"), every=0.2)
-    pods = {name: Process(name, redis_url, store.prefix) for name in ("a", "b", "c")}
+    pods = {name: Process(name, redis_url, store._core.prefix) for name in ("a", "b", "c")}
     try:
         eventually(lambda: names(one) == ["a", "b", "c"], 20.0)
         eventually(lambda: all(view["every"] < 1 for view in read(one)))

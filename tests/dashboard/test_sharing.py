@@ -53,7 +53,7 @@ def test_a_process_that_nobody_looks_at_is_on_the_screen_of_another(
     """Two processes, and only one page is ever opened: both are on it."""
     store = new_store()
     one = dashboard(store, "one")
-    other = Process("b", redis_url, store.prefix)
+    other = Process("b", redis_url, store._core.prefix)
     try:
         eventually(lambda: names(one) == ["one", "b"], 20.0)
         assert other.end() == 0
@@ -123,15 +123,15 @@ def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -
 def test_one_that_is_forgotten_leaves_nothing_behind(new_store: NewStore) -> None:
     """Neither what tells of it, nor what listens; for the others it is gone."""
     store = new_store()
-    own = list(store._background._handles)
+    own = list(store._core._background._handles)
     one, two = dashboard(new_store(), "one"), dashboard(store, "two")
     eventually(lambda: names(one) == ["one", "two"])
-    assert store._background._handles != own
+    assert store._core._background._handles != own
     before = len(bus._listeners)
     del two
     gc.collect()
     eventually(lambda: names(one) == ["one"])
-    eventually(lambda: store._background._handles == own)
+    eventually(lambda: store._core._background._handles == own)
     assert len(bus._listeners) < before
     one.close()
     assert bus._listeners == ()

@@ -43,7 +43,7 @@ def store_at(place: str, prefix: str) -> Any:
     """Return where the lease is kept, with a clock that a test can set."""
     if place.startswith("redis://"):
         store = RedisStore(place, prefix=prefix, timeout=0.5)
-        store._clock = STEPPED.format(key=f"{prefix}:step")
+        store._core._clock = STEPPED.format(key=f"{prefix}:step")
         return store
     database = database_at(place, "store")
     step = database.names.table("step")

@@ -75,7 +75,7 @@ class Memory:
     def recover(self) -> None:
         self.is_up = True
 
-    def lease(self, _name: str) -> Memory:
+    def _lease(self, _name: str) -> Memory:
         return self
 
     def longest_poll(self, _ttl: float) -> float:

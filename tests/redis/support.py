@@ -142,7 +142,7 @@ class FrozenClock:
 
     def rule(self, store: RedisStore) -> None:
         """Let the scripts of another store see this clock too: as another pod does."""
-        store._clock = FROZEN.format(key=self._key)
+        store._core._clock = FROZEN.format(key=self._key)
 
     def set(self, now_us: int) -> None:
         """Let it be that instant, in whole microseconds."""

@@ -298,7 +298,7 @@ def machine(store: RedisStore, frozen: FrozenClock) -> type[RuleBasedStateMachin
 def test_rules_memory_and_store_agree(store: RedisStore, frozen: FrozenClock, client: Any) -> None:
     """Whatever the history, all three give the same verdicts; and no key stays for ever."""
     run_state_machine_as_test(machine(store, frozen), settings=QUICK)
-    assert keys_without_expiry(client, store.prefix) == []
+    assert keys_without_expiry(client, store._core.prefix) == []
 
 
 MISTAKES = {

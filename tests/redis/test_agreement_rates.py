@@ -405,7 +405,7 @@ class Machine(RuleBasedStateMachine):
         charge = Charge(meters.all[number], key, cost, estimated=False)
         names = ScriptKeys(terms)
         question = f'[["g",{number + 1},{names.state(number + 1, key)},{want},{least}]]'
-        reply = self.store.call("rates", names.keys, (terms.settings, question))
+        reply = self.store._core.call("rates", names.keys, (terms.settings, question))
         _now, (answer,) = read(reply, 1)
         with meters.mutex, meters:
             blocked = meters.look([charge], self.us)
@@ -431,7 +431,7 @@ class Machine(RuleBasedStateMachine):
         self.memory._meters.settle(charge, actual[number] or 0, self.us)
         names = ScriptKeys(self.terms)
         question = item.settle(names, actual, self.terms)
-        self.store.call("rates", names.keys, (self.terms.settings, f"[{question}]"))
+        self.store._core.call("rates", names.keys, (self.terms.settings, f"[{question}]"))
         self.peek("ann", 1)
 
     @property
@@ -507,9 +507,9 @@ def said_by(guard: Guard, order: Order) -> Said:
 
 def flush(store: RedisStore) -> None:
     """Wait until all that was posted is done."""
-    posts = store._send_queue
+    posts = store._core._send_queue
     if posts._waiting or posts._asked or posts._sender is not None:
-        run_in(store._background, posts.flush, 10.0)
+        run_in(store._core._background, posts.flush, 10.0)
 
 
 @pytest.fixture

@@ -703,11 +703,11 @@ def test_every_key_expires(redis_url, client):
             world.flush()
             world.pass_time(60.0)
             one.enter()
-            assert client.keys(f"{one.store.prefix}:*")
-            assert not keys_without_expiry(client, f"{one.store.prefix}:")
+            assert client.keys(f"{one.store._core.prefix}:*")
+            assert not keys_without_expiry(client, f"{one.store._core.prefix}:")
             one.breaker.isolate()
             one.flush()
-            assert not keys_without_expiry(client, f"{one.store.prefix}:")
+            assert not keys_without_expiry(client, f"{one.store._core.prefix}:")
 
 
 def test_snapshot_shows_both_sides(redis_url, client):
@@ -738,7 +738,7 @@ def test_the_closed_breaker_asks_nobody(store, monkeypatch):
     def forbidden(*_args: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(store, "ask", forbidden)
+    monkeypatch.setattr(store._core, "ask", forbidden)
     for _ in range(100):
         guard.call(work)
     guard.attempt(fail)
@@ -748,16 +748,16 @@ def test_the_closed_breaker_asks_nobody(store, monkeypatch):
 
 def test_a_breaker_that_is_gone_is_forgotten(store):
     """A breaker that nobody uses any more leaves no job behind."""
-    jobs = len(store._background._handles)
+    jobs = len(store._core._background._handles)
     breaker, guard = pod(store, next(names))
     guard.call(work)
-    assert len(store._background._handles) > jobs
+    assert len(store._core._background._handles) > jobs
     guard.close()
     del breaker, guard
 
     def is_gone() -> bool:
         gc.collect()
-        return len(store._background._handles) == jobs
+        return len(store._core._background._handles) == jobs
 
     eventually(is_gone)
 

@@ -31,6 +31,7 @@ from seawall.redis.breaker.mirror import (
 )
 from seawall.redis.breaker.share import BreakerSync
 from seawall.redis.breaker.wire import InvalidReply
+from seawall.redis.store import StoreCore
 from seawall.runtime.layers import Wait
 from tests.redis.breakers import Pod, World, eventually, names, quiet_world
 from tests.redis.support import mutate
@@ -92,7 +93,7 @@ def ask_late(pod: Pod) -> None:
     """Let the question of a call that was given up arrive after all."""
     mirror = pod.mirror
     keys, args = pod.share._questions.pack([(mirror, pod.asked)])
-    pod.store.call("breaker", keys, args)
+    pod.store._core.call("breaker", keys, args)
 
 
 def broken(made: list[Pod], world: World, seconds: float = 1.0) -> None:
@@ -150,11 +151,11 @@ def test_a_missed_answer_is_not_asked_for_by_every_call(pods, world):
     broken(made, world)
     made[1].share.full_for = 0.5
     no_answer(made[1])
-    made[1].store.ask, asked = None, made[1].store.ask
+    made[1].store._core.ask, asked = None, made[1].store._core.ask
     try:
         assert isinstance(made[1].enter(), CircuitOpen)
     finally:
-        made[1].store.ask = asked
+        made[1].store._core.ask = asked
     world.pass_time(0.5)
     assert made[1].call(SUCCESS)
 
@@ -331,7 +332,7 @@ def test_an_exchange_that_is_cancelled_is_not_forgotten(pods, monkeypatch):
     async def stopped(*_args: Any) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(made[0].store, "acall", stopped, raising=False)
+    monkeypatch.setattr(made[0].store._core, "acall", stopped, raising=False)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(made[0].share.exchange([made[0].mirror]))
     assert made[0].mirror.dirty
@@ -353,7 +354,7 @@ def test_exchanges_that_overlap_do_not_mix_up_what_they_told(pods, world):
 
 def registered(store: RedisStore) -> int:
     """Return how many more jobs there are after many threads have made the first call at once."""
-    before = len(store._background._handles)
+    before = len(store._core._background._handles)
     breaker, guard = shared(store, next(names))
     barrier = threading.Barrier(8)
 
@@ -367,7 +368,7 @@ def registered(store: RedisStore) -> int:
     for thread in threads:
         thread.join()
     assert breaker.state == "closed"
-    return len(store._background._handles) - before
+    return len(store._core._background._handles) - before
 
 
 def test_threads_that_make_the_first_call_register_once(new_store):
@@ -380,7 +381,7 @@ def test_threads_that_make_the_first_call_register_once(new_store):
 
 def test_without_taking_turns_they_would_register_more_than_once(new_store, monkeypatch):
     """If each that finds nothing registers, there is a job for each."""
-    started = RedisStore.start
+    started = StoreCore.start
     barrier = threading.Barrier(8)
 
     def begin(self: BreakerSync) -> None:
@@ -409,13 +410,13 @@ def test_a_store_that_is_closed_is_not_begun(new_store):
 
 def answer_with(monkeypatch: Any, store: RedisStore, spoil: Callable[[Any], Any]) -> None:
     """Let the store answer exchanges with something else."""
-    real = store.acall
+    real = store._core.acall
 
     async def acall(script: str, *args: Any, **options: Any) -> Any:
         reply = await real(script, *args, **options)
         return spoil(reply) if script == "breaker" else reply
 
-    monkeypatch.setattr(store, "acall", acall, raising=False)
+    monkeypatch.setattr(store._core, "acall", acall, raising=False)
 
 
 def exchanged(pod: Pod, mirrors: list[Any] | None = None) -> None:
@@ -425,7 +426,7 @@ def exchanged(pod: Pod, mirrors: list[Any] | None = None) -> None:
         await pod.share.exchange(mirrors or [pod.mirror])
 
     done = threading.Event()
-    pod.store._background.submit(
+    pod.store._core._background.submit(
         lambda: asyncio.ensure_future(job()).add_done_callback(lambda _task: done.set())
     )
     assert done.wait(30)
@@ -561,7 +562,7 @@ def test_an_answer_of_before_the_outage_does_not_end_it(pods, monkeypatch):
     made = pods(consecutive=1, quorum=2)
     made[0].call(FAILURE)
     under_way = made[0].told()
-    monkeypatch.setattr(made[0].store.health, "up", False)
+    monkeypatch.setattr(made[0].store._core.health, "up", False)
     made[0].share.watched(up=False, cause="cut off")
     made[0].hear(*under_way)
     assert made[0].mirror.away == "local"
@@ -643,7 +644,7 @@ def test_that_it_was_begun_anew_is_pushed(pods, world, client):
     assert made[2].call(SUCCESS)
     client.hset(made[2].mirror.keys[0], "epoch", epoch + 1)  # by chance the same number
     with client.pubsub() as ears:
-        ears.subscribe(made[0].store.channel("breaker", world.name))
+        ears.subscribe(made[0].store._core.channel("breaker", world.name))
         ears.get_message(timeout=5)
         made[0].flush(poll=True)
         pushed = ears.get_message(timeout=5)
@@ -712,7 +713,7 @@ def test_close_holds_while_an_answer_says_otherwise(pods, world):
     broken(made, world, 0.0)
     new = Pod(world.stores[2], world.clock, world.name, consecutive=1, break_for=600.0)
     new.breaker.close()
-    reply = new.store.call("breaker", *new.share._questions.pack([(new.mirror, "id")]))
+    reply = new.store._core.call("breaker", *new.share._questions.pack([(new.mirror, "id")]))
     ((standing, granted),) = new.share._questions.unpack(reply, [(new.mirror, "id")])
     assert standing.state.value == "open"
     assert new.share.answered(new.mirror, standing, granted) == new.mirror.generation
@@ -969,7 +970,7 @@ def changed_by_a_message(pods: Callable[..., list[Pod]], world: World) -> str:
         "lineage": made[0].mirror._lineage,
         "epoch": made[0].mirror._epoch,
     }
-    made[0].store.call("breaker", sent.keys, [*sent.args[:2], json.dumps(message)])
+    made[0].store._core.call("breaker", sent.keys, [*sent.args[:2], json.dumps(message)])
     world.flush()
     return made[0].state
 
@@ -1052,7 +1053,7 @@ def test_probes_that_were_given_to_others_are_not_taken(pods, world):
     made = pods(consecutive=1, break_for=1.0)
     broken(made, world)
     questions = made[0].share._questions
-    reply = made[0].store.call("breaker", *questions.pack([(made[0].mirror, "mine")]))
+    reply = made[0].store._core.call("breaker", *questions.pack([(made[0].mirror, "mine")]))
     assert questions.unpack(reply, [(made[0].mirror, "mine")])[0][1] == "mine"
     assert isinstance(questions.unpack(reply, [(made[0].mirror, "yours")])[0], InvalidReply)
     with pytest.raises(StoreUnavailable):

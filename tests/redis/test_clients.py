@@ -295,7 +295,7 @@ def test_one_server_with_a_user_of_its_own(plain):
         closing(RedisStore(f"redis://bob:wrong@127.0.0.1:{plain.port}", timeout=5.0)) as store,
         pytest.raises(StoreUnavailable, match="invalid username-password pair") as caught,
     ):
-        store.call("probe", [store.key("any", "key")], [])
+        store._core.call("probe", [store._core.key("any", "key")], [])
     assert "wrong" not in str(caught.value)
 
 
@@ -390,7 +390,7 @@ def test_tls(tls):
         closing(RedisStore(f"rediss://localhost:{port}", timeout=5.0)) as store,
         pytest.raises(StoreUnavailable, match=r"(?i)certificate"),
     ):
-        store.call("probe", [store.key("any", "key")], [])
+        store._core.call("probe", [store._core.key("any", "key")], [])
 
 
 @pytest.fixture(scope="module")
@@ -435,7 +435,7 @@ def test_a_service_that_no_sentinel_knows(sentinel):
         closing(RedisStore(url, timeout=5.0)) as store,
         pytest.raises(StoreUnavailable, match="No master found for 'another'"),
     ):
-        store.call("probe", [store.key("any", "key")], [])
+        store._core.call("probe", [store._core.key("any", "key")], [])
 
 
 @pytest.fixture(scope="module")

@@ -178,7 +178,7 @@ def pods(site: Site) -> Iterator[tuple[RedisStore, RedisStore]]:
     prefix = f"faults-{token_hex(4)}"
     one = RedisStore(site.url, prefix=prefix, timeout=TIMEOUT)
     two = RedisStore(site.server.url, prefix=prefix, timeout=2.0)
-    one.call("probe", [one.key("store", "x")], [], 2.0)
+    one._core.call("probe", [one._core.key("store", "x")], [], 2.0)
     yield one, two
     site.proxy.heal()
     one.close()
@@ -433,7 +433,7 @@ def test_nonsense_that_is_pushed_changes_nothing(site: Site, pods: tuple[RedisSt
     (subject, *_rest) = breakers(store, "closed", fails=False)
     bring_to(subject, "closed")
     subject.begin()
-    channel = store.channel("breaker", subject.policy.name)
+    channel = store._core.channel("breaker", subject.policy.name)
     with site.admin() as admin:
         eventually(lambda: admin.pubsub_numsub(channel)[0][1])
         for message in (

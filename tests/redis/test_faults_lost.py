@@ -272,7 +272,7 @@ def cancelled_limit(site: Site, new_pod: Any, seed: int) -> tuple[int, int]:
     assert all(isinstance(number, int) for number in came), came
     assert len(set(came)) == len(came)
     site.proxy.heal()
-    eventually(lambda: not store._send_queue)  # closing alone would not wait for so many
+    eventually(lambda: not store._core._send_queue)  # closing alone would not wait for so many
     store.close()
     other = RateLimit("10000/h", algorithm="fixed_window", shared=new_pod(), name="x")
     return len(came), 10_000 - other.peek().left
@@ -395,7 +395,7 @@ def test_nonsense_instead_of_an_answer_is_an_unavailable_store(site: Site, new_p
     queue, lease = PriorityQueue(store, "x"), Lease(store, "y")
     queue.push(1)
     for reply in NONSENSE:
-        store.health.after_fork()  # it was found to be down by the reply before
+        store._core.health.after_fork()  # it was found to be down by the reply before
         site.proxy.mangle = lambda _data, reply=reply: reply
         for call in (queue.claim, queue.snapshot, lambda: queue.push(2), lease.try_acquire):
             with pytest.raises(StoreUnavailable):

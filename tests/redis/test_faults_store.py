@@ -31,7 +31,7 @@ ALLOWED = TIMEOUT + 0.05
 def store(site: Site) -> Iterator[RedisStore]:
     """Return a store with the default timeout, in good health."""
     made = RedisStore(site.url, timeout=TIMEOUT)
-    made.call("probe", [made.key("store", "x")], [], 2.0)
+    made._core.call("probe", [made._core.key("store", "x")], [], 2.0)
     yield made
     site.proxy.heal()
     made.close()
@@ -41,7 +41,7 @@ def store(site: Site) -> Iterator[RedisStore]:
 def patient(site: Site) -> Iterator[RedisStore]:
     """Return a store for tests in which answers are expected: a busy machine has time for them."""
     made = RedisStore(site.url, timeout=PATIENT)
-    made.call("probe", [made.key("store", "x")], [], 2.0)
+    made._core.call("probe", [made._core.key("store", "x")], [], 2.0)
     yield made
     site.proxy.heal()
     made.close()
@@ -54,7 +54,7 @@ class Tenfold:
     most = 100
 
     def __init__(self, store: RedisStore) -> None:
-        self.key = store.key("store", "x")
+        self.key = store._core.key("store", "x")
         self.late: list[Any] = []
 
     def pack(self, items):
@@ -130,13 +130,13 @@ async def a_while(store: RedisStore, tenfold: Tenfold, seconds: float) -> tuple[
             await asyncio.sleep(0.001)  # noqa: TID251 - a pause
 
     async def probe() -> None:
-        if await store.acall("probe", [store.key("store", "x")], []) != 1:
+        if await store._core.acall("probe", [store._core.key("store", "x")], []) != 1:
             raise StoreUnavailable("the store's answer makes no sense")
 
     await asyncio.gather(
         caller(probe),
-        caller(lambda: wait_async(store.ask("async", tenfold, 7, SYSTEM), SYSTEM)),
-        caller(lambda: wait_async(store.ask("async", tenfold, 8, SYSTEM), SYSTEM)),
+        caller(lambda: wait_async(store._core.ask("async", tenfold, 7, SYSTEM), SYSTEM)),
+        caller(lambda: wait_async(store._core.ask("async", tenfold, 8, SYSTEM), SYSTEM)),
     )
     return came, longest
 
@@ -154,7 +154,7 @@ def test_every_fault_is_an_unavailable_store_in_time(
 ):
     """Whatever fails: one type of error, soon, a loop that goes on, and healing by itself."""
     told: list[bool] = []
-    store.watch(lambda up, _cause: told.append(up))
+    store._core.watch(lambda up, _cause: told.append(up))
 
     async def during() -> float:
         async with Heartbeat() as heart:
@@ -182,14 +182,14 @@ def test_every_fault_is_an_unavailable_store_in_time(
 
 def test_a_thread_is_served_as_a_coroutine_is(site: Site, store: RedisStore, tenfold: Tenfold):
     """Without a loop of its own, too, a caller waits no longer than that."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
 
     def longest() -> float:
         eventually(lambda: store.up)
         took = 0.0
         with black_hole(site):
-            for call in [lambda: store.call("probe", [key], [])] * 2 + [
-                lambda: wait_sync(store.ask("sync", tenfold, 7, SYSTEM), SYSTEM)
+            for call in [lambda: store._core.call("probe", [key], [])] * 2 + [
+                lambda: wait_sync(store._core.ask("sync", tenfold, 7, SYSTEM), SYSTEM)
             ] * 20:
                 began = SYSTEM.now()
                 with pytest.raises(StoreUnavailable):
@@ -199,23 +199,23 @@ def test_a_thread_is_served_as_a_coroutine_is(site: Site, store: RedisStore, ten
 
     twice(longest, ALLOWED)
     eventually(lambda: store.up)
-    store.timeout = store._connections._timeout = 5.0  # on a busy machine
-    assert wait_sync(store.ask("sync", tenfold, 7, SYSTEM), SYSTEM) == 70
+    store._core.timeout = store._core._connections._timeout = 5.0  # on a busy machine
+    assert wait_sync(store._core.ask("sync", tenfold, 7, SYSTEM), SYSTEM) == 70
 
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_slow_store_is_a_failed_one(site: Site, store: RedisStore, monkeypatch, *, safe: bool):
     """Answers that take 80 ms cost the timeout a few times, and not each time."""
     if not safe:
-        monkeypatch.setattr(store.health, "late", lambda *_args: None)
-    key = store.key("store", "x")
-    store.call("probe", [key], [], 2.0)  # connected
+        monkeypatch.setattr(store._core.health, "late", lambda *_args: None)
+    key = store._core.key("store", "x")
+    store._core.call("probe", [key], [], 2.0)  # connected
     with FAULTS["slow"](site):
         took = []
         for _ in range(20):
             began = SYSTEM.now()
             with pytest.raises(StoreUnavailable):
-                store.call("probe", [key], [])
+                store._core.call("probe", [key], [])
             took.append(SYSTEM.now() - began)
     dear = sum(seconds > TIMEOUT / 2 for seconds in took)
     assert (dear <= 5) == safe
@@ -226,11 +226,11 @@ def test_reading_is_no_sign_of_health(site: Site, store: RedisStore, monkeypatch
     monkeypatch.setattr(
         store_module, "lua", lambda name: "return 1" if name == "read" else lua(name)
     )
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     with FAULTS["read_only"](site):
-        assert store.call("read", [key], [], 5.0) == 1
+        assert store._core.call("read", [key], [], 5.0) == 1
         with pytest.raises(StoreUnavailable, match="ReadOnlyError"):
-            store.call("probe", [key], [], 5.0)
+            store._core.call("probe", [key], [], 5.0)
         assert not store.up
     eventually(lambda: store.up)
 
@@ -242,7 +242,7 @@ async def healed(store: RedisStore, *, up: bool = True) -> None:
     """Wait until the store is up again; or until it is found to be down."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
-    stop = store.watch(lambda _up, _cause: loop.call_soon_threadsafe(changed.set))
+    stop = store._core.watch(lambda _up, _cause: loop.call_soon_threadsafe(changed.set))
     while store.up != up:
         await asyncio.wait_for(changed.wait(), 10)
         changed.clear()
@@ -251,9 +251,10 @@ async def healed(store: RedisStore, *, up: bool = True) -> None:
 
 async def warm(store: RedisStore, connections: int) -> None:
     """Let the running loop have so many connections."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     await asyncio.gather(
-        *(store.acall("probe", [key], [], 2.0) for _ in range(connections)), return_exceptions=True
+        *(store._core.acall("probe", [key], [], 2.0) for _ in range(connections)),
+        return_exceptions=True,
     )
 
 
@@ -263,12 +264,12 @@ def test_a_dead_connection_holds_up_only_those_who_met_it(
     """A call that is late is passed by: the next one has another connection, and its answer."""
 
     async def main() -> list[object]:
-        await wait_async(patient.ask("async", tenfold, 1, SYSTEM), SYSTEM)
+        await wait_async(patient._core.ask("async", tenfold, 1, SYSTEM), SYSTEM)
         site.proxy.deafen()
-        asked = [wait_async(patient.ask("async", tenfold, n, SYSTEM), SYSTEM) for n in (2, 3)]
+        asked = [wait_async(patient._core.ask("async", tenfold, n, SYSTEM), SYSTEM) for n in (2, 3)]
         first = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(error) for error in first] == [StoreUnavailable] * 2
-        return [await wait_async(patient.ask("async", tenfold, 4, SYSTEM), SYSTEM)]
+        return [await wait_async(patient._core.ask("async", tenfold, 4, SYSTEM), SYSTEM)]
 
     assert asyncio.run(main()) == [40]
     monkeypatch.setattr(connections._QuestionQueue, "_give_up", never_pass)  # the safeguard away
@@ -293,9 +294,9 @@ def test_connections_from_before_an_outage_are_not_used_again(
     """Half-dead ones would fail one call each, long after the store is back."""
 
     async def calls(number: int, wait: float) -> Counter[object]:
-        key = patient.key("store", "x")
+        key = patient._core.key("store", "x")
         came = await asyncio.gather(
-            *(patient.acall("probe", [key], [], wait) for _ in range(number)),
+            *(patient._core.acall("probe", [key], [], wait) for _ in range(number)),
             return_exceptions=True,
         )
         return Counter(one if one == 1 else type(one) for one in came)
@@ -329,14 +330,15 @@ def test_many_callers_at_once_are_no_failure(store: RedisStore, monkeypatch, *, 
         monkeypatch.setattr(connections, "MOST_CONCURRENT", 10_000)
 
     async def main() -> Counter[type]:
-        key = store.key("store", "x")
+        key = store._core.key("store", "x")
         came = await asyncio.gather(
-            *(store.acall("probe", [key], [], 5.0) for _ in range(500)), return_exceptions=True
+            *(store._core.acall("probe", [key], [], 5.0) for _ in range(500)),
+            return_exceptions=True,
         )
         return Counter(type(one) for one in came)
 
     assert (asyncio.run(main()) == {int: 500}) == safe
-    assert (store.health.outages == 0) == safe
+    assert (store._core.health.outages == 0) == safe
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -353,8 +355,10 @@ def test_a_loop_that_was_busy_does_not_blame_the_store(
     async def main() -> list[object]:
         await warm(patient, 4)
         site.proxy.delay = 0.05  # no answer comes before it is busy
-        calls = [patient.acall("probe", [patient.key("store", "x")], []) for _ in range(3)]
-        asked = [wait_async(patient.ask("async", tenfold, n, SYSTEM), SYSTEM) for n in (1, 2)]
+        calls = [
+            patient._core.acall("probe", [patient._core.key("store", "x")], []) for _ in range(3)
+        ]
+        asked = [wait_async(patient._core.ask("async", tenfold, n, SYSTEM), SYSTEM) for n in (1, 2)]
         tasks = [asyncio.ensure_future(one) for one in (*calls, *asked)]
         for _ in range(4):
             await asyncio.sleep(0)  # noqa: TID251 - all is sent
@@ -376,12 +380,12 @@ def test_a_probe_that_was_late_itself_is_repeated(store: RedisStore, monkeypatch
         return await exchange(link, *args)
 
     monkeypatch.setattr(connections.LoopConnection, "exchange", late)
-    link = store._connections.apart
+    link = store._core._connections.apart
 
     async def tried() -> str | None:
         one = link()
         try:
-            return await store._try(one)
+            return await store._core._try(one)
         finally:
             await one.close()
 
@@ -396,13 +400,13 @@ def test_a_probe_that_was_late_itself_is_repeated(store: RedisStore, monkeypatch
 
 def test_who_waits_while_the_store_is_closed_is_not_cancelled(site: Site, store: RedisStore):
     """Closing is an unavailable store to others: a cancellation would be nobody's."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     caught: list[BaseException] = []
 
     async def main() -> None:
-        await store.acall("probe", [key], [], 5.0)
+        await store._core.acall("probe", [key], [], 5.0)
         with black_hole(site):
-            task = asyncio.ensure_future(store.acall("probe", [key], [], 5.0))
+            task = asyncio.ensure_future(store._core.acall("probe", [key], [], 5.0))
             await asyncio.sleep(0.01)  # noqa: TID251 - it is under way
             await store.aclose()
             caught.extend(await asyncio.gather(task, return_exceptions=True))
@@ -417,7 +421,7 @@ def test_a_thread_that_waits_while_the_store_is_closed_is_told(site: Site, store
 
     def call() -> None:
         try:
-            store.call("probe", [store.key("store", "x")], [], 5.0)
+            store._core.call("probe", [store._core.key("store", "x")], [], 5.0)
         except BaseException as error:  # noqa: BLE001 - what it is, is the question
             caught.append(error)
 
@@ -429,18 +433,18 @@ def test_a_thread_that_waits_while_the_store_is_closed_is_told(site: Site, store
         thread.join(10)
     assert [type(error) for error in caught] == [StoreUnavailable]
     with pytest.raises(StoreUnavailable):
-        run_in(store._background, lambda: store.acall("probe", [], []), 1.0)
+        run_in(store._core._background, lambda: store._core.acall("probe", [], []), 1.0)
 
 
 def test_threads_that_post_at_once_keep_their_order(store: RedisStore, monkeypatch):
     """What one thread posts is done in its order, whoever posts besides."""
     text = "return redis.call('RPUSH', KEYS[1], ARGV[1]), redis.call('PEXPIRE', KEYS[1], 10000)"
     monkeypatch.setattr(store_module, "lua", lambda name: text if name == "note" else lua(name))
-    key = store.key("store", "posts")
+    key = store._core.key("store", "posts")
 
     def post(number: int) -> None:
         for turn in range(100):
-            store.post("note", [key], [f"{number}:{turn}"])
+            store._core.post("note", [key], [f"{number}:{turn}"])
 
     threads = [threading.Thread(target=post, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -450,7 +454,7 @@ def test_threads_that_post_at_once_keep_their_order(store: RedisStore, monkeypat
     store.close()
     with store_client(store) as client:
         noted = [line.decode().split(":") for line in client.lrange(key, 0, -1)]
-    assert store._send_queue.dropped == 0
+    assert store._core._send_queue.dropped == 0
     for number in range(8):
         turns = [int(turn) for one, turn in noted if int(one) == number]
         assert turns == list(range(100))
@@ -460,15 +464,15 @@ def store_client(store: RedisStore) -> Any:
     """Return a plain client where the store leads."""
     import redis
 
-    return redis.Redis.from_url(store._clients.describe(), socket_timeout=5)
+    return redis.Redis.from_url(store._core._clients.describe(), socket_timeout=5)
 
 
 def test_nonsense_does_not_end_the_pushes(site: Site, store: RedisStore):
     """Whatever comes instead of a message, the channel is heard again afterwards."""
     heard: list[bytes] = []
-    channel = store.channel("store", "x")
+    channel = store._core.channel("store", "x")
     site.proxy.mangle_pushes = lambda _data: NONSENSE[4]
-    store.listen(channel, heard.append)
+    store._core.listen(channel, heard.append)
     SYSTEM.sleep(0.3)
     assert heard == []
     site.proxy.heal()
@@ -494,12 +498,12 @@ def test_channels_that_are_added_while_it_connects_are_all_heard(
         async def __aexit__(self, *_exc: object) -> None: ...
 
     if not safe:
-        monkeypatch.setattr(store._subscriptions, "_turn", Nothing())
+        monkeypatch.setattr(store._core._subscriptions, "_turn", Nothing())
     heard: list[bytes] = []
-    channels = [store.channel("store", f"x{number}") for number in range(4)]
+    channels = [store._core.channel("store", f"x{number}") for number in range(4)]
     site.proxy.delay = 0.03  # it takes a while to connect
     for channel in channels:
-        store.listen(channel, heard.append)
+        store._core.listen(channel, heard.append)
         SYSTEM.sleep(0.005)
     with site.admin() as admin:
         eventually(lambda: all(admin.pubsub_numsub(one)[0][1] for one in channels))
@@ -521,12 +525,12 @@ def test_an_answer_that_cannot_be_given_back_keeps_nobody_else_waiting(
         raise ValueError("a mistake")
 
     tenfold.unwanted = broken  # type: ignore[method-assign]
-    store.timeout = store._connections._timeout = 5.0  # on a busy machine
+    store._core.timeout = store._core._connections._timeout = 5.0  # on a busy machine
 
     async def main() -> list[object]:
-        await wait_async(store.ask("async", tenfold, 1, SYSTEM), SYSTEM)
+        await wait_async(store._core.ask("async", tenfold, 1, SYSTEM), SYSTEM)
         tasks = [
-            asyncio.ensure_future(wait_async(store.ask("async", tenfold, n, SYSTEM), SYSTEM))
+            asyncio.ensure_future(wait_async(store._core.ask("async", tenfold, n, SYSTEM), SYSTEM))
             for n in range(4)
         ]
         for _ in range(3):
@@ -550,22 +554,25 @@ def test_a_cancelled_caller_never_leaves_a_reply_to_others(
     base = store_module.lua
     monkeypatch.setattr(store_module, "lua", lambda name: text if name == "same" else base(name))
     site.proxy.dribble = 3
-    store.timeout = store._connections._timeout = (
+    store._core.timeout = store._core._connections._timeout = (
         5.0  # a busy machine takes long over so many pieces
     )
     rng = random.Random(seed)
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     answered = 0
 
     async def call(number: int) -> None:
         nonlocal answered
-        reply = await store.acall("same", [key], [f"v{number}"], 5.0)
+        reply = await store._core.acall("same", [key], [f"v{number}"], 5.0)
         assert reply == f"v{number}".encode()
         answered += 1
 
     async def ask(number: int) -> None:
         nonlocal answered
-        assert await wait_async(store.ask("async", tenfold, number, SYSTEM), SYSTEM) == number * 10
+        assert (
+            await wait_async(store._core.ask("async", tenfold, number, SYSTEM), SYSTEM)
+            == number * 10
+        )
         answered += 1
 
     async def one(number: int) -> None:

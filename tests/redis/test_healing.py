@@ -60,7 +60,7 @@ class Script:
         """Return the next fault; a caller's failure happens here and now."""
         fault = self._faults.pop(0) if self._faults else "none"
         if fault == "fails again":
-            self._store.health.failed("a caller's call failed", certain=True)
+            self._store._core.health.failed("a caller's call failed", certain=True)
         return fault
 
     @property
@@ -137,11 +137,11 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
                 raise FileNotFoundError("no such certificate")
             return ScriptedLink(script)
 
-        store._connections.apart = apart  # type: ignore[method-assign,assignment]
+        store._core._connections.apart = apart  # type: ignore[method-assign,assignment]
         loop = asyncio.get_running_loop()
-        store._background._loop = loop
-        store._background._begin(list(store._background._handles))
-        store.health.failed("the first failure", certain=True)
+        store._core._background._loop = loop
+        store._core._background._begin(list(store._core._background._handles))
+        store._core.health.failed("the first failure", certain=True)
         assert not store.up
         for _ in range(1000):
             await asyncio.sleep(0.1)  # noqa: TID251 - virtual
@@ -152,7 +152,7 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
         for task in asyncio.all_tasks():
             if task is not asyncio.current_task():
                 task.cancel()
-        store._background._loop = None
+        store._core._background._loop = None
         return up
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
@@ -184,17 +184,17 @@ import os, sys, threading
 from seawall import RedisStore
 
 store = RedisStore("redis://127.0.0.1:1", prefix="fork", timeout=0.5)
-store.health.failed("a test", certain=True)
+store._core.health.failed("a test", certain=True)
 assert not store.up
 child = os.fork()
 if child == 0:
     try:
         from seawall.redis.clients import clients_for
 
-        store._connections._clients = clients_for(sys.argv[1])  # the server is back
-        store.health.failed("a test", certain=True)
+        store._core._connections._clients = clients_for(sys.argv[1])  # the server is back
+        store._core.health.failed("a test", certain=True)
         back = threading.Event()
-        store.watch(lambda up, cause: back.set() if up else None)
+        store._core.watch(lambda up, cause: back.set() if up else None)
         assert store.up or back.wait(20), "the child's store stays down"
         store.close()
     except BaseException as error:
@@ -203,7 +203,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert not store.up  # still tried, in vain, by the parent's own thread
-assert store._background.thread.is_alive()
+assert store._core._background.thread.is_alive()
 store.close()
 print("done")
 """
@@ -261,12 +261,12 @@ def test_the_background_thread_survives_an_exit_in_a_callback(store: RedisStore)
     def leave() -> None:
         raise SystemExit(3)
 
-    store.start()
+    store._core.start()
     with quiet():
-        store._background.submit(leave)
-        store._background.submit(heard.set)
+        store._core._background.submit(leave)
+        store._core._background.submit(heard.set)
         assert heard.wait(10)
-    assert store.call("probe", [store.key("store", "x")], []) == 1
+    assert store._core.call("probe", [store._core.key("store", "x")], []) == 1
 
 
 def test_without_a_thread_to_heal_it_a_store_is_not_down(
@@ -279,11 +279,11 @@ def test_without_a_thread_to_heal_it_a_store_is_not_down(
 
     with quiet(), monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        store.health.failed("a test", certain=True)
+        store._core.health.failed("a test", certain=True)
         assert store.up
         with pytest.raises(StoreUnavailable, match="can't start new thread"):
-            store.call("probe", [store.key("store", "x")], [])
-    assert store.call("probe", [store.key("store", "x")], []) == 1
+            store._core.call("probe", [store._core.key("store", "x")], [])
+    assert store._core.call("probe", [store._core.key("store", "x")], []) == 1
 
 
 def test_watchers_hear_of_changes_in_the_order_in_which_they_happen():
@@ -366,18 +366,18 @@ def test_a_slow_start_is_no_failure_of_the_store(connecting: float, *, up: bool)
     async def main() -> tuple[bool, float]:
         store = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         loop = asyncio.get_running_loop()
-        store._background._loop = loop
-        store._clients.make = lambda _timeout: _SlowToConnect(connecting)  # type: ignore[method-assign,assignment,return-value]
+        store._core._background._loop = loop
+        store._core._clients.make = lambda _timeout: _SlowToConnect(connecting)  # type: ignore[method-assign,assignment,return-value]
         began = loop.time()
         while store.up and loop.time() < began + 2.0:
             asked = loop.time()
             try:
-                await store.acall("probe", [store.key("store", "x")], [])
+                await store._core.acall("probe", [store._core.key("store", "x")], [])
             except StoreUnavailable:
                 assert loop.time() - asked < 0.06  # a caller waits no longer than ever
             await asyncio.sleep(0.01)  # noqa: TID251 - virtual
         ended = store.up, loop.time() - began
-        store._background._loop = None
+        store._core._background._loop = None
         return ended
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
@@ -407,13 +407,13 @@ def test_a_link_that_hangs_while_it_closes_is_left_to_itself(
 ):
     """Closing ends in time, though a connection does not."""
     store = new_store()
-    make = store._clients.make
-    monkeypatch.setattr(store._clients, "make", lambda timeout: _Unclosable(make(timeout)))
+    make = store._core._clients.make
+    monkeypatch.setattr(store._core._clients, "make", lambda timeout: _Unclosable(make(timeout)))
 
     async def main() -> None:
-        assert await store.acall("probe", [store.key("store", "x")], []) == 1
+        assert await store._core.acall("probe", [store._core.key("store", "x")], []) == 1
         async with asyncio.timeout(30):
-            await store._connections.close()
+            await store._core._connections.close()
 
     asyncio.run(main())
 
@@ -422,8 +422,8 @@ def test_pushes_go_on_after_a_connection_that_cannot_be_made(
     store: RedisStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """One that raises before anything is sent is tried again, as any other."""
-    make, fails = store._clients.make_listener, [True, True]
-    channel, heard = store.channel("store", "x"), threading.Event()
+    make, fails = store._core._clients.make_listener, [True, True]
+    channel, heard = store._core.channel("store", "x"), threading.Event()
 
     def sometimes(timeout: float, attempt: int = 0) -> Any:
         if fails:
@@ -431,9 +431,9 @@ def test_pushes_go_on_after_a_connection_that_cannot_be_made(
             raise FileNotFoundError("no such certificate")
         return make(timeout, attempt)
 
-    monkeypatch.setattr(store._clients, "make_listener", sometimes)
-    store.listen(channel, lambda message: heard.set() if message == b"news" else None)
-    store.start()
+    monkeypatch.setattr(store._core._clients, "make_listener", sometimes)
+    store._core.listen(channel, lambda message: heard.set() if message == b"news" else None)
+    store._core.start()
     for _ in range(1000):
         client.publish(channel, b"news")
         if heard.wait(0.02):
@@ -460,11 +460,11 @@ def test_a_channel_that_could_not_be_subscribed_to_is_tried_again(
         return await subscribe(self, *channels)
 
     monkeypatch.setattr(PubSub, "subscribe", sometimes)
-    store.listen(store.channel("store", "first"), lambda _message: ready.set())
-    store.start()
+    store._core.listen(store._core.channel("store", "first"), lambda _message: ready.set())
+    store._core.start()
     assert ready.wait(10)
-    channel = store.channel("store", "second")
-    store.listen(channel, lambda message: heard.set() if message == b"news" else None)
+    channel = store._core.channel("store", "second")
+    store._core.listen(channel, lambda message: heard.set() if message == b"news" else None)
     for _ in range(1000):
         client.publish(channel, b"news")
         if heard.wait(0.02):

@@ -67,7 +67,7 @@ class Idle:
 @pytest.fixture
 def by_hand(store, monkeypatch):
     """Return a store that renews nothing by itself."""
-    monkeypatch.setattr(store, "every", lambda _seconds, _job: Idle())
+    monkeypatch.setattr(store._core, "every", lambda _seconds, _job: Idle())
     return store
 
 
@@ -106,7 +106,7 @@ COMMANDS = st.lists(
 def check_agreement(store, frozen, commands):
     """Drive the model and the script with the same history, and compare every answer."""
     model, now, attempt = LeaseModel(), NOW, 10
-    key, tokens = store.key("lease", f"n{next(_serial)}"), [1, 2, 3]
+    key, tokens = store._core.key("lease", f"n{next(_serial)}"), [1, 2, 3]
     for jump, what, holder, which in commands:
         now = max(1, now + jump)
         frozen.set(now)
@@ -125,7 +125,7 @@ def check_agreement(store, frozen, commands):
         else:
             expected = model.release(now, token)
             arguments = ("release", "channel", token)
-        answer = answer_of(store.call("lease", [key], arguments))
+        answer = answer_of(store._core.call("lease", [key], arguments))
         if not isinstance(expected, bool):
             assert answer == expected
         else:
@@ -144,7 +144,7 @@ def test_the_script_does_as_the_model_does(store, frozen, client):
         check_agreement(store, frozen, commands)
 
     agree()
-    assert keys_without_expiry(client, store.prefix) == []
+    assert keys_without_expiry(client, store._core.prefix) == []
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_what_is_granted_too_late_is_given_back(new_store, monkeypatch):
     """An answer that comes when the time to live may be over holds nothing, and others get it."""
     hands, store = Hands(), new_store()
     lease = Lease(store, "too-late", ttl=LONG, clock=hands)
-    ask = store.ask
+    ask = store._core.ask
 
     def very_slowly(*args):
         hands.advance(LONG)
         return ask(*args)
 
-    monkeypatch.setattr(store, "ask", very_slowly)
+    monkeypatch.setattr(store._core, "ask", very_slowly)
     assert not lease.try_acquire()
     assert not lease.held
     assert Lease(new_store(), "too-late", ttl=LONG).acquire(SOON)
@@ -297,7 +297,7 @@ def test_a_block_that_outlives_its_lease_says_so(store, client):
     lease = Lease(store, "block", ttl=LONG)
 
     def lose():
-        client.delete(store.key("lease", "block"))
+        client.delete(store._core.key("lease", "block"))
 
     with pytest.raises(LeaseLost, match="before the block was over"), lease:
         lose()
@@ -311,14 +311,14 @@ def test_what_was_not_held_once_is_not_held_again(by_hand, monkeypatch):
     lease = Lease(by_hand, "revived", ttl=LONG, clock=hands, on_lost=told.append)
     lease.acquire()
     hands.advance(LONG / 2)
-    acall = by_hand.acall
+    acall = by_hand._core.acall
 
     async def late(*args):
         reply = await acall(*args)
         hands.advance(LONG / 2)
         return reply
 
-    monkeypatch.setattr(by_hand, "acall", late)
+    monkeypatch.setattr(by_hand._core, "acall", late)
     asyncio.run(lease._holding.renew())
     assert not lease.held
     assert told == [lease]
@@ -423,7 +423,7 @@ def check_cancelled(server, new_store):
     lease = Lease(store, "cancelled", ttl=LONG)
 
     async def scenario():
-        await store.acall("probe", [store.key("warm", "up")], [])
+        await store._core.acall("probe", [store._core.key("warm", "up")], [])
         server.freeze()
         waiting = asyncio.ensure_future(lease.aacquire())
         await let_pass(0.05)
@@ -472,7 +472,7 @@ def check_loop_that_ends(server, new_store):
         pass
 
     async def scenario():
-        await store.acall("probe", [store.key("warm", "up")], [])
+        await store._core.acall("probe", [store._core.key("warm", "up")], [])
         server.freeze()
         waiting = asyncio.ensure_future(Lease(store, "ended", ttl=LONG).aacquire())
         await let_pass(0.1)
@@ -591,7 +591,7 @@ def test_what_is_asked_too_late_is_not_asked_at_all(store, client):
             lease.try_acquire()
         with pytest.raises(DeadlineExceeded):
             asyncio.run(lease.aacquire())
-    assert not client.exists(store.key("lease", "expired"))
+    assert not client.exists(store._core.key("lease", "expired"))
     assert lease.acquire(0)
 
 
@@ -648,7 +648,7 @@ HOLDER = dedent("""
 def holder(redis_url, store):
     """Return another process that holds the lease "stopped"."""
     process = subprocess.Popen(  # noqa: S603 - our own text
-        [sys.executable, "-c", HOLDER, redis_url, store.prefix],
+        [sys.executable, "-c", HOLDER, redis_url, store._core.prefix],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -701,7 +701,7 @@ def test_closing_gives_all_back_and_drops_nothing(new_store, monkeypatch):
     for lease in leases:
         lease.acquire()
     store.close()
-    assert sorted(sent) == [store.key("lease", lease.name) for lease in leases]
+    assert sorted(sent) == [store._core.key("lease", lease.name) for lease in leases]
     assert store.snapshot()["dropped"] == 0
     other = new_store()
     assert all(Lease(other, lease.name, ttl=LONG).try_acquire() for lease in leases)
@@ -737,10 +737,10 @@ def test_what_is_granted_when_the_store_was_closed_is_not_held(new_store, events
 def test_it_is_given_back_then(server, new_store):
     """Another thread closes the store while a task waits for its answer."""
     store = new_store(url=server.url, timeout=SOON)
-    store.call("probe", [store.key("warm", "up")], [])
+    store._core.call("probe", [store._core.key("warm", "up")], [])
 
     async def scenario():
-        await store.acall("probe", [store.key("warm", "up")], [])
+        await store._core.acall("probe", [store._core.key("warm", "up")], [])
         server.freeze()
         waiting = asyncio.ensure_future(Lease(store, "raced", ttl=LONG).aacquire())
         await let_pass(0.1)

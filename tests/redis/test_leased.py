@@ -70,7 +70,7 @@ async def _nothing(*_args: Any) -> None:
 
 async def settled(store: RedisStore) -> None:
     """Let what was posted be done."""
-    posts = store._send_queue
+    posts = store._core._send_queue
     for _ in range(500):
         if not (len(posts) or posts._asked or posts._sender):
             return
@@ -455,7 +455,7 @@ def test_keys_beyond_the_map_are_decided_by_the_store(
         frozen.advance(2_000_000)
         pod.share.tend()
         assert await pod.call("new") == 1
-        assert not keys_without_expiry(client, store.prefix)
+        assert not keys_without_expiry(client, store._core.prefix)
         with pytest.raises(TypeError, match="cannot be shared"):
             await pod.guard.acall(_nothing, object())
 
@@ -470,7 +470,7 @@ def test_the_usual_batch_follows_the_pods(
     async def main() -> None:
         pod = Pod(store, "100/s", algorithm="sliding_log")
         assert pod.seen()["batch"] == (1,)
-        await store.pods.beat()
+        await store._core.pods.beat()
         assert pod.seen()["batch"] == (20,)
         while pod.held[0] <= 10:
             await pod.call()
@@ -478,12 +478,12 @@ def test_the_usual_batch_follows_the_pods(
         other = new_store()
         frozen.rule(other)
         late = Pod(other, "100/s", algorithm="sliding_log")
-        await other.pods.beat()
+        await other._core.pods.beat()
         assert late.seen()["batch"] == (1,)
         for _ in range(3):
             frozen.advance(500_000)
-            await store.pods.beat()
-            await other.pods.beat()
+            await store._core.pods.beat()
+            await other._core.pods.beat()
         assert pod.seen()["batch"] == late.seen()["batch"] == (10,)
         assert pod.held[0] <= 10
         assert pod.seen()["excess"] == (20,)

@@ -79,7 +79,7 @@ class World:
                 sharing=sharing,  # type: ignore[arg-type]
                 on_store_failure="local" if sharing == "split" else "closed",
             )
-            await store.pods.beat()
+            await store._core.pods.beat()
             return store, limit, new_guard(limit, clock=self.clock)
 
         pods = [await start() for _ in range(PODS)]
@@ -96,7 +96,7 @@ class World:
                 if what == "kill" and isinstance(limit._sharing.share, LeasedLimits):
                     limit._sharing.share._forget()
                 if what == "kill":
-                    store.pods._members.known = False  # so it does not say goodbye
+                    store._core.pods._members.known = False  # so it does not say goodbye
                 await store.aclose()
                 pods[who] = await start()
         for store, _limit, guard in pods:
@@ -111,7 +111,7 @@ class World:
             self.frozen.advance(BEAT // 5)
             for number, (store, limit, _guard) in enumerate(pods):
                 if self.frozen.now_us // (BEAT // 5) % 5 == number:
-                    await store.pods.beat()
+                    await store._core.pods.beat()
                 share = limit._sharing.share
                 if isinstance(share, LeasedLimits):
                     share.tend()
@@ -126,7 +126,7 @@ def world(
     new_store: Callable[..., RedisStore], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """Return a world in which pods beat when they are told to."""
-    monkeypatch.setattr(pods_module.LivePods, "start", lambda self: self._store.start())
+    monkeypatch.setattr(pods_module.LivePods, "start", lambda self: self._store._core.start())
     monkeypatch.setattr(pods_module, "BEAT_TIMEOUT", 30.0)  # a busy machine is no failure
     made = World(new_store, client)
     yield made

@@ -63,7 +63,7 @@ async def go_on(frozen: FrozenClock, pods: list[Pod], beats: int) -> None:
         frozen.advance(BEAT)
         for pod in pods:
             pod.clock.advance(BEAT / 1e6)
-            await pod.store.pods.beat()
+            await pod.store._core.pods.beat()
 
 
 @pytest.mark.usefixtures("frozen")
@@ -72,7 +72,7 @@ def test_the_only_pod_has_all_of_it_at_once(store: RedisStore) -> None:
 
     async def main() -> None:
         pod = Pod(store)
-        await store.pods.beat()
+        await store._core.pods.beat()
         assert await pod.call(times=20) == 12
         assert pod.seen()["pods"] == 1
         assert pod.seen()["mode"] == "shared"
@@ -89,7 +89,7 @@ def test_the_first_call_waits_to_hear_how_many_there_are(store: RedisStore) -> N
         call = asyncio.create_task(pod.call(times=1))
         await let_pass(0.01)
         assert not call.done()
-        await store.pods.beat()
+        await store._core.pods.beat()
         assert await call == 1
 
     asyncio.run(main())
@@ -102,13 +102,13 @@ def test_a_second_pod_has_nothing_until_the_first_has_heard_of_it(
 
     async def main() -> None:
         first = Pod(store)
-        await store.pods.beat()
+        await store._core.pods.beat()
         await first.call()
         other = new_store()
         frozen.rule(other)
         second = Pod(other)
         second.clock.advance_to(first.clock.now())
-        await other.pods.beat()
+        await other._core.pods.beat()
         with pytest.raises(RateLimited) as refused:
             await second.guard.acall(_nothing)
         assert refused.value.retry_after == 1.0
@@ -220,7 +220,7 @@ def test_parts_reach_the_meters_in_order(
 ) -> None:
     """Of two threads that hear of changes, the one that is held up hands over nothing old."""
     pod = Pod(store)
-    asyncio.run(store.pods.beat())
+    asyncio.run(store._core.pods.beat())
     sharing = pod.limit._sharing
     assert sharing is not None
     share = sharing.share
@@ -237,7 +237,7 @@ def test_parts_reach_the_meters_in_order(
     thread = threading.Thread(target=lambda: asyncio.run(pod.call()))
     thread.start()
     assert held_up.wait(10)
-    store.pods._members.count = 2
+    store._core.pods._members.count = 2
     share.divide()
     assert pod.limit._meters.all[0].rule.capacity == 6
     go_on.set()
@@ -273,7 +273,7 @@ def test_without_the_store_the_last_known_part_stays(server: Server) -> None:
 def test_reserving_peeking_and_a_vendors_word_go_by_the_part(store: RedisStore) -> None:
     """All of it is decided in this pod, and needs no event loop."""
     pod = Pod(store)
-    asyncio.run(store.pods.beat())
+    asyncio.run(store._core.pods.beat())
     asyncio.run(pod.call())
     pod.limit.reserve()
     assert pod.limit.peek().left == 10
@@ -292,14 +292,14 @@ def test_reserving_peeking_and_a_vendors_word_go_by_the_part(store: RedisStore) 
 def test_a_child_process_has_no_part_yet(store: RedisStore) -> None:
     """Nobody has heard of it: it must not spend its parent's part."""
     pod = Pod(store, clock=SYSTEM, on_store_failure="local")
-    asyncio.run(store.pods.beat())
+    asyncio.run(store._core.pods.beat())
     assert asyncio.run(pod.call()) == 1
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        asyncio.run(store.pods.beat())
+        asyncio.run(store._core.pods.beat())
         admitted = asyncio.run(pod.call(times=20))
-        os.write(writing, f"{admitted} {store.pods.count}".encode())
+        os.write(writing, f"{admitted} {store._core.pods.count}".encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
@@ -333,7 +333,7 @@ def test_a_part_is_kept_to_while_the_store_is_there(store: RedisStore, failing: 
 
     async def main() -> None:
         pod = Pod(store, on_store_failure=failing)
-        await store.pods.beat()
+        await store._core.pods.beat()
         assert await pod.call(times=20) == 12
         assert pod.limit.excess == (0,)
 

@@ -159,7 +159,7 @@ async def after_a_late_answer(server: Server) -> int:
     """Return what is left when a grant of an hour's window has come too late."""
     async with RedisStore(server.url, timeout=0.05) as store:
         pod = Pod(store, "1000/h", algorithm="fixed_window", batch=100, on_store_failure="closed")
-        await store.pods.beat()
+        await store._core.pods.beat()
         server.freeze()
         assert sum(await asyncio.gather(*(pod.call() for _ in range(10)))) == 0
         server.thaw()
@@ -276,7 +276,7 @@ def test_a_thread_does_not_wait_for_a_loops_next_question_either(
     pod = Pod(store, "1000/s", cost=3, batch=4, clock=SYSTEM)
     holder = pod.share.holder(0, None)
     assert holder is not None
-    store.start()
+    store._core.start()
     buying, woken = (
         BatchWaiter(pod.share, "sync", pod.limit._charges((), {}), SYSTEM),
         threading.Event(),
@@ -349,7 +349,7 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         lot = door.open
         lot.left -= 1
         pod.share.settle((lot, 1), [0])
-        store.health.failed("it says so itself", certain=True)
+        store._core.health.failed("it says so itself", certain=True)
         assert door.open is NOTHING
         while not store.up:
             await let_pass(0.01)
@@ -386,7 +386,7 @@ def test_the_shortest_way_follows_the_settings(store: RedisStore) -> None:
         pod.limit.update(mode="enforce")
         assert await spent() == 4
         pod.guard.call(str)
-        store.health.failed("it says so itself", certain=True)
+        store._core.health.failed("it says so itself", certain=True)
         assert pod.held[0] > 0
         with pytest.raises(RateLimited):
             await pod.guard.acall(_nothing)
@@ -437,5 +437,5 @@ def test_what_nobody_uses_any_more_is_not_kept(store: RedisStore) -> None:
         RateLimit("9/s", shared=store, name=f"limit {number}", sharing="leased", batch=1)
         gc.collect()
     Pod(store, "9/s", batch=1)
-    assert sum(known() is not None for known in store._closers) <= 3
-    assert len(store._closers) <= 6
+    assert sum(known() is not None for known in store._core._closers) <= 3
+    assert len(store._core._closers) <= 6

@@ -317,8 +317,8 @@ def test_every_key_expires(store: RedisStore, client: redis.Redis, frozen: Froze
         limit.lower(1, 30.0, "cid", limit="y")
         limit.peek("dan")
     flush(store)
-    assert keys_without_expiry(client, store.prefix) == []
-    assert len(list(client.scan_iter(match=f"{store.prefix}:*", count=1000))) > 20
+    assert keys_without_expiry(client, store._core.prefix) == []
+    assert len(list(client.scan_iter(match=f"{store._core.prefix}:*", count=1000))) > 20
 
 
 ODD: list[Any] = [
@@ -349,7 +349,7 @@ def test_odd_keys_are_apart(store: RedisStore, client: redis.Redis) -> None:
     for key in ODD:
         assert not guard.attempt(lambda _: "ok", key).ok, key
     assert not guard.attempt(lambda _: "ok", 1.0).ok  # the same as 1, as in memory
-    names = [key.decode() for key in client.scan_iter(match=f"{store.prefix}:*", count=1000)]
+    names = [key.decode() for key in client.scan_iter(match=f"{store._core.prefix}:*", count=1000)]
     ours = [name for name in names if "{rate:" in name]
     states = [name for name in ours if not name.endswith((":settings", ":clock"))]
     assert len(states) == len(ODD)

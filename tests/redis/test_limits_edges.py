@@ -48,9 +48,9 @@ def test_a_store_that_goes_while_it_is_asked_holds_up_nobody(store: RedisStore, 
 
     def gone(charges: Any) -> Any:
         if how == "down":
-            store.health.up = False
+            store._core.health.up = False
         else:
-            store._closed = True
+            store._core._closed = True
         return wanted(charges)
 
     async def main() -> None:
@@ -60,7 +60,7 @@ def test_a_store_that_goes_while_it_is_asked_holds_up_nobody(store: RedisStore, 
         assert share._rounds == {}
 
     asyncio.run(main())
-    store.health.up, store._closed = True, False
+    store._core.health.up, store._closed = True, False
 
 
 def test_a_round_that_another_loop_has_replaced_closes_without_harm(store: RedisStore) -> None:
@@ -110,13 +110,13 @@ async def lost_by_cancelling(store: RedisStore) -> int:
     await limit.areserve(cost=1)
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(limit.areserve(cost=10)) for _ in range(20)]
-    while not store._connections.here()._tasks:
+    while not store._core._connections.here()._tasks:
         await let_pass(0)
     for task in tasks:
         task.cancel()
     taken = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in taken)
-    while store._connections.here()._tasks:
+    while store._core._connections.here()._tasks:
         await let_pass(0.001)
     await asyncio.to_thread(flush, store)
     return 999 - (await limit.apeek()).left
@@ -268,7 +268,7 @@ def test_a_clock_that_is_set_back_outlives_what_it_is_for(
         limit.reserve(key, cost=5)
     frozen.advance(-7_200_000_000)
     limit.peek("c")  # which keeps nothing but the clock
-    keys = list(client.scan_iter(match=f"{store.prefix}:*steady*", count=1000))
+    keys = list(client.scan_iter(match=f"{store._core.prefix}:*steady*", count=1000))
     (clock,) = [key for key in keys if key.endswith(b":clock")]
     others = [key for key in keys if key != clock and not key.endswith(b":settings")]
     assert len(others) == 4

@@ -27,11 +27,11 @@ Stores = Callable[..., RedisStore]
 @contextmanager
 def away(store: RedisStore) -> Iterator[None]:
     """Let the store be down, as its own breaker says."""
-    store.health.up = False
+    store._core.health.up = False
     try:
         yield
     finally:
-        store.health.up = True
+        store._core.health.up = True
 
 
 def reasons(guard: Any, times: int, *args: Any) -> list[str | None]:
@@ -52,7 +52,7 @@ def reasons(guard: Any, times: int, *args: Any) -> list[str | None]:
 
 def pods(store: RedisStore, count: int) -> None:
     """Let the store be shared by so many pods, as far as is known."""
-    store.pods._members.count = count
+    store._core.pods._members.count = count
 
 
 def test_local_has_the_pods_part_of_the_limit(store: RedisStore) -> None:
@@ -168,7 +168,7 @@ def test_an_answer_that_makes_no_sense_is_none(
 ) -> None:
     """A store that says it took more than was asked for has not answered."""
     limit = RateLimit("6/min", shared=store, name="nonsense", on_store_failure="closed")
-    monkeypatch.setattr(store, "call", lambda *_: b"1 10")
+    monkeypatch.setattr(store._core, "call", lambda *_: b"1 10")
     assert limit.take_up_to(9) == 0
 
 
@@ -263,7 +263,7 @@ def apart(count: int, sharing: str, **options: Any) -> tuple[list[RedisStore], l
     stores = [RedisStore("redis://127.0.0.1:1", **options) for _ in range(count)]
     guards = []
     for store in stores:
-        store.health.failed("out of reach", certain=True)
+        store._core.health.failed("out of reach", certain=True)
         policy = RateLimit("60/s", shared=store, name="vendor", sharing=sharing)  # type: ignore[arg-type]
         guards.append(new_guard(policy, clock=clock))
     return stores, guards, clock
@@ -325,5 +325,9 @@ def test_a_split_limit_keeps_its_part_while_the_store_is_away(new_store: Stores)
 def test_a_child_process_expects_as_many_pods_as_its_parent_knew(store: RedisStore) -> None:
     """After a fork nothing is known, and the store may be away."""
     pods(store, 4)
-    store.pods._after_fork()
-    assert (store.pods.count, store.pods.known, store.pods.without_store) == (1, False, 4)
+    store._core.pods._after_fork()
+    assert (store._core.pods.count, store._core.pods.known, store._core.pods.without_store) == (
+        1,
+        False,
+        4,
+    )

@@ -46,13 +46,13 @@ def test_pods_hear_of_each_other(
     """Each beat tells how many live; before the first, nothing is known, and one is assumed."""
     other = new_store()
     frozen.rule(other)
-    assert (store.pods.count, store.pods.known) == (1, False)
-    beat(store.pods)
-    assert (store.pods.count, store.pods.known) == (1, True)
-    beat(other.pods, store.pods)
-    assert (store.pods.count, other.pods.count) == (2, 2)
-    assert "2" in repr(store.pods)
-    assert not keys_without_expiry(client, store.prefix)
+    assert (store._core.pods.count, store._core.pods.known) == (1, False)
+    beat(store._core.pods)
+    assert (store._core.pods.count, store._core.pods.known) == (1, True)
+    beat(other._core.pods, store._core.pods)
+    assert (store._core.pods.count, other._core.pods.count) == (2, 2)
+    assert "2" in repr(store._core.pods)
+    assert not keys_without_expiry(client, store._core.prefix)
 
 
 def test_a_pod_that_is_not_heard_of_is_gone_after_three_beats(
@@ -61,12 +61,12 @@ def test_a_pod_that_is_not_heard_of_is_gone_after_three_beats(
     """The others go on counting it for as long as they remember the larger number."""
     other = new_store()
     frozen.rule(other)
-    beat(store.pods, other.pods, store.pods)
+    beat(store._core.pods, other._core.pods, store._core.pods)
     counts = []
     for _ in range(8):
         frozen.advance(BEAT)
-        beat(store.pods)
-        counts.append(store.pods.count)
+        beat(store._core.pods)
+        counts.append(store._core.pods.count)
     assert counts == [2, 2, 2, 2, 1, 1, 1, 1]
 
 
@@ -78,28 +78,28 @@ def test_a_pod_that_leaves_is_not_live_any_more(
     frozen.rule(first)
 
     async def come_and_go() -> None:
-        await first.pods.beat()
-        await first.pods.leave()
+        await first._core.pods.beat()
+        await first._core.pods.leave()
 
     asyncio.run(come_and_go())
-    beat(store.pods)
-    assert store.pods.count == 1
-    assert store.pods.quiet == 0.0
-    assert not store.pods.settled
+    beat(store._core.pods)
+    assert store._core.pods.count == 1
+    assert store._core.pods.quiet == 0.0
+    assert not store._core.pods.settled
 
 
 def test_a_newcomer_waits_until_others_have_heard_of_it(
     new_store: Callable[..., RedisStore], frozen: FrozenClock, store: RedisStore
 ) -> None:
     """It is settled after two beats; the first of all is settled at once."""
-    beat(store.pods)
-    assert store.pods.settled
-    assert store.pods.quiet is None
+    beat(store._core.pods)
+    assert store._core.pods.settled
+    assert store._core.pods.quiet is None
     late = new_store()
     frozen.rule(late)
     for step in range(SETTLED // BEAT + 1):
-        beat(store.pods, late.pods)
-        assert late.pods.settled == (step * BEAT >= SETTLED)
+        beat(store._core.pods, late._core.pods)
+        assert late._core.pods.settled == (step * BEAT >= SETTLED)
         frozen.advance(BEAT)
 
 
@@ -110,9 +110,9 @@ def test_a_store_that_forgets_makes_nobody_grow(
     others = [new_store() for _ in range(3)]
     for other in others:
         frozen.rule(other)
-    pods = [store.pods, *(other.pods for other in others)]
+    pods = [store._core.pods, *(other._core.pods for other in others)]
     beat(*pods, *pods)
-    for key in client.scan_iter(match=f"{store.prefix}:*"):
+    for key in client.scan_iter(match=f"{store._core.prefix}:*"):
         client.delete(key)
     for _ in range(4):
         frozen.advance(BEAT)
@@ -128,24 +128,24 @@ def test_who_was_silent_while_others_were_not_is_a_new_one(
     other = new_store()
     frozen.rule(other)
     for _ in range(4):
-        beat(store.pods, other.pods)
+        beat(store._core.pods, other._core.pods)
         frozen.advance(BEAT)
-    assert other.pods.settled
+    assert other._core.pods.settled
     frozen.advance(10 * BEAT)  # nobody could beat
-    beat(store.pods)
-    assert (store.pods.settled, store.pods.count) == (True, 2)
-    beat(other.pods)
-    assert (other.pods.settled, other.pods.count) == (True, 2)
+    beat(store._core.pods)
+    assert (store._core.pods.settled, store._core.pods.count) == (True, 2)
+    beat(other._core.pods)
+    assert (other._core.pods.settled, other._core.pods.count) == (True, 2)
     for _ in range(5):
         frozen.advance(BEAT)
-        beat(store.pods)
-    assert store.pods.count == 1
-    beat(other.pods)
-    assert not other.pods.settled
-    assert other.pods.count == 2
-    beat(store.pods)
-    assert store.pods.count == 2
-    assert store.pods.settled
+        beat(store._core.pods)
+    assert store._core.pods.count == 1
+    beat(other._core.pods)
+    assert not other._core.pods.settled
+    assert other._core.pods.count == 2
+    beat(store._core.pods)
+    assert store._core.pods.count == 2
+    assert store._core.pods.settled
 
 
 def after_the_clock_was_set_back(
@@ -160,27 +160,27 @@ def after_the_clock_was_set_back(
         frozen.rule(other)
     for _ in range(4):
         frozen.advance(BEAT)
-        beat(store.pods, killed.pods)
-    beat(late.pods)
+        beat(store._core.pods, killed._core.pods)
+    beat(late._core.pods)
     frozen.advance(-3600 * 1_000_000)
     counts = []
     for _ in range(9):
         frozen.advance(BEAT)
-        beat(store.pods, late.pods)
-        counts.append(store.pods.count)
-    return counts, late.pods.settled
+        beat(store._core.pods, late._core.pods)
+        counts.append(store._core.pods.count)
+    return counts, late._core.pods.settled
 
 
 def test_a_clock_that_is_set_back_changes_little(
     new_store: Callable[..., RedisStore], frozen: FrozenClock, store: RedisStore
 ) -> None:
     """The killed are gone a little later, the new settle, and nobody has to settle anew."""
-    beat(store.pods)
+    beat(store._core.pods)
     counts, settled = after_the_clock_was_set_back(new_store, frozen, store)
     assert counts[0] == 3
     assert counts[-1] == 2
     assert settled
-    assert store.pods.settled
+    assert store._core.pods.settled
 
 
 def test_who_was_silent_when_the_clock_was_set_back_is_a_new_one(
@@ -190,14 +190,14 @@ def test_who_was_silent_when_the_clock_was_set_back_is_a_new_one(
     other = new_store()
     frozen.rule(other)
     for _ in range(4):
-        beat(store.pods, other.pods)
+        beat(store._core.pods, other._core.pods)
         frozen.advance(BEAT)
-    assert other.pods.settled
-    other.pods._valid_until = 0.0
+    assert other._core.pods.settled
+    other._core.pods._valid_until = 0.0
     frozen.advance(-3600 * 1_000_000)
-    beat(store.pods, other.pods)
-    assert store.pods.settled
-    assert not other.pods.settled
+    beat(store._core.pods, other._core.pods)
+    assert store._core.pods.settled
+    assert not other._core.pods.settled
 
 
 def test_a_script_that_believes_the_future_counts_the_dead(
@@ -225,7 +225,7 @@ def test_who_believes_the_past_never_settles(
 
 def test_watchers_of_two_threads_are_both_kept(store: RedisStore) -> None:
     """Who begins to listen while another does so waits for it."""
-    pods, told = store.pods, []
+    pods, told = store._core.pods, []
     thread = threading.Thread(target=lambda: pods.watch(lambda: told.append(1)))
     with pods._mutex:
         known = pods._watchers
@@ -248,14 +248,14 @@ def test_watchers_hear_of_changes_and_one_that_fails_does_no_harm(
     def fail() -> None:
         raise ZeroDivisionError
 
-    store.pods.watch(fail)
-    stop = store.pods.watch(lambda: told.append(store.pods.count))
-    beat(store.pods, store.pods, other.pods, store.pods, store.pods)
+    store._core.pods.watch(fail)
+    stop = store._core.pods.watch(lambda: told.append(store._core.pods.count))
+    beat(store._core.pods, store._core.pods, other._core.pods, store._core.pods, store._core.pods)
     assert told == [1, 2]
     assert "watcher" in caplog.text
     stop()
     frozen.advance(3 * LIFE)
-    beat(store.pods)
+    beat(store._core.pods)
     assert told == [1, 2]
 
 
@@ -264,25 +264,25 @@ def test_the_background_beats_by_itself_and_closing_leaves(
 ) -> None:
     """Started once, it goes on; when the store is closed the pod is not live any more."""
     one, two = new_store(), new_store()
-    one.pods.start()
-    one.pods.start()
-    two.pods.start()
-    until(lambda: one.pods.count == two.pods.count == 2)
+    one._core.pods.start()
+    one._core.pods.start()
+    two._core.pods.start()
+    until(lambda: one._core.pods.count == two._core.pods.count == 2)
     one.close()
     third = new_store()
-    beat(third.pods)
-    assert third.pods.count == 2  # the second and the third
+    beat(third._core.pods)
+    assert third._core.pods.count == 2  # the second and the third
 
 
 def test_the_last_known_number_survives_an_outage(server: Any) -> None:
     """While the store is away nobody is forgotten."""
     stores = [RedisStore(server.url, timeout=2.0) for _ in range(2)]
     try:
-        beat(stores[0].pods, stores[1].pods, stores[0].pods)
+        beat(stores[0]._core.pods, stores[1]._core.pods, stores[0]._core.pods)
         server.kill()
         with pytest.raises(StoreUnavailable):
-            beat(stores[0].pods)
-        assert stores[0].pods.count == 2
+            beat(stores[0]._core.pods)
+        assert stores[0]._core.pods.count == 2
     finally:
         for store in stores:
             store.close()
@@ -292,13 +292,13 @@ def test_the_last_known_number_survives_an_outage(server: Any) -> None:
 @pytest.mark.usefixtures("frozen")
 def test_a_child_process_is_another_pod(store: RedisStore) -> None:
     """After a fork the child knows nothing yet, and then counts itself and its parent."""
-    beat(store.pods)
+    beat(store._core.pods)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        before = store.pods.known
-        beat(store.pods)
-        os.write(writing, f"{before} {store.pods.count}".encode())
+        before = store._core.pods.known
+        beat(store._core.pods)
+        os.write(writing, f"{before} {store._core.pods.count}".encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
@@ -408,8 +408,8 @@ def test_without_expiry_the_dead_count_for_ever(
     mutate(monkeypatch, "pods", "'(' .. text(now - life)", "'-inf'")
     other = new_store()
     frozen.rule(other)
-    beat(store.pods, other.pods)
+    beat(store._core.pods, other._core.pods)
     for _ in range(8):
         frozen.advance(BEAT)
-        beat(store.pods)
-    assert store.pods.count == 2
+        beat(store._core.pods)
+    assert store._core.pods.count == 2

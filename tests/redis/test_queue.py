@@ -678,11 +678,11 @@ def test_pods_share_the_queue(new_store: Callable[..., RedisStore], client: Any)
     here.claim(wait=0.01)
     there.ack(claim, "z")
     assert here.join(id_) == "z"
-    keys = [key.decode() for key in client.scan_iter(match=f"{here.store.prefix}:*")]
+    keys = [key.decode() for key in client.scan_iter(match=f"{here.store._core.prefix}:*")]
     queue_keys = [key for key in keys if "{queue:" in key]
     assert len(queue_keys) > len(PARTS) / 2
     assert len({key[key.index("{") : key.index("}")] for key in queue_keys}) == 1
-    assert keys_without_expiry(client, here.store.prefix) == []
+    assert keys_without_expiry(client, here.store._core.prefix) == []
 
 
 def test_waiters_share_one_subscription_and_are_pushed(
@@ -825,7 +825,7 @@ def test_a_part_that_was_evicted_is_no_catastrophe(
     queue.push_many([1, 2, 3])
     queue.push("late", delay=1.0, dedupe="a")
     queue.claim(lease=1.0)
-    client.delete(store.key("queue", "mails", part))
+    client.delete(store._core.key("queue", "mails", part))
     frozen.advance(2 * SECOND)
     queue.claim(10)
     id_ = queue.push("new", priority=9)
@@ -841,7 +841,7 @@ def test_a_payload_that_cannot_be_read_is_a_dead_letter(store: RedisStore, clien
     """It harms neither the claimer nor the jobs beside it."""
     queue = PriorityQueue(store, "mails")
     ids = queue.push_many(["a", "b", "c"])
-    client.hset(store.key("queue", "mails", "payloads"), ids[1], b"[" * 100_000)
+    client.hset(store._core.key("queue", "mails", "payloads"), ids[1], b"[" * 100_000)
     assert [claim.payload for claim in queue.claim(3)] == ["a", "c"]
     (letter,) = queue.dead()
     assert (letter.id, letter.payload, letter.reason) == (
@@ -922,7 +922,7 @@ def test_pods_that_disagree_are_an_event(new_store: Callable[..., RedisStore], k
     try:
         one, two = new_store(), new_store()
         PriorityQueue(one, "mails").push(1)
-        one.call("settings", [one.key("queue", "mails", "settings")], ["other", 60_000])
+        one._core.call("settings", [one._core.key("queue", "mails", "settings")], ["other", 60_000])
         other = PriorityQueue(two, "mails", max_attempts=9)
         if kind == "sync":
             other.push(1)
@@ -938,7 +938,7 @@ def test_a_queue_made_for_one_request_leaves_nothing_behind(store: RedisStore) -
     """Neither a job in the background nor a listener, nor itself."""
     first = PriorityQueue(store, "mails")
     first.push(0)
-    before = len(store._background._handles)
+    before = len(store._core._background._handles)
     queues: list[Any] = []
     for _ in range(20):
         queue = PriorityQueue(store, "mails")
@@ -950,15 +950,15 @@ def test_a_queue_made_for_one_request_leaves_nothing_behind(store: RedisStore) -
     del queue
     gc.collect()
     assert [queue for queue in queues if queue() is not None] == []
-    assert len(store._background._handles) == before
-    assert store._subscriptions._listeners == {}
+    assert len(store._core._background._handles) == before
+    assert store._core._subscriptions._listeners == {}
 
 
 def test_who_only_claims_does_not_listen_to_ends(store: RedisStore) -> None:
     """Each end would be a message to every worker."""
     queue = PriorityQueue(store, "mails")
     queue.claim(wait=0.001)
-    assert set(store._subscriptions._listeners) == {queue._calls.stirred}
+    assert set(store._core._subscriptions._listeners) == {queue._calls.stirred}
 
 
 def test_pods_with_other_limits_harm_no_job(new_store: Callable[..., RedisStore]) -> None:
@@ -995,7 +995,7 @@ def test_a_result_that_cannot_be_read_is_not_none(store: RedisStore, client: Any
     queue = PriorityQueue(store, "mails")
     id_ = queue.push(1)
     queue.ack(queue.claim()[0], 1)
-    client.hset(store.key("queue", "mails", "results"), id_, b"[" * 100_000)
+    client.hset(store._core.key("queue", "mails", "results"), id_, b"[" * 100_000)
     with pytest.raises(JobFailed, match="its result cannot be read") as failed:
         queue.join(id_)
     assert failed.value.state == "done"
@@ -1104,8 +1104,8 @@ def test_a_worker_may_start_while_the_server_is_full(
     with server.client() as admin:
         admin.config_set("maxmemory", 1)
         store = new_store(url=server.url)
-        settings = store.key("queue", "other", "settings")
-        assert store.call("settings", [settings], ["mine", 1000]) == b"mine"
+        settings = store._core.key("queue", "other", "settings")
+        assert store._core.call("settings", [settings], ["mine", 1000]) == b"mine"
         assert not admin.exists(settings)
         queue = PriorityQueue(store, "mails")
         (claim,) = queue.claim()

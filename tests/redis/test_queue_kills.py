@@ -39,7 +39,7 @@ class Fleet:
     """Worker processes, each replaced when it is killed."""
 
     def __init__(self, url: str, queue: PriorityQueue, most: float, folder: Path, rng: Random):
-        self._arguments = [url, queue.store.prefix, queue.name, str(LEASE), str(most)]
+        self._arguments = [url, queue.store._core.prefix, queue.name, str(LEASE), str(most)]
         self._folder = folder
         self._rng = rng
         self._begun = 0
@@ -112,8 +112,8 @@ def kill_at_random(
     ids: list[str] = []
     for begin in range(0, jobs, 250):
         ids += queue.push_many(range(begin, begin + 250), priority=rng.randrange(10))
-    scores = _numbers(client, store.key("queue", "killed", "ready"))
-    pushed = _numbers(client, store.key("queue", "killed", "since"))
+    scores = _numbers(client, store._core.key("queue", "killed", "ready"))
+    pushed = _numbers(client, store._core.key("queue", "killed", "since"))
     fleet = Fleet(url, queue, most, folder, rng)
     try:
         until = SYSTEM.now() + 100.0

@@ -284,7 +284,7 @@ def test_releases_are_bounded_in_number_and_time(
 
 def test_a_child_leaves_to_its_parent_what_is_the_parents(store: RedisStore) -> None:
     """Who was forked has asked for nothing."""
-    made = releases.releases_of(store)
+    made = releases.releases_of(store._core)
     made._waiting[QueueCall("release", ("t", 1))] = (PriorityQueue(store, "m")._calls, 1e12)
     child = fork()
     if child == 0:
@@ -305,7 +305,7 @@ def test_a_claim_comes_after_its_own_release(store: RedisStore) -> None:
     queue = PriorityQueue(store, "mails")
     queue.push(1)
     for ask in (QueueCall("release", ("t", 9 * SECOND)), QueueCall("claim", (1, 9 * SECOND, "t"))):
-        reply = store.call("queue", *queue._calls.pack([ask]))
+        reply = store._core.call("queue", *queue._calls.pack([ask]))
         (answer,) = queue._calls.unpack(reply, [ask])
     assert answer == ([], -1)
     assert queue.snapshot()["waiting"] == 1

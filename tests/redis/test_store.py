@@ -63,7 +63,7 @@ def echo(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Echo:
     return answers
     """
     monkeypatch.setattr(store_module, "lua", lambda name: text if name == "echo" else lua(name))
-    return Echo(store.key("echo", "x"))
+    return Echo(store._core.key("echo", "x"))
 
 
 # --- Calls ---
@@ -71,27 +71,27 @@ def echo(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Echo:
 
 def test_a_script_is_run_with_and_without_a_loop(store: RedisStore):
     """The same call works in a coroutine and in a plain thread."""
-    key = store.key("store", "x")
-    assert store.call("probe", [key], []) == 1
-    assert asyncio.run(store.acall("probe", [key], [])) == 1
+    key = store._core.key("store", "x")
+    assert store._core.call("probe", [key], []) == 1
+    assert asyncio.run(store._core.acall("probe", [key], [])) == 1
 
 
 def test_several_loops_one_after_another_use_one_store(store: RedisStore):
     """Each event loop has connections of its own, which are closed with it."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     for _ in range(3):
-        assert asyncio.run(store.acall("probe", [key], [])) == 1
-    assert not store._connections
+        assert asyncio.run(store._core.acall("probe", [key], [])) == 1
+    assert not store._core._connections
 
 
 def test_a_script_that_the_server_forgot_is_sent_again_in_the_same_call(
     store: RedisStore, client: redis.Redis
 ):
     """After SCRIPT FLUSH nobody notices anything."""
-    key = store.key("store", "x")
-    assert store.call("probe", [key], []) == 1
+    key = store._core.key("store", "x")
+    assert store._core.call("probe", [key], []) == 1
     client.script_flush()
-    assert store.call("probe", [key], []) == 1
+    assert store._core.call("probe", [key], []) == 1
     assert store.up
 
 
@@ -100,7 +100,7 @@ def test_a_mistake_in_a_script_is_an_unavailable_store(store: RedisStore, monkey
     mutate(monkeypatch, "probe", "redis.call('SET'", "redis.call('NONSENSE'")
     for _ in range(5):
         with pytest.raises(StoreUnavailable, match="the store failed"):
-            store.call("probe", [store.key("store", "x")], [])
+            store._core.call("probe", [store._core.key("store", "x")], [])
     assert store.up  # it answers: only these calls are wrong
 
 
@@ -109,14 +109,14 @@ def test_what_is_wrong_with_one_call_takes_the_store_from_nobody(
     store: RedisStore, client: redis.Redis, caplog, bad: str
 ):
     """A key of another kind, or text that cannot be sent, fails for its caller alone; told once."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     client.lpush(key, "a list")
     client.expire(key, 60)
     for _ in range(5):
         with pytest.raises(StoreUnavailable):
-            store.call("settings", [key], ["x" if bad == "type" else "\ud800", 1000])
+            store._core.call("settings", [key], ["x" if bad == "type" else "\ud800", 1000])
     assert store.up
-    assert store.call("probe", [store.key("store", "y")], []) == 1
+    assert store._core.call("probe", [store._core.key("store", "y")], []) == 1
     assert caplog.text.count("a question to the store failed") == 1
 
 
@@ -126,16 +126,16 @@ def test_a_call_from_the_stores_own_thread_is_refused(store: RedisStore, echo: E
 
     async def job() -> None:
         for block in (
-            lambda: store.call("probe", [store.key("store", "x")], []),
-            lambda: wait_sync(store.ask("sync", echo, 1, SYSTEM), SYSTEM),
+            lambda: store._core.call("probe", [store._core.key("store", "x")], []),
+            lambda: wait_sync(store._core.ask("sync", echo, 1, SYSTEM), SYSTEM),
         ):
             try:
                 block()
             except RuntimeError as error:
                 caught.append(error)
 
-    store.every(60.0, job)
-    store.start()
+    store._core.every(60.0, job)
+    store._core.start()
     eventually(lambda: len(caught) == 2)
     assert all("the store's own thread" in str(error) for error in caught)
 
@@ -145,7 +145,7 @@ def test_a_call_from_the_stores_own_thread_is_refused(store: RedisStore, echo: E
 
 async def ask_many(store: RedisStore, echo: Echo, count: int) -> list[int]:
     async def one(item: int) -> int:
-        return await wait_async(store.ask("async", echo, item, SYSTEM), SYSTEM)
+        return await wait_async(store._core.ask("async", echo, item, SYSTEM), SYSTEM)
 
     return await asyncio.gather(*(one(item) for item in range(count)))
 
@@ -171,7 +171,7 @@ def test_questions_of_threads_go_together(store: RedisStore, echo: Echo):
     def one(item: int) -> None:
         together.wait()
         for _ in range(10):
-            answers[item] = wait_sync(store.ask("sync", echo, item, SYSTEM), SYSTEM)
+            answers[item] = wait_sync(store._core.ask("sync", echo, item, SYSTEM), SYSTEM)
 
     threads = [threading.Thread(target=one, args=(item,)) for item in range(20)]
     for thread in threads:
@@ -191,7 +191,7 @@ def test_a_cancelled_question_is_unwanted_and_nobody_else_gets_its_answer(
     async def main() -> list[int]:
         await ask_many(store, echo, 1)
         tasks = [
-            asyncio.ensure_future(wait_async(store.ask("async", echo, item, SYSTEM), SYSTEM))
+            asyncio.ensure_future(wait_async(store._core.ask("async", echo, item, SYSTEM), SYSTEM))
             for item in range(20)
         ]
         for _ in range(3):  # the question is packed by then, and on its way
@@ -221,7 +221,7 @@ def test_queues_that_nobody_uses_are_forgotten(store: RedisStore, echo: Echo, mo
     async def main() -> int:
         for _ in range(20):
             await ask_many(store, Echo(echo.key), 1)
-        return len(store._connection()._queues)
+        return len(store._core._connection()._queues)
 
     assert asyncio.run(main()) <= 5
 
@@ -231,15 +231,15 @@ def test_what_nobody_waits_for_any_more_is_not_sent(
 ):
     """Calls that were given up before their turn came have no effect later."""
     monkeypatch.setattr(connections, "MOST_CONCURRENT", 1)
-    keys = [store.key("store", str(number)) for number in range(200)]
+    keys = [store._core.key("store", str(number)) for number in range(200)]
 
     async def main() -> None:
-        tasks = [asyncio.ensure_future(store.acall("probe", [key], [])) for key in keys]
+        tasks = [asyncio.ensure_future(store._core.acall("probe", [key], [])) for key in keys]
         await asyncio.sleep(0)  # noqa: TID251 - lets them begin
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await store.acall("settings", [store.key("store", "last")], ["sent", 1000])
+        await store._core.acall("settings", [store._core.key("store", "last")], ["sent", 1000])
 
     asyncio.run(main())
     assert client.exists(*keys) <= 2
@@ -251,18 +251,18 @@ def test_what_nobody_waits_for_any_more_is_not_sent(
 def test_a_caller_waits_no_longer_than_the_timeout(new_store: NewStore, server: Server):
     """A server that stands still costs the timeout; a few times, then nothing."""
     store = new_store(url=server.url, timeout=0.05)
-    key = store.key("store", "x")
-    store.call("probe", [key], [], 2.0)
+    key = store._core.key("store", "x")
+    store._core.call("probe", [key], [], 2.0)
     server.freeze()
     for _ in range(3):
         began = SYSTEM.now()
         with pytest.raises(StoreUnavailable):
-            store.call("probe", [key], [])
+            store._core.call("probe", [key], [])
         assert SYSTEM.now() - began < 1.0  # far from PATIENCE: nobody waits for the connection
     eventually(lambda: not store.up)
     began = SYSTEM.now()
     with pytest.raises(StoreUnavailable, match="down"):
-        store.call("probe", [key], [])
+        store._core.call("probe", [key], [])
     assert SYSTEM.now() - began < 0.5
     server.thaw()
     eventually(lambda: store.up)
@@ -271,7 +271,7 @@ def test_a_caller_waits_no_longer_than_the_timeout(new_store: NewStore, server: 
 
 def _answers(store: RedisStore, key: str) -> bool:
     try:
-        return store.call("probe", [key], []) == 1
+        return store._core.call("probe", [key], []) == 1
     except StoreUnavailable:
         return False
 
@@ -279,17 +279,17 @@ def _answers(store: RedisStore, key: str) -> bool:
 def test_a_slow_answer_does_not_cost_the_connection(new_store: NewStore, server: Server):
     """Who gives up leaves the connection to whoever comes next, and it has no stale answer."""
     store = new_store(url=server.url, timeout=0.05)
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
 
     async def main() -> None:
-        await store.acall("probe", [key], [], 2.0)
+        await store._core.acall("probe", [key], [], 2.0)
         before = server.client().info("clients")["connected_clients"]
         server.freeze()
         with pytest.raises(StoreUnavailable):
-            await store.acall("settings", [key], ["late", 1000])
+            await store._core.acall("settings", [key], ["late", 1000])
         server.thaw()
-        assert await store.acall("probe", [key + "2"], [], 2.0) == 1
-        assert await store.acall("settings", [key + "3"], ["own", 1000], 2.0) == b"own"
+        assert await store._core.acall("probe", [key + "2"], [], 2.0) == 1
+        assert await store._core.acall("settings", [key + "3"], ["own", 1000], 2.0) == b"own"
         # The first connection is still there; the second call needed one more at most.
         assert server.client().info("clients")["connected_clients"] <= before + 2
 
@@ -300,7 +300,9 @@ def test_a_cancelled_call_never_yields_anothers_reply(store: RedisStore):
     """Cancelled at any moment, a call leaves no connection with an unread reply."""
 
     async def one(number: int) -> None:
-        reply = await store.acall("settings", [store.key("s", str(number))], [f"v{number}", 9999])
+        reply = await store._core.acall(
+            "settings", [store._core.key("s", str(number))], [f"v{number}", 9999]
+        )
         assert reply == f"v{number}".encode()
 
     async def main() -> None:
@@ -322,19 +324,19 @@ def test_a_killed_server_is_noticed_and_so_is_its_return(new_store: NewStore, se
     """Three failures in a row open the store's own breaker; the background closes it."""
     store = new_store(url=server.url, timeout=0.5)
     told: list[tuple[bool, str]] = []
-    store.watch(lambda up, cause: told.append((up, cause)))
-    key = store.key("store", "x")
-    store.call("probe", [key], [])
+    store._core.watch(lambda up, cause: told.append((up, cause)))
+    key = store._core.key("store", "x")
+    store._core.call("probe", [key], [])
     server.kill()
     for _ in range(5):
         with pytest.raises(StoreUnavailable):
-            store.call("probe", [key], [])
+            store._core.call("probe", [key], [])
     assert [up for up, _cause in told] == [False]
     assert "ConnectionError" in told[0][1]
     server.start()
     eventually(lambda: store.up)
     assert [up for up, _cause in told] == [False, True]
-    assert store.call("probe", [key], []) == 1
+    assert store._core.call("probe", [key], []) == 1
 
 
 @pytest.mark.parametrize("trouble", ["read only", "full"])
@@ -343,8 +345,8 @@ def test_a_server_that_cannot_be_written_to_is_down(
 ):
     """A replica, or a server without memory, answers a ping and is of no use all the same."""
     store = new_store(url=server.url, timeout=0.5)
-    key = store.key("store", "x")
-    store.call("probe", [key], [])
+    key = store._core.key("store", "x")
+    store._core.call("probe", [key], [])
     admin = server.client()
     if trouble == "read only":
         admin.replicaof("127.0.0.1", 1)
@@ -352,9 +354,9 @@ def test_a_server_that_cannot_be_written_to_is_down(
         admin.config_set("maxmemory", 1)
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
-            store.call("probe", [key], [])
+            store._core.call("probe", [key], [])
     assert not store.up
-    attempts = store.health._model
+    attempts = store._core.health._model
     eventually(lambda: attempts.snapshot(SYSTEM.now())["consecutive_opens"] >= 2)
     assert not store.up  # it was tried again, and found wanting
     if trouble == "read only":
@@ -362,16 +364,16 @@ def test_a_server_that_cannot_be_written_to_is_down(
     else:
         admin.config_set("maxmemory", 0)
     eventually(lambda: store.up)
-    assert store.call("probe", [key], []) == 1
+    assert store._core.call("probe", [key], []) == 1
 
 
 def test_a_failure_in_between_is_no_reason_to_give_up(store: RedisStore):
     """Failures count in a row: an answer in between ends the row."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     for _ in range(3):
         for _ in range(2):
-            store.health.failed("a test")
-        assert store.call("probe", [key], []) == 1
+            store._core.health.failed("a test")
+        assert store._core.call("probe", [key], []) == 1
     assert store.up
 
 
@@ -380,9 +382,9 @@ def test_a_failure_in_between_is_no_reason_to_give_up(store: RedisStore):
 
 def test_nothing_runs_before_it_is_needed(store: RedisStore):
     """Making a store, and registering jobs, starts no thread and opens no connection."""
-    store.every(1.0, lambda: None)  # type: ignore[arg-type,return-value]
-    assert store._background.thread is None
-    assert not store._connections
+    store._core.every(1.0, lambda: None)  # type: ignore[arg-type,return-value]
+    assert store._core._background.thread is None
+    assert not store._core._connections
 
 
 def test_closing_ends_the_thread_and_waits_for_what_is_to_be_flushed(
@@ -392,20 +394,20 @@ def test_closing_ends_the_thread_and_waits_for_what_is_to_be_flushed(
     flushed: list[int] = []
 
     async def flush() -> None:
-        flushed.append(await store.acall("probe", [store.key("store", "x")], []))
+        flushed.append(await store._core.acall("probe", [store._core.key("store", "x")], []))
 
-    store.at_close(flush)
-    store.call("probe", [store.key("store", "x")], [])
-    thread = store._background.thread
+    store._core.at_close(flush)
+    store._core.call("probe", [store._core.key("store", "x")], [])
+    thread = store._core._background.thread
     assert thread is not None
     for number in range(50):
-        store.post("probe", [store.key("store", str(number))], [])
+        store._core.post("probe", [store._core.key("store", str(number))], [])
     store.close()
     assert not thread.is_alive()
     assert flushed == [1]
-    assert client.exists(*(store.key("store", str(number)) for number in range(50))) == 50
+    assert client.exists(*(store._core.key("store", str(number)) for number in range(50))) == 50
     with pytest.raises(StoreUnavailable, match="closed"):
-        store.call("probe", [store.key("store", "x")], [])
+        store._core.call("probe", [store._core.key("store", "x")], [])
 
 
 def test_closing_in_a_loop_closes_its_connections_too(new_store: NewStore):
@@ -413,37 +415,37 @@ def test_closing_in_a_loop_closes_its_connections_too(new_store: NewStore):
 
     async def main() -> RedisStore:
         async with new_store() as store:
-            await store.acall("probe", [store.key("store", "x")], [])
-            store.start()
+            await store._core.acall("probe", [store._core.key("store", "x")], [])
+            store._core.start()
         return store
 
     store = asyncio.run(main())
-    assert not store._connections
-    thread = store._background.thread
+    assert not store._core._connections
+    thread = store._core._background.thread
     assert thread is not None
     assert not thread.is_alive()
 
 
 def test_posts_are_sent_in_order(store: RedisStore, client: redis.Redis):
     """What is posted is done in the order in which it was posted, without waiting."""
-    key = store.key("store", "x")
+    key = store._core.key("store", "x")
     for number in range(100):
-        store.post("settings", [key], [f"{number}", 60_000])
-    store.post("probe", [store.key("store", "done")], [])
-    eventually(lambda: client.exists(store.key("store", "done")))
+        store._core.post("settings", [key], [f"{number}", 60_000])
+    store._core.post("probe", [store._core.key("store", "done")], [])
+    eventually(lambda: client.exists(store._core.key("store", "done")))
     assert client.get(key) == b"0"
-    assert store._send_queue.dropped == 0
+    assert store._core._send_queue.dropped == 0
 
 
 def test_posts_to_a_dead_store_are_dropped_and_counted(new_store: NewStore, server: Server):
     """Nothing gathers without bound while the store is gone."""
     store = new_store(url=server.url)
-    store.call("probe", [store.key("store", "x")], [])
+    store._core.call("probe", [store._core.key("store", "x")], [])
     server.kill()
     for _ in range(100):
-        store.post("probe", [store.key("store", "x")], [])
-    eventually(lambda: store._send_queue.dropped == 100)
-    assert not store._send_queue
+        store._core.post("probe", [store._core.key("store", "x")], [])
+    eventually(lambda: store._core._send_queue.dropped == 100)
+    assert not store._core._send_queue
 
 
 def test_a_job_runs_when_asked_for_and_survives_its_own_failures(store: RedisStore, caplog):
@@ -455,15 +457,15 @@ def test_a_job_runs_when_asked_for_and_survives_its_own_failures(store: RedisSto
         if len(ran) == 1:
             raise ValueError("a mistake")
 
-    handle = store.every(60.0, job)
-    store.start()
+    handle = store._core.every(60.0, job)
+    store._core.start()
     eventually(lambda: len(ran) == 1)
     handle.soon()
     eventually(lambda: len(ran) == 2)
     assert "a background job of the store failed" in caplog.text
     handle.stop()
     handle.soon()
-    store.call("probe", [store.key("store", "x")], [])
+    store._core.call("probe", [store._core.key("store", "x")], [])
     assert len(ran) == 2
 
 
@@ -471,9 +473,9 @@ def test_pushed_messages_arrive_also_after_a_restart(new_store: NewStore, server
     """A listener hears b"" at each connection, and every message in between."""
     store = new_store(url=server.url, timeout=0.5)
     heard: list[bytes] = []
-    channel = store.channel("store", "x")
-    stop = store.listen(channel, heard.append)
-    store.start()
+    channel = store._core.channel("store", "x")
+    stop = store._core.listen(channel, heard.append)
+    store._core.start()
     eventually(lambda: heard == [b""])
     server.client().publish(channel, "one")
     eventually(lambda: heard == [b"", b"one"])
@@ -483,10 +485,10 @@ def test_pushed_messages_arrive_also_after_a_restart(new_store: NewStore, server
     server.client().publish(channel, "two")
     eventually(lambda: heard[-1] == b"two")
     late: list[bytes] = []
-    store.listen(store.channel("store", "y"), late.append)
+    store._core.listen(store._core.channel("store", "y"), late.append)
     eventually(lambda: late == [b""])
     again: list[bytes] = []
-    store.listen(store.channel("store", "y"), again.append)  # subscribed to already
+    store._core.listen(store._core.channel("store", "y"), again.append)  # subscribed to already
     eventually(lambda: again == [b""])
     stop()
     eventually(lambda: not server.client().pubsub_numsub(channel)[0][1])
@@ -496,27 +498,29 @@ def test_settings_that_differ_are_told_once(new_store: NewStore):
     """Two pods that disagree on what a name means hear of it."""
     one, two = new_store(), new_store()
     told: list[str] = []
-    one.announce("limit", "x", "10/s", told.append)
-    one.start()
+    one._core.announce("limit", "x", "10/s", told.append)
+    one._core.start()
     eventually(lambda: _kept(one) == b"10/s")
-    handle = two.announce("limit", "x", "20/s", told.append)
-    two.start()
+    handle = two._core.announce("limit", "x", "20/s", told.append)
+    two._core.start()
     eventually(lambda: told == ["10/s"])
     handle.soon()
-    two.call("probe", [two.key("store", "x")], [])
+    two._core.call("probe", [two._core.key("store", "x")], [])
     assert told == ["10/s"]
 
 
 def _kept(store: RedisStore) -> bytes:
-    return store.call("settings", [store.key("limit", "x", "settings")], ["10/s", 60_000])
+    return store._core.call(
+        "settings", [store._core.key("limit", "x", "settings")], ["10/s", 60_000]
+    )
 
 
 def test_everything_that_is_kept_expires(store: RedisStore, client: redis.Redis):
     """No key of the store's own stays for ever."""
-    store.announce("limit", "x", "10/s", print)
-    store.call("probe", [store.key("store", "x")], [])
-    eventually(lambda: client.exists(store.key("limit", "x", "settings")))
-    assert keys_without_expiry(client, store.prefix) == []
+    store._core.announce("limit", "x", "10/s", print)
+    store._core.call("probe", [store._core.key("store", "x")], [])
+    eventually(lambda: client.exists(store._core.key("limit", "x", "settings")))
+    assert keys_without_expiry(client, store._core.prefix) == []
 
 
 def test_the_collector_may_end_jobs_and_listeners_at_any_moment(new_store: NewStore):
@@ -526,18 +530,18 @@ def test_the_collector_may_end_jobs_and_listeners_at_any_moment(new_store: NewSt
     async def job() -> None:
         pass
 
-    handle = store.every(60.0, job)
-    stop = store.listen(store.channel("store", "x"), print)
+    handle = store._core.every(60.0, job)
+    stop = store._core.listen(store._core.channel("store", "x"), print)
     inside: list[str] = []
-    for part in (store._background, store._subscriptions):
+    for part in (store._core._background, store._core._subscriptions):
         with part._mutex:  # as if the collector came in the middle of a section
             handle.stop()
             stop()
             inside.append("alive")
         settled(part._mutex)
     assert inside == ["alive", "alive"]
-    assert handle not in store._background._handles
-    assert store._subscriptions._listeners == {}
+    assert handle not in store._core._background._handles
+    assert store._core._subscriptions._listeners == {}
 
 
 def test_a_closed_store_wakes_who_listens_and_takes_no_more(new_store: NewStore):
@@ -553,16 +557,16 @@ def test_a_closed_store_wakes_who_listens_and_takes_no_more(new_store: NewStore)
         ran.append("closing")
         await asyncio.sleep(0.05)  # noqa: TID251 - time for a job to run, if it could
 
-    store.every(0.001, job)
-    store.listen(store.channel("store", "x"), heard.append)
-    store.at_close(closer)
-    store.start()
+    store._core.every(0.001, job)
+    store._core.listen(store._core.channel("store", "x"), heard.append)
+    store._core.at_close(closer)
+    store._core.start()
     eventually(lambda: heard == [b""])
     store.close()
     assert heard == [b"", b""]
     assert ran[-1] == "closing"
     with pytest.raises(StoreUnavailable, match="closed"):
-        store.start()
+        store._core.start()
 
 
 def test_what_is_gone_has_nothing_to_flush(store: RedisStore):
@@ -573,8 +577,8 @@ def test_what_is_gone_has_nothing_to_flush(store: RedisStore):
             pass
 
     for _ in range(50):
-        store.at_close(Policy().flush)
-    assert len(store._closers) <= 1
+        store._core.at_close(Policy().flush)
+    assert len(store._core._closers) <= 1
 
 
 def test_a_store_that_comes_and_goes_is_left_alone_for_longer_each_time():
@@ -620,18 +624,18 @@ store = RedisStore(sys.argv[1], prefix="fork", timeout=2.0)
 ran = []
 async def job():
     ran.append(os.getpid())
-store.every(60.0, job)
-key = store.key("store", "x")
-assert store.call("probe", [key], []) == 1
-asyncio.run(store.acall("probe", [key], []))
-pod = store.pod
+store._core.every(60.0, job)
+key = store._core.key("store", "x")
+assert store._core.call("probe", [key], []) == 1
+asyncio.run(store._core.acall("probe", [key], []))
+pod = store._core.pod
 pid = os.fork()
 if pid == 0:
     try:
-        assert store.pod != pod
-        assert store._background.thread is None
-        assert store.call("probe", [key], []) == 1
-        assert asyncio.run(store.acall("probe", [key], [])) == 1
+        assert store._core.pod != pod
+        assert store._core._background.thread is None
+        assert store._core.call("probe", [key], []) == 1
+        assert asyncio.run(store._core.acall("probe", [key], [])) == 1
         for _ in range(1000):
             if os.getpid() in ran:
                 break
@@ -644,8 +648,8 @@ if pid == 0:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 for _ in range(50):
-    assert store.call("probe", [key], []) == 1
-assert store.pod == pod
+    assert store._core.call("probe", [key], []) == 1
+assert store._core.pod == pod
 store.close()
 print("done")
 """

@@ -274,7 +274,7 @@ def test_no_api_key_is_kept_in_the_store(store: RedisStore, client: redis.Redis)
         await limits.aadmit(request(x_api_key="sk-very-secret"))
 
     asyncio.run(scene())
-    kept = b" ".join(client.scan_iter(match=f"{store.prefix}:*", count=1000))
+    kept = b" ".join(client.scan_iter(match=f"{store._core.prefix}:*", count=1000))
     assert b"keys" in kept
     assert b"secret" not in kept
 

@@ -77,7 +77,7 @@ class Lease:
         quickly. The background is a thread of the store; for an async database it is the event loop
         in which the lease was acquired.
         """
-        if isinstance(store, type) or not hasattr(store, "lease"):
+        if isinstance(store, type) or not hasattr(store, "_lease"):
             raise TypeError(f"Lease({store!r}, ...): pass a RedisStore or a Database")
         if not isinstance(name, str) or not name:
             raise TypeError(f"Lease(store, {name!r}): write a name, such as 'nightly-report'")
@@ -93,7 +93,7 @@ class Lease:
         self.clock = current_clock() if clock is None else check_clock(clock)
         self._rng = rng
         self._random = _chance(rng)
-        self._share = store.lease(name)
+        self._share = store._lease(name)  # noqa: SLF001 - hidden from users, not from us
         self._terms = LeaseTerms(self._share, name, self.ttl, every, self.clock)
         self._holder = token_hex(8)
         self._attempt = 0

@@ -119,7 +119,7 @@ class LeaseShare(Protocol):
 class LeaseStore(Protocol):
     """A store of leases: a `RedisStore` or a `Database`."""
 
-    def lease(self, name: str) -> LeaseShare:
+    def _lease(self, name: str) -> LeaseShare:
         """Return the lease called `name`."""
 
 

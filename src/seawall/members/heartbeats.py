@@ -155,14 +155,14 @@ class Heartbeats:
         self._step = min(self.every / 4, LONGEST_STEP)
         self.pause_after = check.at_least("pause_after", pause_after, 2 * self._step)
         self.max_peers = check.count("max_peers", max_peers)
-        if shared is not None and not callable(getattr(shared, "heartbeats", None)):
+        if shared is not None and not callable(getattr(shared, "_heartbeats", None)):
             raise TypeError(f"shared={shared!r}: pass a RedisStore")
         if own != "" and shared is None:
             raise TypeError(f"own={own!r}: only a shared store hears of it; write shared= as well")
         self._is_named = own != ""
         self.own = "" if shared is None else _peer_name("own", token_hex(8) if own == "" else own)
         """The name of this process in the shared store; empty without one."""
-        self._share = None if shared is None else shared.heartbeats(self.name)
+        self._share = None if shared is None else shared._heartbeats(self.name)
         self._looked_at = 0.0
         """Start time of the last query that the store answered."""
         self._has_missed = False

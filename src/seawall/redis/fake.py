@@ -64,7 +64,7 @@ class FakeStore:
         self._lock = RLock()
         self._places: dict[tuple[str, int, str], _Place] = {}
         self._shares: WeakKeyDictionary[_Limits | _Breakers, None] = WeakKeyDictionary()
-        self._heartbeats: dict[str, _Heartbeats] = {}
+        self._groups: dict[str, _Heartbeats] = {}
         registry.enter(self, "store", name)
 
     def __repr__(self) -> str:
@@ -109,17 +109,17 @@ class FakeStore:
         """Return the state of the store."""
         return {"name": self.name, "at": "memory", "up": self.up}
 
-    def limits(self, name: str, rules: Sequence[Rule[Any]], **how: Any) -> LimitShare:
+    def _limits(self, name: str, rules: Sequence[Rule[Any]], **how: Any) -> LimitShare:
         """Return the rate limits that are shared under `name`; see `LimitStore`."""
         share = _Limits(self, name, rules, **how)
         self._shares[share] = None
         return share
 
-    def heartbeats(self, group: str) -> BeatShare:
+    def _heartbeats(self, group: str) -> BeatShare:
         """Return the heartbeats that the members of `group` write; see `BeatStore`."""
-        return self._heartbeats.setdefault(group, _Heartbeats(self))
+        return self._groups.setdefault(group, _Heartbeats(self))
 
-    def breaker(
+    def _breaker(
         self, name: str, settings: BreakerSettings, owner: BreakerOwner, **how: Any
     ) -> BreakerShare:
         """Return the breakers of one policy; see `BreakerStore`."""

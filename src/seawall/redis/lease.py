@@ -23,7 +23,7 @@ from seawall.models.lease import Busy, Granted
 if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.redis.connections import LoopConnection
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import StoreQuestion
 
@@ -35,7 +35,7 @@ LONGEST_POLL: Final = 30.0
 GIVING_BACK: Final = 1.0
 """Maximum seconds of a release after the store was closed."""
 
-_held: WeakKeyDictionary[RedisStore, set[KeptHolding]] = WeakKeyDictionary()
+_held: WeakKeyDictionary[StoreCore, set[KeptHolding]] = WeakKeyDictionary()
 
 
 class RedisLease:
@@ -45,7 +45,7 @@ class RedisLease:
     most: int = 1
     """Questions in one call: a lease never waits behind another one."""
 
-    def __init__(self, store: RedisStore, name: str) -> None:
+    def __init__(self, store: StoreCore, name: str) -> None:
         """Keep the lease called `name` at its own key."""
         self._store = store
         self._key = store.key("lease", name)

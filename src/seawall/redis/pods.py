@@ -27,7 +27,7 @@ from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import MEMORY, MemberBeat, Sighting
 
 if TYPE_CHECKING:
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
     from seawall.runtime.background import Handle
 
 OTHERS_REMEMBERED: Final = 86_400_000_000
@@ -42,7 +42,7 @@ Watcher = Callable[[], object]
 class LivePods:
     """Number of processes that share this store now."""
 
-    def __init__(self, store: RedisStore, expected: int) -> None:
+    def __init__(self, store: StoreCore, expected: int) -> None:
         """Start to count when `start` is called; assume `expected` pods, or more."""
         self._store = store
         self._expected = expected
@@ -178,7 +178,7 @@ def _read_pods(reply: Any) -> tuple[float, int, float | None, bool]:
 class SharedHeartbeats:
     """The heartbeats of one group."""
 
-    def __init__(self, store: RedisStore, group: str) -> None:
+    def __init__(self, store: StoreCore, group: str) -> None:
         """Prepare the keys; nothing is written yet."""
         self._store = store
         self._keys = [store.key("members", group), store.key("members", group, "left")]

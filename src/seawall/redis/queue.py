@@ -37,7 +37,7 @@ from seawall.models.queue.jobs import (
     Letter,
     Seen,
 )
-from seawall.redis.store import RedisStore
+from seawall.redis.store import RedisStore, StoreCore, core_of
 from seawall.runtime.background import Handle
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
@@ -73,11 +73,11 @@ class ClaimReleases:
         """Start empty."""
         self._waiting: dict[QueueCall, tuple[Calls, float]] = {}
         # Both are weak references: this is kept for as long as the store lives, and no longer.
-        self._store: Callable[[], RedisStore | None] = lambda: None
+        self._store: Callable[[], StoreCore | None] = lambda: None
         self._handle: Callable[[], Handle | None] = lambda: None
         survives_fork(self)
 
-    def begin(self, store: RedisStore) -> None:
+    def begin(self, store: StoreCore) -> None:
         """Send releases to `store` in the background, and before it is closed."""
         me = ref(self)
         self._store = ref(store)
@@ -138,10 +138,10 @@ def _soon(me: ref[ClaimReleases]) -> None:
         releases.soon()
 
 
-_of_stores: WeakKeyDictionary[RedisStore, ClaimReleases] = WeakKeyDictionary()
+_of_stores: WeakKeyDictionary[StoreCore, ClaimReleases] = WeakKeyDictionary()
 
 
-def releases_of(store: RedisStore) -> ClaimReleases:
+def releases_of(store: StoreCore) -> ClaimReleases:
     """Return the pending releases of that store."""
     found = _of_stores.get(store)
     if found is None:
@@ -223,10 +223,11 @@ class PriorityQueue(JobQueue):
             clock=current_clock() if clock is None else check_clock(clock),
         )
         self.store = store
+        self._core = core_of(store)
         self._calls = _Calls(self)
         # Separate: a full server refuses these but accepts the others.
         self._additions = _Calls(self)
-        self._releases = releases_of(store)
+        self._releases = releases_of(self._core)
         self._mutex = Mutex()
         self._announced = False
         self._last_waiting = 0
@@ -239,11 +240,11 @@ class PriorityQueue(JobQueue):
         return f"PriorityQueue({self.store!r}, {self.name!r})"
 
     def _answering(self, kind: Kind, ask: QueueCall) -> StoreQuestion:
-        self.store.start()
+        self._core.start()
         if not self._announced:
             self._announce()
         calls = self._additions if ask.operation == "push" else self._calls
-        return self.store.ask(kind, calls, ask, self.clock)
+        return self._core.ask(kind, calls, ask, self.clock)
 
     def _telling(self, kind: Kind, ask: QueueCall) -> None:
         self._answering(kind, ask).publish(lambda: True)
@@ -277,11 +278,11 @@ class PriorityQueue(JobQueue):
 
     @property
     def _up(self) -> bool:
-        return self.store.answers(self._calls.script)
+        return self._core.answers(self._calls.script)
 
     @property
     def _closed(self) -> bool:
-        return self.store.closed
+        return self._core.closed
 
     # News from other pods, for as long as this object lives
 
@@ -292,12 +293,12 @@ class PriorityQueue(JobQueue):
             self._announced = True
         own = f"{self.rules!r}, max_payload={self.max_payload}"
         me = ref(self)
-        told = self.store.announce("queue", self.name, own, lambda other: _differ(me, own, other))
+        told = self._core.announce("queue", self.name, own, lambda other: _differ(me, own, other))
         finalize(self, told.stop)
 
     def _listen(self, topic: str) -> None:
         """Subscribe, once for all waiters here, to what happens in other pods."""
-        self.store.start()
+        self._core.start()
         calls, bells = self._calls, self._bells
         channel = calls.stirred if topic == READY else calls.ended
         with self._mutex:
@@ -313,7 +314,7 @@ class PriorityQueue(JobQueue):
             else:
                 bells.ring_all()
 
-        finalize(self, self.store.listen(channel, hear))
+        finalize(self, self._core.listen(channel, hear))
 
     def _after_fork(self) -> None:
         self._mutex = Mutex()
@@ -333,7 +334,7 @@ class _Calls:
     most = 32
 
     def __init__(self, queue: PriorityQueue) -> None:
-        store, name = queue.store, queue.name
+        store, name = queue._core, queue.name
         self._name = name
         self.stirred = store.channel("queue", name)
         self.ended = f"{self.stirred}:ended"

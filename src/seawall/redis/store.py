@@ -76,9 +76,11 @@ _of_parent: list[object] = []
 
 
 class StoreCore:
-    """The internal part of a store."""
+    """What the other packages of Seawall see of a store."""
 
-    def __init__(self, target: Any, name: str, prefix: str, timeout: float) -> None:
+    def __init__(
+        self, target: Any, name: str, prefix: str, timeout: float, expected_pods: int
+    ) -> None:
         """Connect on first use."""
         self._clients = clients_for(target)
         self.name = _text("name", name)
@@ -95,8 +97,43 @@ class StoreCore:
         self._background = Background(self._subscriptions.refresh, self._end)
         self._healing = self._background.every(CHECK, self._heal)
         self._send_queue = SendQueue(self._background, self._connection)
+        self._expected_pods = check.count("expected_pods", expected_pods)
+        self._pods: LivePods | None = None
         self.health.watch(self._on_health)
         survives_fork(self)
+        registry.enter(self, "store", name)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "up" if self.up else "down"
+        return f"<RedisStore {self.name!r} at {self._clients.describe()}: {state}>"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the store."""
+        return {
+            "name": self.name,
+            "at": self._clients.describe(),
+            "up": self.up,
+            "pod": self.pod,
+            "dropped": self._send_queue.dropped,
+        }
+
+    def close(self) -> Callable[[], None]:
+        """Start to close the store; return a function that waits until that is done."""
+        self._closed = True
+        return self._background.stop()
+
+    async def close_connections(self) -> None:
+        """Close this loop's connections."""
+        await self._connections.close()
+
+    @property
+    def pods(self) -> LivePods:
+        """The live pods that share this store."""
+        if self._pods is None:
+            from seawall.redis.pods import LivePods
+
+            self._pods = LivePods(self, self._expected_pods)
+        return self._pods
 
     @property
     def up(self) -> bool:
@@ -149,6 +186,10 @@ class StoreCore:
         self._refuse_if_down(script)
         wait = self.timeout if timeout is None else timeout
         return run_in(self._background, lambda: self.acall(script, keys, args, wait), wait + SLACK)
+
+    async def probe(self) -> bool:
+        """Return whether the store can be written to."""
+        return bool(await self.acall("probe", [self.key("store", self.pod)], []) == 1)
 
     def post(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """Run a script in the background, after those posted before; never blocks or raises."""
@@ -324,13 +365,7 @@ class StoreCore:
         self._background.after_fork()
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
-    return value
-
-
-class RedisStore(StoreCore):
+class RedisStore:
     """State that pods share, on a Redis or Valkey server, behind Sentinels, or in a cluster."""
 
     def __init__(
@@ -351,42 +386,44 @@ class RedisStore(StoreCore):
         pods by which a limit is divided while the store has never been reached, and at least while
         it is away.
         """
-        super().__init__(target, name, prefix, timeout)
-        self._expected_pods = check.count("expected_pods", expected_pods)
-        self._pods: LivePods | None = None
-        registry.enter(self, "store", name)
+        self._core = StoreCore(target, name, prefix, timeout, expected_pods)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "up" if self.up else "down"
-        return f"<RedisStore {self.name!r} at {self._clients.describe()}: {state}>"
+        return repr(self._core)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a store is not for pickling: make one in each process, from the same URL")
 
+    @property
+    def name(self) -> str:
+        """The name of the store in events and messages."""
+        return self._core.name
+
+    @property
+    def up(self) -> bool:
+        """Whether the store answers; while not, shared policies follow `on_store_failure`."""
+        return self._core.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: then it never comes back."""
+        return self._core.closed
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the store."""
-        return {
-            "name": self.name,
-            "at": self._clients.describe(),
-            "up": self.up,
-            "pod": self.pod,
-            "dropped": self._send_queue.dropped,
-        }
+        return self._core.snapshot()
 
     def close(self) -> None:
         """Flush pending messages, give back leases, and end the background thread.
 
         A closed store stays closed: its policies continue as if the store were down.
         """
-        self._closed = True
-        self._background.stop()()
+        self._core.close()()
 
     async def aclose(self) -> None:
         """Async twin of `close`, which also closes this loop's connections."""
-        self._closed = True
-        ended = self._background.stop()
-        await asyncio.get_running_loop().run_in_executor(None, ended)
-        await self._connections.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._core.close())
+        await self._core.close_connections()
 
     def __enter__(self) -> Self:
         return self
@@ -400,37 +437,35 @@ class RedisStore(StoreCore):
     async def __aexit__(self, *_exc: object) -> None:
         await self.aclose()
 
-    # For policies
+    # The protocols of `runtime.store` and `leases.store`
 
-    @property
-    def pods(self) -> LivePods:
-        """The live pods that share this store."""
-        if self._pods is None:
-            from seawall.redis.pods import LivePods
-
-            self._pods = LivePods(self, self._expected_pods)
-        return self._pods
-
-    def limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
-        """Return the rate limits that are shared under `name`; see `LimitStore`."""
+    def _limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
         from seawall.redis.limits import shared_limits
 
-        return shared_limits(self, name, rules, **how)
+        return shared_limits(self._core, name, rules, **how)
 
-    def breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
-        """Return the breaker that is shared under `name`; see `BreakerStore`."""
+    def _breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
         from seawall.redis.breaker import SharedBreakers
 
-        return SharedBreakers(self, name, settings, owner, **how)
+        return SharedBreakers(self._core, name, settings, owner, **how)
 
-    def lease(self, name: str) -> LeaseShare:
-        """Return the lease called `name`; see `LeaseStore`."""
+    def _lease(self, name: str) -> LeaseShare:
         from seawall.redis.lease import RedisLease
 
-        return RedisLease(self, name)
+        return RedisLease(self._core, name)
 
-    def heartbeats(self, group: str) -> BeatShare:
-        """Return the heartbeats that the members of `group` write; see `BeatStore`."""
+    def _heartbeats(self, group: str) -> BeatShare:
         from seawall.redis.pods import SharedHeartbeats
 
-        return SharedHeartbeats(self, group)
+        return SharedHeartbeats(self._core, group)
+
+
+def core_of(store: RedisStore) -> StoreCore:
+    """Return what the other packages of Seawall see of a store."""
+    return store._core
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
+    return value

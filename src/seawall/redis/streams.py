@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.errors import StoreUnavailable
 from seawall.redis.keys import key_part
-from seawall.redis.store import RedisStore
+from seawall.redis.store import RedisStore, core_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -69,7 +69,7 @@ async def append(
     args: list[Argument] = ["append", most, int(trims)]
     for fields in entries:
         args += [2 * len(fields), *chain.from_iterable(fields.items())]
-    reply = await store.acall("streams", [stream], args, PATIENCE)
+    reply = await core_of(store).acall("streams", [stream], args, PATIENCE)
     return bool(_status(reply))
 
 
@@ -110,7 +110,7 @@ class StreamConsumer:
         self.stream = stream
         self.token = token
         self.name = name if token is None else f"{token}-{name}"
-        self._store = store
+        self._core = core_of(store)
         self._group = group
 
     async def hold(self) -> None:
@@ -168,7 +168,7 @@ class StreamConsumer:
     async def _call(self, command: str, *args: Argument) -> Any:
         fenced = int(self.token is not None)
         given: list[Argument] = [command, self._group, self.name, fenced, *args]
-        reply = await self._store.acall("streams", [self.stream], given, PATIENCE)
+        reply = await self._core.acall("streams", [self.stream], given, PATIENCE)
         if _status(reply) < 0:
             raise HeldByAnother(f"another process holds the stream {self.stream!r}")
         return reply[1] if len(reply) > 1 else None

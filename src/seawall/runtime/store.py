@@ -279,7 +279,7 @@ class LimitShare(Protocol):
 class LimitStore(Protocol):
     """A store that can keep rate limits."""
 
-    def limits(
+    def _limits(
         self,
         name: str,
         rules: Sequence[Rule[Any]],
@@ -357,7 +357,7 @@ class BreakerStore(Protocol):
 
     name: str
 
-    def breaker(
+    def _breaker(
         self,
         name: str,
         settings: BreakerSettings,
@@ -408,7 +408,7 @@ class BeatShare(Protocol):
 class BeatStore(Protocol):
     """A store that keeps heartbeats."""
 
-    def heartbeats(self, group: str) -> BeatShare:
+    def _heartbeats(self, group: str) -> BeatShare:
         """Return the heartbeats of the group with that name."""
 
 

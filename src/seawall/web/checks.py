@@ -107,8 +107,10 @@ class RedisPing:
 
         With a store the check writes, as the store's policies do; with a client it pings.
         """
-        self._store = hasattr(target, "acall") and hasattr(target, "pod")
-        if not self._store and not callable(getattr(target, "ping", None)):
+        from seawall.redis.store import RedisStore, core_of
+
+        self._store = core_of(target) if isinstance(target, RedisStore) else None
+        if self._store is None and not callable(getattr(target, "ping", None)):
             raise TypeError(f"RedisPing({target!r}): pass a RedisStore, or a client with ping()")
         self._target = target
 
@@ -117,11 +119,7 @@ class RedisPing:
 
     def __call__(self) -> Any:
         """Ping, or return a coroutine that pings."""
-        return self._ask_store() if self._store else self._target.ping()
-
-    async def _ask_store(self) -> bool:
-        store = self._target
-        return bool(await store.acall("probe", [store.key("store", store.pod)], []) == 1)
+        return self._target.ping() if self._store is None else self._store.probe()
 
 
 class HttpUpstream:

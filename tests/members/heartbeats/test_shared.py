@@ -283,7 +283,7 @@ def test_a_store_that_fails_in_another_way_is_logged_and_asked_again(
         shared = FakeStore()
         pods = Pods(shared, "a", "b")
         await pods.start()
-        share: Any = shared.heartbeats("orders")
+        share: Any = shared._heartbeats("orders")
         beat = share.beat
 
         async def broken(*_args: Any) -> Sighting:
@@ -308,7 +308,7 @@ def test_a_real_store_keeps_heartbeats_by_its_own_clock(
     frozen: FrozenClock, store: RedisStore, client: Any
 ) -> None:
     """What is written is read by all, dated by the server, forgotten after an hour, and bounded."""
-    share = SharedHeartbeats(store, "orders")
+    share = SharedHeartbeats(store._core, "orders")
 
     async def main() -> None:
         first = await share.beat("a", 10, 5.0)
@@ -322,7 +322,7 @@ def test_a_real_store_keeps_heartbeats_by_its_own_clock(
         assert ([beat.member for beat in third.beats], third.left) == (["b"], ["a"])
         back = await share.beat("a", 10, 5.0)
         assert ({beat.member for beat in back.beats}, back.left) == ({"a", "b"}, [])
-        other = await SharedHeartbeats(store, "invoices").beat("z", 10, 5.0)
+        other = await SharedHeartbeats(store._core, "invoices").beat("z", 10, 5.0)
         assert [beat.member for beat in other.beats] == ["z"]
         for number in range(20):
             frozen.advance(1)
@@ -333,7 +333,7 @@ def test_a_real_store_keeps_heartbeats_by_its_own_clock(
         assert [beat.member for beat in alone.beats] == ["late"]
 
     asyncio.run(main())
-    assert not keys_without_expiry(client, store.prefix)
+    assert not keys_without_expiry(client, store._core.prefix)
 
 
 @pytest.mark.parametrize(
@@ -360,9 +360,9 @@ def test_an_answer_that_makes_no_sense_is_no_answer(
     async def say(*_args: Any) -> Any:
         return reply
 
-    monkeypatch.setattr(store, "acall", say)
+    monkeypatch.setattr(store._core, "acall", say)
     with pytest.raises(StoreUnavailable, match="no sense"):
-        asyncio.run(SharedHeartbeats(store, "orders").beat("a", 10, 5.0))
+        asyncio.run(SharedHeartbeats(store._core, "orders").beat("a", 10, 5.0))
 
 
 class Pod:
@@ -438,7 +438,7 @@ def test_real_pods_notice_each_other_killed_stopped_and_gone(
     redis_url: str, store: RedisStore
 ) -> None:
     """Three processes and one server: kill -9, SIGSTOP for longer than a pause, and a goodbye."""
-    with fleet(redis_url, store.prefix, "a", "b", "c", "d") as pods:
+    with fleet(redis_url, store._core.prefix, "a", "b", "c", "d") as pods:
         pods["d"].send(signal.SIGKILL)
         for name in "abc":
             pods[name].wait_for("d suspected", "d confirmed")

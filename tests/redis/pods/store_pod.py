@@ -27,13 +27,13 @@ class StorePod:
     def __init__(self, redis: str, prefix: str, timeout: float) -> None:
         self._store = RedisStore(redis, prefix=prefix, timeout=timeout)
         self._limit = RateLimit("1M/s", shared=self._store, name="any")
-        self._key = self._store.key("campaign", self._store.pod)
+        self._key = self._store._core.key("campaign", self._store._core.pod)
         self._over = threading.Event()
         self._answered = {"thread": 0.0, "task": 0.0, "job": 0.0}
 
     def run(self) -> None:
-        self._store.watch(lambda up, cause: report(up=up, cause=cause))
-        self._store.every(PAUSE, self._job)
+        self._store._core.watch(lambda up, cause: report(up=up, cause=cause))
+        self._store._core.every(PAUSE, self._job)
         workers = [
             threading.Thread(target=work)
             for work in (self._thread, lambda: asyncio.run(self._tasks()), self._beat)
@@ -50,7 +50,7 @@ class StorePod:
     def _thread(self) -> None:
         while not self._over.wait(PAUSE):
             try:
-                self._store.call("probe", [self._key], [])
+                self._store._core.call("probe", [self._key], [])
             except StoreUnavailable:
                 continue
             self._answered["thread"] = SYSTEM.now()
@@ -63,13 +63,13 @@ class StorePod:
             await asyncio.sleep(PAUSE)  # noqa: TID251 - the load itself
             try:
                 await self._limit.apeek()
-                await self._store.acall("probe", [self._key], [])
+                await self._store._core.acall("probe", [self._key], [])
             except StoreUnavailable:
                 continue
             self._answered["task"] = SYSTEM.now()
 
     async def _job(self) -> None:
-        await self._store.acall("probe", [self._key], [])
+        await self._store._core.acall("probe", [self._key], [])
         self._answered["job"] = SYSTEM.now()
 
     def _beat(self) -> None:

@@ -38,7 +38,7 @@ from seawall.dashboard.pods.wire import (
 )
 from seawall.errors import StoreUnavailable
 from seawall.events import subscribe
-from seawall.redis.store import StoreCore
+from seawall.redis.store import RedisStore, core_of
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View
@@ -105,16 +105,16 @@ class ViewSource(Protocol):
 class StorePods:
     """The other pods, through the store that is shared with them."""
 
-    def __init__(self, store: StoreCore, watcher: ViewSource, *, every: float = 1.0) -> None:
+    def __init__(self, store: RedisStore, watcher: ViewSource, *, every: float = 1.0) -> None:
         """Start publishing the views of `watcher`, one each `every` seconds."""
-        if not isinstance(store, StoreCore):
+        if not isinstance(store, RedisStore):
             raise TypeError(f"StorePods({store!r}, ...): pass the RedisStore that the pods share")
         if not callable(getattr(watcher, "sample", None)):
             raise TypeError(f"StorePods(..., {watcher!r}): pass the Watcher of this pod")
         self._every = check.seconds("every", every)
-        self._store = store
+        self._store = core = core_of(store)
         self._watcher = watcher
-        self._keys = [store.key("views", "all", *part) for part in ((), ("told",), ("looked",))]
+        self._keys = [core.key("views", "all", *part) for part in ((), ("told",), ("looked",))]
         self._closed = False
         self.cost = 0.0
         """Seconds of processor time that the last reading took."""
@@ -123,9 +123,9 @@ class StorePods:
         self._settled_at = 0.0
         self._begin_anew()
         self._stops: list[Callable[[], object]] = []
-        self._handle: Handle = store.every(self._every, self._tick)
-        self._stops += [subscribe(self._on_event, *RARE), store.watch(self._on_store)]
-        store.at_close(self._at_close)
+        self._handle: Handle = core.every(self._every, self._tick)
+        self._stops += [subscribe(self._on_event, *RARE), core.watch(self._on_store)]
+        core.at_close(self._at_close)
         survives_fork(self)
         self._start()
 

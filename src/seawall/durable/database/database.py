@@ -164,7 +164,7 @@ class Database:
 
     # Leases
 
-    def lease(self, name: str) -> DatabaseLease:
+    def _lease(self, name: str) -> DatabaseLease:
         """Return the lease called `name`; see `seawall.leases.store.LeaseStore`."""
         from seawall.durable.database.leases import DatabaseLease, LeaseDesk
 

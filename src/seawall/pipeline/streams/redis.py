@@ -35,6 +35,8 @@ from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
 from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.stage import BatchFailed, NotBefore
+from seawall.redis.pods import SharedHeartbeats
+from seawall.redis.store import core_of
 from seawall.redis.streams import (
     PATIENCE,
     Fields,
@@ -260,7 +262,7 @@ class RedisStreamSource(Generic[T]):
             consumer = StreamConsumer(store, self.stream, self.group, self._me)
             self._holdings[0] = _Holding(0, consumer, None)
         else:
-            self._beats = store.heartbeats(f"stream/{self.stream}/{self.group}")
+            self._beats = SharedHeartbeats(core_of(store), f"stream/{self.stream}/{self.group}")
         self._keeper = asyncio.create_task(self._keep(), name=f"{self!r}: keeper")
 
     async def _read_next(self, most: int) -> list[tuple[Any, StreamHandle]]:

@@ -313,13 +313,13 @@ class Breaker(GatePolicy):
                     " shared=store too"
                 )
             return None
-        if isinstance(self.shared, type) or not callable(getattr(self.shared, "breaker", None)):
+        if isinstance(self.shared, type) or not callable(getattr(self.shared, "_breaker", None)):
             raise TypeError(f"shared={self.shared!r}: pass a store, such as RedisStore(url)")
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(
                 f"name={self.name!r}: write under which name pods share it, such as name='vendor'"
             )
-        return self.shared.breaker(
+        return self.shared._breaker(
             self.name,
             self.settings,
             _Owner(self),

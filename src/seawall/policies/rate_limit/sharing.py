@@ -81,14 +81,14 @@ class Sharing:
                     " RateLimit(..., shared=store, name='vendor')"
                 )
             return None
-        if isinstance(store, type) or not callable(getattr(store, "limits", None)):
+        if isinstance(store, type) or not callable(getattr(store, "_limits", None)):
             raise TypeError(f"shared={store!r}: pass a store, such as RedisStore('redis://...')")
         if not isinstance(name, str) or not name:
             raise TypeError(
                 f"name={name!r}: shared limits need one, the same on all pods: write name='vendor'"
             )
         listener = _ShareListener(policy)
-        share = store.limits(
+        share = store._limits(
             name,
             [meter.rule for meter in policy._meters.all],
             sharing=sharing,

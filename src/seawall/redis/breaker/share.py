@@ -42,7 +42,7 @@ from seawall.runtime.store import BreakerOwner
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
     from seawall.runtime.background import Handle
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import StoreQuestion
@@ -80,7 +80,7 @@ class SharedBreakers:
 
     def __init__(
         self,
-        store: RedisStore,
+        store: StoreCore,
         name: str,
         settings: BreakerSettings,
         owner: BreakerOwner,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seawall.models.rate.rule import Rule
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
     from seawall.runtime.store import LimitShare
 
 
 def shared_limits(
-    store: RedisStore,
+    store: StoreCore,
     name: str,
     rules: Sequence[Rule[Any]],
     *,

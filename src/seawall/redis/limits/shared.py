@@ -33,7 +33,7 @@ from seawall.runtime.layers import Kind
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
     from seawall.runtime.store import StoreQuestion
 
 _serial = count()
@@ -48,7 +48,7 @@ class SharedLimits:
 
     def __init__(
         self,
-        store: RedisStore,
+        store: StoreCore,
         name: str,
         rules: Sequence[Rule[Any]],
         *,

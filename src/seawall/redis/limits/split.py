@@ -25,7 +25,7 @@ from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import LimitVerdict, WantedCharge
 
 if TYPE_CHECKING:
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
 
 _SLACK = 0.02
 
@@ -40,7 +40,7 @@ class SplitLimits(SharedLimits):
 
     def __init__(
         self,
-        store: RedisStore,
+        store: StoreCore,
         name: str,
         rules: Sequence[Rule[Any]],
         *,

@@ -17,7 +17,7 @@ from seawall.redis.keys import key_part
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
 
 SCRIPT: Final = "rates"
 MOST_QUESTIONS: Final = 128
@@ -149,7 +149,7 @@ class LimitTerms:
 
     def __init__(
         self,
-        store: RedisStore,
+        store: StoreCore,
         name: str,
         rules: Sequence[Rule[Any]],
         settle: Callable[[Receipt, Sequence[int | None]], None],

@@ -43,7 +43,7 @@ from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
 
 if TYPE_CHECKING:
-    from seawall.redis.store import RedisStore
+    from seawall.redis.store import StoreCore
 
 MAX_KEYS: Final = 10_000
 """Maximum number of keys of a limit with a purse; the store decides each call of other keys."""
@@ -79,7 +79,7 @@ class LeasedLimits(SharedLimits):
 
     def __init__(
         self,
-        store: RedisStore,
+        store: StoreCore,
         name: str,
         rules: Sequence[Rule[Any]],
         *,
