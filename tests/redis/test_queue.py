@@ -190,7 +190,7 @@ def test_a_job_without_result_raises_how_it_ended(make: Make) -> None:
         queue.join(cancelled)
     with pytest.raises(TimedOut, match="is waiting after 0 s"):
         queue.join(waiting, timeout=0)
-    for ask in (queue.wait, queue.status, queue.cancel, queue.retry, queue.drop):
+    for ask in (queue.join, queue.status, queue.cancel, queue.retry, queue.drop):
         with pytest.raises(UnknownJob, match="knows no job 'nope'"):
             ask("nope")
 
