@@ -275,7 +275,7 @@ def test_a_refused_stack_takes_no_name():
     with pytest.raises(ValueError, match="twice"):
         Guard("vendor", policy, policy)
     Guard("vendor", policy)
-    assert len(policy.bindings) == 1
+    assert len(policy._bindings) == 1
 
 
 def test_an_attempt_that_times_out_and_is_not_retried_is_explained():

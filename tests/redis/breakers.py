@@ -76,7 +76,7 @@ class Pod:
         options = {"probes": single_probe()} | options
         self.breaker = Breaker(**options, shared=store, name=name)
         self.guard = new_guard(self.breaker, clock=clock)
-        self.gate: Any = self.breaker.bindings[0].layer("sync")
+        self.gate: Any = self.breaker._bindings[0].layer("sync")
         self.share: Any = self.breaker._share
         self.share.full_for = 0.0
         self.mirror: Any = self.breaker.model

@@ -98,7 +98,7 @@ class Agreement(RuleBasedStateMachine):
         self.model = BreakerModel(BreakerSettings(**options))
         self.local = Breaker(**options)
         self.guard = new_guard(self.local, clock=self.clock)
-        self.gate = self.local.bindings[0].layer("sync")
+        self.gate = self.local._bindings[0].layer("sync")
         (self.pod,) = self.world.add(**options)
 
     def teardown(self) -> None:

@@ -108,7 +108,7 @@ class Subject:
     @property
     def shared_now(self) -> bool:
         """Whether the store decides now."""
-        return self.policy.bindings[0].snapshot(SYSTEM.now())["shared"]["mode"] == "shared"
+        return self.policy._bindings[0].snapshot(SYSTEM.now())["shared"]["mode"] == "shared"
 
     def refusals(self) -> list[BaseException]:
         """Return what the calls raised, except for what the guarded function did."""
