@@ -25,6 +25,7 @@ from seawall import (
 from seawall.backoff import constant
 from seawall.policies.timeout import adaptive_timeout
 from seawall.rules import dangers
+from seawall.runtime.policy import bindings_of
 from seawall.shedding import by_fraction
 from seawall.testing import ScriptedService, fail
 
@@ -275,7 +276,7 @@ def test_a_refused_stack_takes_no_name():
     with pytest.raises(ValueError, match="twice"):
         Guard("vendor", policy, policy)
     Guard("vendor", policy)
-    assert len(policy._bindings) == 1
+    assert len(bindings_of(policy)) == 1
 
 
 def test_an_attempt_that_times_out_and_is_not_retried_is_explained():

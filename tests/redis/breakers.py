@@ -21,6 +21,7 @@ from seawall.policies.breaker import single_probe
 from seawall.redis.breaker.wire import parse_replies
 from seawall.redis.store import RedisStore
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Wait
+from seawall.runtime.policy import bindings_of
 from tests.redis.support import FrozenClock
 from tests.support import new_guard
 
@@ -76,7 +77,7 @@ class Pod:
         options = {"probes": single_probe()} | options
         self.breaker = Breaker(**options, shared=store, name=name)
         self.guard = new_guard(self.breaker, clock=clock)
-        self.gate: Any = self.breaker._bindings[0].layer("sync")
+        self.gate: Any = bindings_of(self.breaker)[0].layer("sync")
         self.share: Any = self.breaker._share
         self.share.full_for = 0.0
         self.mirror: Any = self.breaker.model

@@ -26,6 +26,7 @@ from seawall.models.breaker.probes import Verdict
 from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
 from seawall.models.windows import CallCount, Tracked
 from seawall.policies.breaker import growing, n_of_m, ramp, single_probe, slow_start
+from seawall.runtime.policy import bindings_of
 from tests.redis.breakers import OUTCOMES, World, entered, quiet_world
 from tests.redis.support import mutate
 from tests.support import new_guard
@@ -98,7 +99,7 @@ class Agreement(RuleBasedStateMachine):
         self.model = BreakerModel(BreakerSettings(**options))
         self.local = Breaker(**options)
         self.guard = new_guard(self.local, clock=self.clock)
-        self.gate = self.local._bindings[0].layer("sync")
+        self.gate = bindings_of(self.local)[0].layer("sync")
         (self.pod,) = self.world.add(**options)
 
     def teardown(self) -> None:

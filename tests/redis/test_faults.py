@@ -24,6 +24,7 @@ from seawall import (
 from seawall.clock import SYSTEM
 from seawall.events import StoreModeChanged
 from seawall.policies.breaker import n_of_m
+from seawall.runtime.policy import bindings_of
 from tests.redis.faults import FAULTS, NONSENSE, Lateness, Site
 from tests.redis.support import eventually
 
@@ -108,7 +109,7 @@ class Subject:
     @property
     def shared_now(self) -> bool:
         """Whether the store decides now."""
-        return self.policy._bindings[0].snapshot(SYSTEM.now())["shared"]["mode"] == "shared"
+        return bindings_of(self.policy)[0].snapshot(SYSTEM.now())["shared"]["mode"] == "shared"
 
     def refusals(self) -> list[BaseException]:
         """Return what the calls raised, except for what the guarded function did."""
