@@ -315,7 +315,7 @@ def _nothing(*_args: Any) -> list[Any]:
 
 ABLATIONS: dict[str, str] = {
     "context is cleared": "seawall.web.edge.inbound._start_clean",
-    "limits are given back": "seawall.web.limits.limits.Granted.cancel",
+    "limits are given back": "seawall.web.limits.Granted.cancel",
     "context is restored": "seawall.web.edge.inbound.reset",
     "lifecycle is told": "seawall.web.lifecycle.lifecycle.Lifecycle.end",
     "deadline is ended": "seawall.web.edge.inbound.Inbound.undo",

@@ -374,10 +374,11 @@ def test_taken_one_by_one_refusals_would_burn(monkeypatch: pytest.MonkeyPatch) -
 
     def one_by_one(group: Any, part: Any, incoming: Incoming) -> Any:
         for entry in part.entries:
-            single = groups.Part(group, [entry])
-            take(group, single, incoming)
+            taken = take(group, groups.Part(group, [entry]), incoming)
+        return taken
 
     take = groups.Group.take
+    monkeypatch.setattr(groups, "quick_taking", lambda *_: None)
     monkeypatch.setattr(groups.Group, "take", one_by_one)
     assert falsified(check_refusals_take_nothing, STEPS)
 

@@ -254,7 +254,7 @@ def test_without_giving_back_cancelled_requests_would_stay_taken(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same scene, with a way out that forgets what was taken."""
-    monkeypatch.setattr(RequestLimits, "_withdraw", lambda *_: None)
+    monkeypatch.setattr(Granted, "cancel", lambda *_: None)
 
     async def scene() -> None:
         limits = RequestLimits(

@@ -148,10 +148,27 @@ class RouteGates:
         self._gates: dict[str, tuple[Any, ...]] = {
             path: (guard.bounds[0], *common) for path, guard in self._guards.items()
         }
+        self._shapes: frozenset[str] | None = None
+        self._by_shape: dict[str | None, tuple[Any, ...]] = {}
+        """Gates by the shape of a route, for the routes `_shapes` of the app."""
 
     def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None) -> tuple[Any, ...]:
         """Return the gates of a request, in their order."""
+        if dispatch is not None:
+            shape = dispatch.ask(scope).shape
+            if dispatch.shapes is not self._shapes:
+                self._read_shapes(dispatch.shapes)
+            if shape in self._by_shape:
+                return self._by_shape[shape]
         return self._gates.get(self._routes.of(scope, dispatch), self._common)
+
+    def _read_shapes(self, shapes: frozenset[str]) -> None:
+        """Find the gates of an app's routes, if each template is one of them: most apps' are."""
+        own = {shape_of(path): gates for path, gates in self._gates.items()}
+        self._shapes, self._by_shape = shapes, {}
+        if shapes.issuperset(own):
+            self._by_shape.update(dict.fromkeys(shapes, self._common))
+            self._by_shape.update(own)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of each route's gate, by path template."""

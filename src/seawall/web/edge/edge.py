@@ -27,7 +27,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._expiry import current_task
 from seawall.clock import Clock
-from seawall.context import deadline_scope, reserve_of, reserve_scope
+from seawall.context import deadline_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
@@ -229,7 +229,10 @@ class Edge:
                 tokens = inbound.read(passage, self._clock)
             scope[INCOMING] = passage
             await self._admit(passage)
-            self._begin_deadline(passage)
+            if passage._deadline is not None:
+                self._timers.start(passage, passage._deadline, inbound.reserve)  # type: ignore[union-attr]
+            else:
+                self._inherit_deadline(passage)
             await self.app(scope, passage.receive, passage.send)
             if not passage.left:
                 passage.end(None)
@@ -285,18 +288,14 @@ class Edge:
         gate.host.stats.waits.add(self._now() - began)
         return ticket
 
-    def _begin_deadline(self, passage: Passage) -> None:
-        """Start the timer that cancels the app; its calls get the time without the reserve."""
-        own = passage._deadline
-        held = deadline_scope() if own is None else own
+    def _inherit_deadline(self, passage: Passage) -> None:
+        """Cancel the app at the deadline of an edge or program around this one, if there is one."""
+        held = deadline_scope()
         if held is None:
             passage.task = current_task()
             return
-        at, clock = held[0], held[1]
-        self._timers.arm(passage, at, clock)
-        if own is not None:
-            own[0] = at - reserve_of(at - clock.now(), self._inbound.reserve)  # type: ignore[union-attr]
-        elif self._inbound is not None:
+        self._timers.arm(passage, held[0], held[1])
+        if self._inbound is not None:
             passage._deadline = reserve_scope(self._inbound.reserve)
 
     async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:

@@ -226,7 +226,8 @@ class Inbound:
         """
         if incoming._deadline is not None:
             incoming._deadline[3] = None  # inlined copy of `end_scope()`
-        for token in reversed(tokens):
+        while tokens:
+            token = tokens.pop()
             if token.var is attempt_var:
                 end_attempt(token)
             else:

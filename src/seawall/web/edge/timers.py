@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from seawall._expiry import Expiry, current_task, current_tasks, running_task
 from seawall._forks import survives_fork
 from seawall.clock import Clock
+from seawall.context import Scope as DeadlineScope
+from seawall.context import reserve_of
 from seawall.web.edge.passage import Passage
 
 if TYPE_CHECKING:
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
 class RequestTimers:
     """Timers that cancel requests at their deadlines; most requests share one lane with one timer.
 
-    Where all requests have the same timeout, they expire in the order of arrival. A request that
-    expires before its predecessor gets its own timer.
+    A request that expires before its predecessor gets its own timer.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -59,20 +60,32 @@ class RequestTimers:
         lane = self._lanes[loop] = Lane(loop, self._clock, 0.0)
         return lane
 
-    def arm(self, passage: Passage, at: float, clock: Clock) -> None:
-        """Cancel `passage` at the time `at` of `clock`."""
+    def start(self, passage: Passage, deadline: DeadlineScope, reserve: float | None) -> None:
+        """Cancel the app of `passage` at its own deadline; its calls get the time less a reserve.
+
+        Most requests share a timer: they have the same timeout, so they expire in the order of
+        arrival.
+        """
+        at, clock = deadline[0], deadline[1]
         thread, lane = self.known
         task = current_tasks.get(lane.loop) if thread == get_ident() else None
         if task is None:
             lane, task = self.find()
+        left = at - clock.now()
+        if at < self.last or task in lane.pending:
+            passage.cut = Expiry(task, left)
+        else:
+            self.last = lane.pending[task] = at
+            if lane.timer is None:
+                lane.arm(at)
+            passage.cut = lane.pending, task, task.cancelling()
         passage.task = task
-        if clock is not self._clock or at < self.last or task in lane.pending:
-            passage.cut = Expiry(task, at - clock.now())
-            return
-        self.last = lane.pending[task] = at
-        if lane.timer is None:
-            lane.arm(at)
-        passage.cut = lane.pending, task, task.cancelling()
+        deadline[0] = at - reserve_of(left, reserve)
+
+    def arm(self, passage: Passage, at: float, clock: Clock) -> None:
+        """Cancel the app of `passage` at the time `at` of `clock`."""
+        _, passage.task = self.find()
+        passage.cut = Expiry(passage.task, at - clock.now())
 
     def _after_fork(self) -> None:
         """Forget the loops of the parent process."""

@@ -14,7 +14,7 @@ from seawall.clock import Clock
 from seawall.errors import RateLimited
 from seawall.models.pressure import Pressure
 from seawall.models.rate.buckets import TokenBucket
-from seawall.models.rate.rates import ROUND, whole_microseconds
+from seawall.models.rate.rates import MICROSECONDS, whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
 from seawall.policies.rate_limit.fast_path import Quick, quick_taking
 from seawall.policies.rate_limit.gate import RateGate
@@ -23,6 +23,7 @@ from seawall.policies.rate_limit.reservation import Charge
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.runtime.policy import bind
 from seawall.runtime.stats import Stats
+from seawall.web.limits.fields import Header, state_header
 from seawall.web.principals import key_reader
 
 if TYPE_CHECKING:
@@ -103,12 +104,12 @@ class Part:
         bucket."""
 
 
-class Held:
-    """What a request took from a group, until it is given back."""
+class Granted:
+    """What an admitted request took from one group of limits, and from `others`."""
 
-    __slots__ = ("_part", "_seen", "_ticket")
+    __slots__ = ("_part", "_seen", "_ticket", "accounted", "others", "policy")
 
-    def __init__(self, part: Part, ticket: Any, seen: Any) -> None:
+    def __init__(self, part: Part | None, ticket: Any, seen: Any) -> None:
         """Hold a ticket of the group's gate; or keys, if it was taken on the fast path.
 
         `seen` determines the state of the limits: the time and the bucket states, or the standings
@@ -117,47 +118,81 @@ class Held:
         self._part = part
         self._ticket = ticket
         self._seen = seen
+        self.accounted = False
+        """Whether accounts are kept, until `enters` is called."""
+        self.others: tuple[Granted, ...] = ()
+        self.policy: Header | None = None
+        """The header with the limits; None if limits are not reported to callers."""
+
+    def __repr__(self) -> str:
+        return f"<Granted {dict(self.headers())!r}>"
+
+    def headers(self) -> list[Header]:
+        """Return the limit headers of the response: the limits, and what remains."""
+        policy = self.policy
+        if policy is None:
+            return []
+        binding = self._binding(None)
+        for other in self.others:
+            binding = other._binding(binding)
+        if binding is None:
+            return [policy]
+        name, left, more = binding
+        return [policy, state_header(name, left, -(-more // MICROSECONDS))]
+
+    def waits(self) -> None:
+        """Prepare for a wait further in.
+
+        What the request took can then be given back exactly, however long the wait takes.
+        """
+        if not self.accounted:
+            self.accounted = True
+            for granted in (self, *self.others):
+                granted._open_accounts()
+
+    def enters(self) -> None:
+        """Close the accounts when a waiting request is admitted: nothing is given back any more."""
+        for granted in (self, *self.others):
+            ticket, granted._ticket = granted._ticket, None
+            if isinstance(ticket, Reservation):
+                ticket._keep()
 
     def cancel(self) -> None:
-        """Give everything back, as if it had never been taken; later calls do nothing."""
-        ticket, self._ticket = self._slow_ticket(), None
-        if ticket is not None:
-            ticket.cancel()
+        """Give everything back when the request is refused further in; later calls do nothing."""
+        for granted in (self, *self.others):
+            ticket, granted._ticket = granted._slow_ticket(), None
+            if ticket is not None:
+                ticket.cancel()
 
-    def keep_account(self) -> None:
+    def _open_accounts(self) -> None:
         """Open accounts of what was just taken, so that all of it can be given back later.
 
         A bucket that is one number can only give back what it has not refilled meanwhile.
         """
         ticket = self._ticket = self._slow_ticket()
         if isinstance(ticket, Reservation):
-            self._part.group.open_accounts(ticket)
-
-    def keep(self) -> None:
-        """Give nothing back any more: no account has to be kept."""
-        ticket, self._ticket = self._ticket, None
-        if isinstance(ticket, Reservation):
-            ticket._keep()
+            self._part.group.open_accounts(ticket)  # type: ignore[union-attr]
 
     def _slow_ticket(self) -> Any:
         """Return the ticket; create it for what was taken on the fast path."""
         ticket = self._ticket
         if type(ticket) is not tuple:
             return ticket
+        part: Any = self._part
         keys = iter(ticket)
         places = [
-            (entry.meter, None if entry.limit.by is None else next(keys))
-            for entry in self._part.entries
+            (entry.meter, None if entry.limit.by is None else next(keys)) for entry in part.entries
         ]
-        return self._part.group.gate._quick(places, self._seen[0])
+        return part.group.gate._quick(places, self._seen[0])
 
-    def binding(self, before: Standing | None = None) -> Standing | None:
+    def _binding(self, before: Standing | None) -> Standing | None:
         """Return the state of the most restrictive limit among the reported ones and `before`."""
+        part: Any = self._part
         seen = self._seen
         if type(seen) is tuple:
             # For most requests: computed from the bucket states, without a call.
             us, states = seen
-            for place, told, most, tolerance, units, time in self._part.terms:
+            for place, told, most, tolerance, units, time in part.terms:
                 free = tolerance - states[place] + us
                 left = free * units // time
                 more = -(-(left + 1) * time // units) - free  # as in `TokenBucket.wait`
@@ -166,7 +201,7 @@ class Held:
                 if before is None or left < before[1] or (left == before[1] and more > before[2]):
                     before = told, left, more
             return before
-        for number, told, most in () if seen is None else self._part.shown:
+        for number, told, most in () if seen is None else part.shown:
             if number in seen:  # otherwise it cost nothing there
                 left, more = seen[number]
                 left = min(left, most)
@@ -218,46 +253,41 @@ class Group:
             entries.append(Entry(limit, self.policy.limits[number], meter, number))
         return Part(self, entries)
 
-    def take(self, part: Part, incoming: Incoming) -> Held:
+    def take(self, part: Part, incoming: Incoming) -> Granted:
         """Take the cost of a request from a local group, or raise `RateLimited`."""
         now = self._now()
-        if part.quick is not None:
-            us = now * 1e6 + ROUND - ROUND  # inlined copy of `whole_microseconds`
-            taken = part.quick(us, incoming)
-            if taken is not None:
-                return Held(part, taken[0], (us, taken[1]))
         charges = self._charges(part, incoming)
         if not charges:
-            return Held(part, None, None)
+            return Granted(part, None, None)
         try:
             ticket = self.gate.ask(charges, now)
         except RateLimited as error:
             # The list is empty if another thread gave something back meanwhile.
             self._explain(error, self._over(part, charges, now) or self._named(error))
             raise
-        return Held(part, ticket, self._standings(charges, now))
+        return Granted(part, ticket, self._standings(charges, now))
 
-    def note(self, part: Part, incoming: Incoming) -> Held | None:
+    def note(self, part: Part, incoming: Incoming) -> Granted | None:
         """Take the cost of a request from a soft group, or count that it exceeds the limit."""
         now = self._now()
         charges = self._charges(part, incoming)
         if not charges:
-            return Held(part, None, None)
+            return Granted(part, None, None)
         meters, us = self.policy._meters, whole_microseconds(now)
         with meters.mutex, meters:
             if meters.look(charges, us) is None:
                 meters.take(charges, us)
-                return Held(part, self.gate.ticket(charges), None)
+                return Granted(part, self.gate.ticket(charges), None)
             for limit in self.limits:
                 self.refused[limit.name] += 1
         return None
 
-    async def atake(self, part: Part, incoming: Incoming) -> Held:
+    async def atake(self, part: Part, incoming: Incoming) -> Granted:
         """Take the cost of a request from a shared group, or raise `RateLimited`."""
         now = self._now()
         charges = self._charges(part, incoming)
         if not charges:
-            return Held(part, None, None)
+            return Granted(part, None, None)
         charges = self._all_charges(charges)
         gate = self.gate
         assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
@@ -274,7 +304,7 @@ class Group:
                 seen = getattr(receipt, "standings", None) or None
             else:
                 seen = self._standings(charges, now)
-        return Held(part, ticket, seen)
+        return Granted(part, ticket, seen)
 
     def open_accounts(self, ticket: Reservation) -> None:
         """Take the charges of `ticket` again, as estimates: these are given back exactly."""

@@ -27,7 +27,7 @@ from seawall.context import tier_var
 from seawall.errors import RateLimited
 from seawall.events import SoftLimitExceeded
 from seawall.events.bus import emit
-from seawall.models.rate.rates import MICROSECONDS
+from seawall.models.rate.rates import ROUND
 from seawall.policies.rate_limit import Limit
 from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
@@ -37,15 +37,14 @@ from seawall.web.limits.fields import (
     field_name,
     policy_header,
     refused_header,
-    state_header,
 )
-from seawall.web.limits.groups import EdgeHost, Group, Held, Part
+from seawall.web.limits.groups import EdgeHost, Granted, Group, Part
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
     from seawall.web.request import Incoming
 
-__all__ = ["Granted", "RequestLimit", "RequestLimits", "limit"]
+__all__ = ["RequestLimit", "RequestLimits", "limit"]
 
 ALERT_EVERY: Final = 1.0
 """Minimum number of seconds between two events of one soft limit."""
@@ -165,6 +164,7 @@ class RequestLimits:
         self._tier = None if tier is None else plain_function("tier", tier)
         self._headers = check.flag("headers", headers)
         self._clock = current_clock() if clock is None else check_clock(clock)
+        self._now = self._clock.now
         self._host = EdgeHost(self.name, self._clock)
         hard = [given for given in limits if not given.soft]
         apart = [given for given in hard if shared is None or given.local]
@@ -228,33 +228,46 @@ class RequestLimits:
             raise RuntimeError("these limits are shared: write `await limits.aadmit(...)`")
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
-        local = plan.local
-        granted = Granted(plan)
-        try:
-            if local is not None:
-                granted.held = [local.group.take(local, incoming)]
-            if plan.soft:
-                self._watch(plan, incoming, granted)
-        except BaseException as error:
-            self._withdraw(granted, error)
-            raise
+        granted = self._take_local(plan, incoming)
+        if plan.soft:
+            self._watch(plan, incoming, granted)
         return granted
 
     async def aadmit(self, incoming: Incoming) -> Granted:
         """Async twin of `admit`, which also takes from limits in a store."""
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
-        granted = Granted(plan)
-        try:
-            if plan.local is not None:
-                granted.held.append(plan.local.group.take(plan.local, incoming))
-            if plan.shared is not None:
-                granted.held.append(await plan.shared.group.atake(plan.shared, incoming))
-            if plan.soft:
-                self._watch(plan, incoming, granted)
-        except BaseException as error:
-            self._withdraw(granted, error)
-            raise
+        granted = self._take_local(plan, incoming)
+        if plan.shared is not None:
+            try:
+                granted.others = (await plan.shared.group.atake(plan.shared, incoming),)
+            except BaseException as error:
+                granted.cancel()
+                self._describe(plan, error)
+                raise
+        if plan.soft:
+            self._watch(plan, incoming, granted)
+        return granted
+
+    def _take_local(self, plan: _Plan, incoming: Incoming) -> Granted:
+        """Take from the limits of this process: most requests do it without the lock."""
+        part = plan.local
+        if part is None:
+            granted = Granted(None, None, None)
+        else:
+            taken = None
+            if part.quick is not None:
+                us = self._now() * 1e6 + ROUND - ROUND  # inlined copy of `whole_microseconds`
+                taken = part.quick(us, incoming)
+            if taken is not None:
+                granted = Granted(part, taken[0], (us, taken[1]))
+            else:
+                try:
+                    granted = part.group.take(part, incoming)
+                except RateLimited as error:
+                    self._describe(plan, error)
+                    raise
+        granted.policy = plan.told
         return granted
 
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
@@ -271,19 +284,17 @@ class RequestLimits:
                     logging.getLogger("seawall").exception("soft limit %r fails: not counted", name)
                 continue
             if held is not None:
-                granted.held.append(held)
+                granted.others += (held,)
                 continue
             if now >= self._alerted.get(name, float("-inf")) + ALERT_EVERY:
                 self._alerted[name] = now
                 emit(SoftLimitExceeded, self.name, limit=name)
 
-    def _withdraw(self, granted: Granted, error: BaseException) -> None:
-        """Give back what was taken already; add the headers for the caller to a refusal."""
-        granted.cancel()
-        told = granted._plan.told
-        if told is not None and isinstance(error, RateLimited):
+    def _describe(self, plan: _Plan, error: BaseException) -> None:
+        """Add the headers for the caller to a refusal."""
+        if plan.told is not None and isinstance(error, RateLimited):
             over = refused_header(error, self.limits)
-            error.headers = (told,) if over is None else (told, over)
+            error.headers = (plan.told,) if over is None else (plan.told, over)
 
     def refusal_headers(self, error: BaseException) -> list[Header]:
         """Return the limit headers of the response to a refused request, without `Retry-After`."""
@@ -318,55 +329,6 @@ class _Plan:
         self.shared = shared
         self.soft = soft
         self.told = told
-
-
-class Granted:
-    """What an admitted request took."""
-
-    __slots__ = ("_plan", "accounted", "held")
-
-    def __init__(self, plan: _Plan) -> None:
-        """Start with nothing taken."""
-        self._plan = plan
-        self.held: list[Held] = []
-        self.accounted = False
-        """Whether accounts are kept, until `enters` is called."""
-
-    def __repr__(self) -> str:
-        return f"<Granted {dict(self.headers())!r}>"
-
-    def headers(self) -> list[Header]:
-        """Return the limit headers of the response: the limits, and what remains."""
-        told = self._plan.told
-        if told is None:
-            return []
-        binding = None
-        for held in self.held:
-            binding = held.binding(binding)
-        if binding is None:
-            return [told]
-        name, left, more = binding
-        return [told, state_header(name, left, -(-more // MICROSECONDS))]
-
-    def waits(self) -> None:
-        """Prepare for a wait further in.
-
-        What the request took can then be given back exactly, however long the wait takes.
-        """
-        if not self.accounted:
-            self.accounted = True
-            for held in self.held:
-                held.keep_account()
-
-    def enters(self) -> None:
-        """Close the accounts when a waiting request is admitted: nothing is given back any more."""
-        for held in self.held:
-            held.keep()
-
-    def cancel(self) -> None:
-        """Give everything back when the request is refused further in; later calls do nothing."""
-        for held in self.held:
-            held.cancel()
 
 
 def _told(key: Any) -> Any:
