@@ -130,8 +130,8 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         shed=Shed(by_criticality(), load=occupancy(places)),
         limits=RequestLimits(users, tier=tier_of, name="users", **shared_limits),
         concurrency=places,
-        # Turns depend on how busy the loop is, which here is how busy the machine of all pods is.
-        turns=None,
+        # Loop admission depends on how busy the loop is, which here is how busy the machine of all pods is.
+        loop_admission=None,
     )
 
     async def asked(path: str, item: int) -> Any:

@@ -404,7 +404,7 @@ def test_the_load_is_that_of_the_fullest_part():
     """Edges, executors and workers count; what protects a dependency does not."""
     vendor = {"name": "v", "policies": [{"policy": "bulkhead", "limit": 1, "in_flight": 1}]}
     assert autoscale_load({"guard": [vendor]}) == 0
-    turns = {"policy": "turns", "busy": 0.4}
+    turns = {"policy": "loop_admission", "busy": 0.4}
     limit = {"policy": "adaptive_limit", "limit": 10, "in_flight": 5, "waiting": 1}
     assert autoscale_load({"guard": [{"name": "edge", "policies": [turns, limit]}]}) == 0.6
     assert autoscale_load({"executor": [{"workers": 2, "in_flight": 2, "waiting": 1}]}) == 1.5

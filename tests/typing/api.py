@@ -518,7 +518,7 @@ def check_the_servers_edge() -> None:
         shed=Shed(by_criticality()),
         limits=limits,
         routes={"/reports/{id}": Bulkhead(4), "/search": AdaptiveLimit()},
-        turns=web.Turns(),
+        loop_admission=web.LoopAdmission(),
         concurrency=AdaptiveLimit(),
         websockets=Bulkhead(1000),
         health=health,
@@ -529,7 +529,7 @@ def check_the_servers_edge() -> None:
     assert_type(health.add("db", _pings), Callable[[], bool])
     health.add("disk", checks.Disk("/"), level="deep")
     health.add("disk", checks.Disk("/"), level="never")  # type: ignore[call-overload]
-    web.Edge(_asgi, turns=Bulkhead(1))  # type: ignore[arg-type]
+    web.Edge(_asgi, loop_admission=Bulkhead(1))  # type: ignore[arg-type]
     web.Edge(_asgi, limits=web.limit("5/s", by=None))  # type: ignore[arg-type]
     web.RequestLimits("600/min")  # type: ignore[arg-type]
     web.limit("600/min")  # type: ignore[call-arg]

@@ -16,10 +16,10 @@ from seawall.web import (
     Health,
     Inbound,
     Lifecycle,
+    LoopAdmission,
     RequestLimit,
     RequestLimits,
     Trust,
-    Turns,
     address_and_route,
     api_key,
     checks,
@@ -57,7 +57,7 @@ _ROUTES = [
     ({"/*/x": Bulkhead(1)}, ValueError),
     ({5: Bulkhead(1)}, ValueError),
     ({"/x": 5}, TypeError),
-    ({"/x": Turns()}, TypeError),
+    ({"/x": LoopAdmission()}, TypeError),
 ]
 _LEVELS = [("critical", TypeError), (2, TypeError), (None, TypeError)]
 
@@ -113,11 +113,16 @@ def _warm_up(function: Any = print, **options: Any) -> Any:
 
 def _policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
     """Return the rows of what an edge is put together from, by hand or by `protect`."""
-    places = [*_OTHERS, (Turns(), TypeError), (Bulkhead, TypeError)]
+    places = [*_OTHERS, (LoopAdmission(), TypeError), (Bulkhead, TypeError)]
     return [
         (f"{name}(name)", lambda x: make(name=x), _NAMES, "name|write"),
         (f"{name}(shed)", lambda x: make(shed=x), [*_OTHERS, (Bulkhead(1), TypeError)], "Shed"),
-        (f"{name}(turns)", lambda x: make(turns=x), [*_OTHERS, (Turns, TypeError)], "Turns"),
+        (
+            f"{name}(loop_admission)",
+            lambda x: make(loop_admission=x),
+            [*_OTHERS, (LoopAdmission, TypeError)],
+            "LoopAdmission",
+        ),
         (f"{name}(concurrency)", lambda x: make(concurrency=x), places, "Bulkhead"),
         (f"{name}(websockets)", lambda x: make(websockets=x), places, "Bulkhead"),
         (
@@ -308,12 +313,17 @@ WEB: list[tuple[Any, ...]] = [
     ("web.Trust(proxies)", lambda x: Trust(proxies=x), _NETWORKS, "write"),
     ("web.Trust(callers)", lambda x: Trust(callers=x), _NETWORKS, "write"),
     ("web.Trust(forwarded)", lambda x: Trust(forwarded=x), _CHOICES, "'forwarded'"),
-    ("web.Turns(slice)", lambda x: Turns(slice=x), _POSITIVE, "seconds"),
-    ("web.Turns(target)", lambda x: Turns(target=x), _POSITIVE, "seconds"),
-    ("web.Turns(cheap)", lambda x: Turns(cheap=x), _SECONDS, "seconds"),
-    ("web.Turns(patience)", lambda x: Turns(patience=x), _POSITIVE, "seconds"),
-    ("web.Turns(mode)", lambda x: Turns(mode=x), _CHOICES, "'shadow'"),
-    ("web.Turns.update(target)", lambda x: Turns().update(target=x), _POSITIVE, "seconds"),
+    ("web.LoopAdmission(slice)", lambda x: LoopAdmission(slice=x), _POSITIVE, "seconds"),
+    ("web.LoopAdmission(target)", lambda x: LoopAdmission(target=x), _POSITIVE, "seconds"),
+    ("web.LoopAdmission(cheap)", lambda x: LoopAdmission(cheap=x), _SECONDS, "seconds"),
+    ("web.LoopAdmission(patience)", lambda x: LoopAdmission(patience=x), _POSITIVE, "seconds"),
+    ("web.LoopAdmission(mode)", lambda x: LoopAdmission(mode=x), _CHOICES, "'shadow'"),
+    (
+        "web.LoopAdmission.update(target)",
+        lambda x: LoopAdmission().update(target=x),
+        _POSITIVE,
+        "seconds",
+    ),
     (
         "web.address_and_route(routes)",
         address_and_route,

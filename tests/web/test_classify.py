@@ -17,7 +17,7 @@ from seawall.clients.http.headers import PROPAGATED, headers_for
 from seawall.context import current_criticality, current_tenant, current_tier
 from seawall.shedding import by_criticality, by_tier
 from seawall.testing import run_virtual
-from seawall.web import Edge, Inbound, Incoming, Rank, RequestLimits, Trust, Turns, limit
+from seawall.web import Edge, Inbound, Incoming, LoopAdmission, Rank, RequestLimits, Trust, limit
 from seawall.web.fastapi import protect
 from tests.support import let_pass
 from tests.web.support import App, ask
@@ -188,8 +188,13 @@ def test_turns_go_by_it() -> None:
     """While the loop is busy, the waiting request that matters most is in the front lane."""
 
     async def main() -> None:
-        edge = Edge(telling([]), name="turns", inbound=Inbound(classify=by_header), turns=Turns())
-        gate: Any = edge._turns
+        edge = Edge(
+            telling([]),
+            name="loop_admission",
+            inbound=Inbound(classify=by_header),
+            loop_admission=LoopAdmission(),
+        )
+        gate: Any = edge._loop_admission
         gate.begins = lambda _now: False  # no turn has time left
         tasks = [
             asyncio.create_task(ask(edge, headers=[rank(level.name)])) for level in (LOW, HIGH)

@@ -22,9 +22,9 @@ from seawall.shedding import codel
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
 from seawall.web.edge import client_waits as _client_waits
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.client_waits import ClientWaits
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from tests.support import falsified, let_pass
 from tests.web.support import Answer, answer_of, held_slots, http_scope
 from tests.web.test_edge_release import Counting
@@ -305,8 +305,8 @@ def test_the_end_of_a_body_takes_a_turn_of_the_loop() -> None:
     """There the work begins; until then nothing is computed."""
 
     async def main() -> None:
-        edge = edge_of(echo, Bulkhead(1), turns=Turns())
-        gate: Any = edge._turns
+        edge = edge_of(echo, Bulkhead(1), loop_admission=LoopAdmission())
+        gate: Any = edge._loop_admission
         client = Client(edge)
         client.says()
         await blocked()
@@ -753,7 +753,7 @@ async def act_out(stories: Iterable[Story]) -> None:
         name="waits",
         inbound=Inbound(timeout=1.6),
         routes={"/": route},
-        turns=Turns(),
+        loop_admission=LoopAdmission(),
         concurrency=places,
         stall=0.6,
     )
@@ -870,7 +870,7 @@ def test_of_several_tasks_one_takes_the_place_for_all(
     run_virtual(main())
 
 
-@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("loop_admission", range(12))
 def test_cancelled_at_any_turn_a_request_leaves_all_places_free(turns: int) -> None:
     """While it waits for its body, for its place, and for its client to read."""
 

@@ -30,8 +30,8 @@ from seawall.errors import KeyMissing, UnknownJob
 from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
-from seawall.web.edge.admission import Turns, default_concurrency
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission, default_concurrency
 from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.fastapi import MountedErrors
 from seawall.web.health import Health
@@ -85,7 +85,7 @@ def test_a_request_passes_and_is_counted() -> None:
             name="whole",
             inbound=Inbound(),
             shed=Shed(by_criticality(), load=lambda: 0.0),
-            turns=Turns(),
+            loop_admission=LoopAdmission(),
             concurrency=default_concurrency(),
             lifecycle=Lifecycle(signals=False),
         )
@@ -543,7 +543,7 @@ def test_a_routes_limit_may_be_shared_and_may_choose() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("refuses", ["routes", "concurrency", "turns"])
+@pytest.mark.parametrize("refuses", ["routes", "concurrency", "loop_admission"])
 def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> None:
     """Whichever part refuses: limits, the route's place and all else are as if nobody had come."""
 
@@ -555,7 +555,7 @@ def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> 
         elif refuses == "concurrency":
             parts["concurrency"] = full
         else:
-            parts["turns"] = Turns()
+            parts["loop_admission"] = LoopAdmission()
         limits = RequestLimits(limit("1/min", by="address"))
         edge = Edge(text_app(), name=f"back-{refuses}", limits=limits, **parts)
         holder = Guard(f"holder-{refuses}", full)
@@ -563,7 +563,7 @@ def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> 
         enter = gate.enter
         for _ in range(3):
             with holder.hold():
-                if refuses == "turns":
+                if refuses == "loop_admission":
                     gate.enter = _refuse
                 refused = await ask(edge, "/a")
                 assert (refused.status, "ratelimit" in refused.headers) == (503, False)
@@ -617,8 +617,8 @@ def test_what_is_no_request_is_passed_on() -> None:
     "part",
     [
         {"shed": Bulkhead(1)},
-        {"concurrency": Turns()},
-        {"routes": {"/": Turns()}},
+        {"concurrency": LoopAdmission()},
+        {"routes": {"/": LoopAdmission()}},
         {"websockets": AdaptiveLimit()},
     ],
 )

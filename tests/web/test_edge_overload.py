@@ -21,8 +21,8 @@ from seawall.context import criticality, current_criticality
 from seawall.events import OverloadChanged
 from seawall.testing import run_virtual
 from seawall.web import Inbound, RequestLimits, limit
-from seawall.web.edge import Edge, loop_queue
-from seawall.web.edge.admission import Turns
+from seawall.web.edge import Edge, loop_admission
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.fastapi import protect
 from tests.support import let_pass
 from tests.web.support import ask, text_app
@@ -41,7 +41,7 @@ class Pod:
         *,
         pieces: int = 1,
         burn: float = BURN,
-        turns: Turns | None = None,
+        loop_admission: LoopAdmission | None = None,
         inbound: Inbound | None = None,
     ) -> None:
         self.clock: Any = current_clock()
@@ -50,7 +50,7 @@ class Pod:
         self.cpu = 0.0
         self.served: list[tuple[float, float, Criticality]] = []
         self.refused: list[tuple[float, float, Criticality]] = []
-        self.edge = Edge(self.app, name="pod", turns=turns, inbound=inbound)
+        self.edge = Edge(self.app, name="pod", loop_admission=loop_admission, inbound=inbound)
 
     def compute(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -120,13 +120,15 @@ admission_cpu: list[Any] = [lambda: 0.0]
 
 @pytest.fixture(autouse=True)
 def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_queue, "thread_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
+    monkeypatch.setattr(loop_admission, "thread_time", lambda: admission_cpu[0]())  # noqa: PLW0108 - it changes
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
 def test_goodput_and_latency_hold_at_ten_times_capacity(pieces: int) -> None:
     """At 2, 5 and 10 times capacity, by chance: goodput above 80 % of it, p99 of three services."""
-    seen = {times: under(times, pieces=pieces, turns=Turns()) for times in (2, 5, 10)}
+    seen = {
+        times: under(times, pieces=pieces, loop_admission=LoopAdmission()) for times in (2, 5, 10)
+    }
     for times, each in seen.items():
         assert each.goodput > 0.78 * CAPACITY, (times, seen)
         # Requests that compute in pieces share the loop with the others between them.
@@ -136,7 +138,7 @@ def test_goodput_and_latency_hold_at_ten_times_capacity(pieces: int) -> None:
 def test_evenly_spaced_requests_wait_for_one_other_during_overload() -> None:
     """The p99 is that of the service, the rest of the one before, and the refusals meanwhile."""
     for times in (2, 5, 10):
-        seen = under(times, evenly=True, turns=Turns())
+        seen = under(times, evenly=True, loop_admission=LoopAdmission())
         assert seen.goodput > 0.8 * CAPACITY, (times, seen)
         assert seen.p99 < 2 * BURN + 2.5 * times * REFUSAL, (times, seen)
 
@@ -144,18 +146,18 @@ def test_evenly_spaced_requests_wait_for_one_other_during_overload() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_poisson_arrivals_at_capacity_get_nine_tenths_of_the_bare_goodput(seed: int) -> None:
     """And nine out of ten below it, where a queue forms by chance and drains again."""
-    bare = under(1, seconds=8.0, seed=seed, turns=None)
-    seen = under(1, seconds=8.0, seed=seed, turns=Turns())
+    bare = under(1, seconds=8.0, seed=seed, loop_admission=None)
+    seen = under(1, seconds=8.0, seed=seed, loop_admission=LoopAdmission())
     assert seen.goodput >= 0.9 * bare.goodput, (seen, bare)
     assert seen.p99 <= 0.15, seen
-    below = under(0.8, seconds=8.0, seed=seed, turns=Turns())
+    below = under(0.8, seconds=8.0, seed=seed, loop_admission=LoopAdmission())
     assert below.refused <= 0.02 * 0.8 * CAPACITY * 8.0, below
 
 
 @pytest.mark.parametrize("times", [1.1, 1.25, 1.5, 1.75])
 def test_latency_is_bounded_between_capacity_and_overload(times: float) -> None:
     """Where it is a matter of chance whether a window counts as overload."""
-    seen = under(times, seconds=6.0, turns=Turns())
+    seen = under(times, seconds=6.0, loop_admission=LoopAdmission())
     assert seen.goodput >= 0.9 * CAPACITY, seen
     assert seen.p99 <= 0.15, seen
 
@@ -164,7 +166,7 @@ PAUSES = [(5, 0.3, 2), (5, 0.5, 1), (10, 0.3, 3), (10, 0.7, 3)]
 
 
 def _check_pause(times: float, pause: float, seed: int) -> None:
-    seen = under(times, seconds=5.0, seed=seed, pause=pause, turns=Turns())
+    seen = under(times, seconds=5.0, seed=seed, pause=pause, loop_admission=LoopAdmission())
     assert seen.goodput > 0.75 * CAPACITY * (1 - pause / 4), seen
     assert seen.p99 < 4 * BURN, seen
 
@@ -181,7 +183,7 @@ def test_without_a_second_of_calm_a_queue_forms_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """End an overload with the first calm window, and it takes three to know it again."""
-    monkeypatch.setattr(loop_queue, "CALM_TIME", 0.0)
+    monkeypatch.setattr(loop_admission, "CALM_TIME", 0.0)
     for case in ((5, 0.3, 2), (10, 0.3, 3)):
         with pytest.raises(AssertionError, match="p99"):
             _check_pause(*case)
@@ -191,9 +193,9 @@ def test_without_the_rule_for_overload_everybody_waits_for_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The queue is full all the time: p99 is `target` and not that of two services."""
-    monkeypatch.setattr(loop_queue, "OVERLOAD", inf)
-    seen = under(2, evenly=True, turns=Turns())
-    assert seen.p99 > Turns().target
+    monkeypatch.setattr(loop_admission, "OVERLOAD", inf)
+    seen = under(2, evenly=True, loop_admission=LoopAdmission())
+    assert seen.p99 > LoopAdmission().target
 
 
 def first_burst(pod: Pod, number: int) -> list[Any]:
@@ -207,7 +209,7 @@ def test_the_first_burst_of_an_idle_loop_is_served_whole(burn: float, first: flo
     """Also if the very first request imports and connects for a third of a second."""
 
     async def main() -> Pod:
-        pod = Pod(burn=burn, turns=Turns(), inbound=Inbound())
+        pod = Pod(burn=burn, loop_admission=LoopAdmission(), inbound=Inbound())
         admission_cpu[0] = lambda: pod.cpu
         inner = pod.edge.app
 
@@ -230,7 +232,7 @@ def test_of_a_burst_that_takes_longer_than_patience_the_rest_is_refused_then() -
     """One second of work is served, and nobody waits for longer than that."""
 
     async def main() -> Pod:
-        pod = Pod(turns=Turns(patience=1.0), inbound=Inbound())
+        pod = Pod(loop_admission=LoopAdmission(patience=1.0), inbound=Inbound())
         admission_cpu[0] = lambda: pod.cpu
         await asyncio.gather(*first_burst(pod, 300))
         pod.edge.close()
@@ -246,7 +248,7 @@ def test_a_burst_after_a_rest_is_served_whole_whatever_was_before() -> None:
     """What was measured during the overload of a minute ago says nothing about now."""
 
     async def main() -> Pod:
-        pod = Pod(turns=Turns(), inbound=Inbound())
+        pod = Pod(loop_admission=LoopAdmission(), inbound=Inbound())
         admission_cpu[0] = lambda: pod.cpu
         await asyncio.gather(*(pod.client(number * BURN / 5) for number in range(1000)))
         assert len(pod.refused) > 500
@@ -264,10 +266,10 @@ def test_a_burst_that_arrives_over_a_tenth_of_a_second_is_served_whole() -> None
     for shift in range(10):
 
         async def main(shift: int = shift) -> Pod:
-            pod = Pod(burn=0.005, turns=Turns(), inbound=Inbound())
+            pod = Pod(burn=0.005, loop_admission=LoopAdmission(), inbound=Inbound())
             admission_cpu[0] = lambda: pod.cpu
             clients = [pod.client(number * 0.015) for number in range(100)]
-            begin = 0.5 + shift * loop_queue.WINDOW / 10
+            begin = 0.5 + shift * loop_admission.WINDOW / 10
             clients += [pod.client(begin + number * 0.1 / 64) for number in range(64)]
             await asyncio.gather(*clients)
             pod.edge.close()
@@ -280,7 +282,7 @@ def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
     """Half a second after five times the load has become half of it."""
 
     async def main() -> Pod:
-        pod = Pod(turns=Turns(), inbound=Inbound())
+        pod = Pod(loop_admission=LoopAdmission(), inbound=Inbound())
         admission_cpu[0] = lambda: pod.cpu
         clients = [pod.client(number * BURN / 5) for number in range(1000)]
         clients += [pod.client(2.0 + number * BURN * 2) for number in range(100)]
@@ -296,7 +298,7 @@ def test_an_overload_that_is_over_refuses_nobody_any_more() -> None:
         stop()
     assert max(at for at, _, _ in pod.refused) < 2.5
     assert [event.overloaded for event in told] == [True, False]
-    assert told[0].load > loop_queue.OVERLOAD
+    assert told[0].load > loop_admission.OVERLOAD
 
 
 async def _burst(app: FastAPI, path: str) -> list[int]:
@@ -350,7 +352,7 @@ def test_a_forked_child_serves_its_first_burst_whole() -> None:
     edges = []
 
     async def before() -> None:
-        pod = Pod(turns=Turns(), inbound=Inbound())
+        pod = Pod(loop_admission=LoopAdmission(), inbound=Inbound())
         await asyncio.gather(*first_burst(pod, 8))
         edges.append(pod)
 
@@ -376,7 +378,7 @@ def test_a_forked_child_serves_its_first_burst_whole() -> None:
 @pytest.mark.parametrize("pieces", [1, 10], ids=["in one piece", "in ten pieces"])
 def test_without_turns_nothing_is_good_any_more(pieces: int) -> None:
     """The same load on the same app without them: everybody waits, hardly anybody is in time."""
-    seen = under(5, pieces=pieces, turns=None)
+    seen = under(5, pieces=pieces, loop_admission=None)
     assert seen.refused == 0
     assert seen.p99 > 100 * BURN
     assert seen.goodput < 0.3 * CAPACITY
@@ -386,21 +388,21 @@ def test_without_hops_who_is_served_has_waited_for_a_whole_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That the sockets are read before the next one is chosen is what keeps latency low."""
-    good = under(10, turns=Turns()).p99
-    monkeypatch.setattr(loop_queue, "HOPS", 0)
-    assert under(10, turns=Turns()).p99 > good + BURN / 4
+    good = under(10, loop_admission=LoopAdmission()).p99
+    monkeypatch.setattr(loop_admission, "HOPS", 0)
+    assert under(10, loop_admission=LoopAdmission()).p99 > good + BURN / 4
 
 
 def test_a_third_of_capacity_is_served_whole() -> None:
     """Nobody is refused by a pod that keeps up."""
-    assert under(0.33, turns=Turns()).refused == 0
+    assert under(0.33, loop_admission=LoopAdmission()).refused == 0
 
 
 def test_cheap_requests_are_not_refused_however_many_come_at_once() -> None:
     """Two hundred clients that ask again as soon as they are answered: they wait for each other."""
 
     async def main() -> Pod:
-        pod = Pod(burn=0.00012, turns=Turns())
+        pod = Pod(burn=0.00012, loop_admission=LoopAdmission())
         admission_cpu[0] = lambda: pod.cpu
 
         async def client() -> None:
@@ -432,7 +434,7 @@ def test_many_who_only_wait_are_all_let_in() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        edge = Edge(waiting, name="vendor-bound", turns=Turns())
+        edge = Edge(waiting, name="vendor-bound", loop_admission=LoopAdmission())
         answers = await asyncio.gather(*(ask(edge) for _ in range(500)))
         assert {answer.status for answer in answers} == {200}
         assert most == 500
@@ -445,7 +447,7 @@ def test_one_long_stop_of_the_loop_refuses_nobody() -> None:
     """A loop that is busy for a third of its time and then stops for 100 ms catches up."""
 
     async def main() -> Pod:
-        pod = Pod(burn=0.002, turns=Turns())
+        pod = Pod(burn=0.002, loop_admission=LoopAdmission())
         admission_cpu[0] = lambda: pod.cpu
         clients = [pod.client(number * 0.006) for number in range(300)]
         loop = asyncio.get_running_loop()
@@ -462,7 +464,7 @@ def test_who_matters_less_is_refused_first(seed: int) -> None:
     """At three times capacity, some of it critical: few of those are refused, most of the rest."""
 
     async def main() -> Pod:
-        pod = Pod(turns=Turns())
+        pod = Pod(loop_admission=LoopAdmission())
         admission_cpu[0] = lambda: pod.cpu
         rng = Random(seed)
         at, clients = 0.0, []
@@ -489,15 +491,15 @@ def test_who_matters_less_is_refused_first(seed: int) -> None:
 
 def test_a_refusal_says_why_and_when() -> None:
     """It is `Overloaded`, counted by the guard, and in shadow mode nobody is refused."""
-    assert under(5, seconds=1.5, turns=Turns(mode="shadow")).refused == 0
+    assert under(5, seconds=1.5, loop_admission=LoopAdmission(mode="shadow")).refused == 0
 
     async def main() -> None:
-        edge = Edge(lambda *_: None, name="told", turns=Turns())  # type: ignore[arg-type,return-value]
+        edge = Edge(lambda *_: None, name="told", loop_admission=LoopAdmission())  # type: ignore[arg-type,return-value]
         gate: Any = edge.guard.bounds[0]
         with pytest.raises(Overloaded, match="more to do than it gets done") as caught:
             gate.turned_away("shed")
-        assert caught.value.reason == "shed_by_turns"
-        assert caught.value.policy == "turns"
+        assert caught.value.reason == "shed_by_loop_admission"
+        assert caught.value.policy == "loop_admission"
         assert gate.snapshot(0.0)["rejected"] == 1
         edge.close()
 
@@ -506,12 +508,12 @@ def test_a_refusal_says_why_and_when() -> None:
 
 def test_turns_are_changed_at_run_time_and_checked() -> None:
     """A bad value raises and says what to write."""
-    turns = Turns()
+    turns = LoopAdmission()
     turns.update(slice=0.01, mode="off")
-    assert repr(turns) == "Turns(slice=0.01, target=0.1, cheap=0.001, patience=1)"
+    assert repr(turns) == "LoopAdmission(slice=0.01, target=0.1, cheap=0.001, patience=1)"
     for wrong in ({"slice": 0}, {"target": -1}, {"patience": -1}, {"cheap": "x"}):
         with pytest.raises((TypeError, ValueError)):
-            Turns(**wrong)  # type: ignore[arg-type]
+            LoopAdmission(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="it takes slice"):
         turns.update(speed=1)
 
@@ -544,7 +546,7 @@ def test_requests_that_wait_and_streams_take_nobodys_turn(waiting: int) -> None:
     """However many are open: half the load is served whole, and at twice the load what can be."""
 
     async def main(computing: float) -> Pod:
-        pod = Pod(turns=Turns())
+        pod = Pod(loop_admission=LoopAdmission())
         admission_cpu[0] = lambda: pod.cpu
         await mixed(pod, computing=computing, waiting=waiting)
         return pod
@@ -556,7 +558,7 @@ def test_requests_that_wait_and_streams_take_nobodys_turn(waiting: int) -> None:
 
 def test_a_loop_that_ends_in_the_middle_of_a_turn_locks_nobody_out() -> None:
     """What was to come in that loop never does: the next one is looked after from the beginning."""
-    edge = Edge(text_app(), name="loops", turns=Turns())
+    edge = Edge(text_app(), name="loops", loop_admission=LoopAdmission())
     gate: Any = edge.guard.bounds[0]
 
     async def main() -> int:
@@ -588,12 +590,14 @@ def test_one_too_many_is_refused_at_once_if_enough_who_matter_as_much_wait(
     """While the queue does not drain; to let all wait in order to refuse most costs too much."""
 
     async def main() -> None:
-        edge = Edge(text_app(), name="full", turns=Turns())
+        edge = Edge(text_app(), name="full", loop_admission=LoopAdmission())
         gate: Any = edge.guard.bounds[0]
         await ask(edge)
         for level in waiting:
             with criticality(level):
-                gate.slots.join(loop_queue._TurnWaiter(gate.slots, gate.host.clock, 0.0, 9.0, max))
+                gate.slots.join(
+                    loop_admission._TurnWaiter(gate.slots, gate.host.clock, 0.0, 9.0, max)
+                )
         gate.strict, gate.cost = True, BURN
         gate.policy.mode = mode
         assert gate.full() is at_once
@@ -613,7 +617,13 @@ def test_who_is_refused_at_once_never_waited_and_took_nothing(
 
     async def main() -> None:
         limits = RequestLimits(limit("5/s", by="address"), name="untouched")
-        edge = Edge(text_app(), name="full", turns=Turns(), limits=limits, inbound=Inbound())
+        edge = Edge(
+            text_app(),
+            name="full",
+            loop_admission=LoopAdmission(),
+            limits=limits,
+            inbound=Inbound(),
+        )
         gate: Any = edge.guard.bounds[0]
         await ask(edge)
         monkeypatch.setattr(gate.__class__, "full", lambda _gate: True)
@@ -625,7 +635,7 @@ def test_who_is_refused_at_once_never_waited_and_took_nothing(
         await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
         answer = task.result()
         assert answer.status == 503
-        assert b"shed_by_turns" in answer.body
+        assert b"shed_by_loop_admission" in answer.body
         assert gate.snapshot(0.0)["rejected"] == 1
         assert limits.snapshot() == before
         edge.close()

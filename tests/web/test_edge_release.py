@@ -24,8 +24,8 @@ from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge, passage
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from tests.support import falsified, let_pass, new_guard
 from tests.web.support import ask
 
@@ -102,7 +102,7 @@ async def act_out(stories: list[Story]) -> None:
         name="stories",
         inbound=Inbound(timeout=1.1),
         routes={"/": route},
-        turns=Turns(),
+        loop_admission=LoopAdmission(),
         concurrency=places,
     )
 
@@ -331,7 +331,7 @@ def test_who_waits_for_a_turn_and_is_cancelled_takes_nothing_along() -> None:
     """At whichever moment of the wait."""
 
     async def main() -> None:
-        edge = Edge(streaming(), name="turn-cancel", turns=Turns(slice=0.001))
+        edge = Edge(streaming(), name="turn-cancel", loop_admission=LoopAdmission(slice=0.001))
         gate: Any = edge.guard.bounds[0]
 
         async def burning(_scope: Any, _receive: Any, send: Any) -> None:

@@ -34,8 +34,8 @@ from seawall.runtime.slots import Slots, live_slots
 from seawall.shedding import by_criticality, by_deadline
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge, timers
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits, limit
@@ -59,13 +59,13 @@ def plain_edge(app: App | None = None, **parts: Any) -> Edge:
         "shed": Shed(by_criticality(), load=lambda: 0.0),
         "limits": RequestLimits(ALONE),
         "routes": {"/route": Bulkhead(5)},
-        "turns": Turns(),
+        "loop_admission": LoopAdmission(),
         "concurrency": Bulkhead(5),
         **parts,
     }
     edge = Edge(app or text_app(), name=f"plain-{next(_serial)}", **given_parts)
-    if edge._turns is not None:
-        edge._turns.unwatched = float("inf")
+    if edge._loop_admission is not None:
+        edge._loop_admission.unwatched = float("inf")
     return edge
 
 
@@ -430,7 +430,7 @@ def test_turns_and_limits_that_are_not_enforced_refuse_nobody(mode: Any) -> None
 
     async def main() -> None:
         places = AdaptiveLimit(mode=mode)
-        edge = plain_edge(turns=Turns(mode=mode), concurrency=places)
+        edge = plain_edge(loop_admission=LoopAdmission(mode=mode), concurrency=places)
         assert (await apart(edge)).status == 200
         taken = []
         while (slot := places.slots.take()) is not None:

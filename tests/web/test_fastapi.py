@@ -701,7 +701,7 @@ def test_a_starlette_app_is_protected_as_well() -> None:
 def test_parts_can_be_left_out() -> None:
     """None is no part at all, and the app has the path of the probes for itself."""
     app = FastAPI()
-    parts = {"turns": None, "concurrency": None, "health": None, "lifecycle": None}
+    parts = {"loop_admission": None, "concurrency": None, "health": None, "lifecycle": None}
     edge = protect(app, timeout=None, **parts)
 
     @app.get("/health/live")

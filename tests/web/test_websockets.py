@@ -15,8 +15,8 @@ from seawall.context import current_deadline
 from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.fastapi import protect
 from seawall.web.lifecycle import Lifecycle
 from tests.support import let_pass
@@ -65,7 +65,7 @@ def test_an_open_websocket_holds_no_place_among_requests() -> None:
             open_for(60.0, before=0.5),
             name="sockets",
             inbound=Inbound(timeout=5.0),
-            turns=Turns(),
+            loop_admission=LoopAdmission(),
             concurrency=places,
             websockets=sockets,
             lifecycle=life,

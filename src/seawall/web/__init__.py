@@ -1,15 +1,15 @@
 """The server's edge: the checks that a request passes before any work is done, and the responses.
 
-`Edge` is a plain ASGI class around any app, and has parts: `Inbound`, `RequestLimits`, `Turns`,
-`Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a FastAPI or Starlette
-app. Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC servers in
-`seawall.web.grpc`.
+`Edge` is a plain ASGI class around any app, and has parts: `Inbound`, `RequestLimits`,
+`LoopAdmission`, `Health`, `Lifecycle`. `seawall.web.fastapi.protect(app)` puts them around a
+FastAPI or Starlette app. Checks for `Health` are in `seawall.web.checks`, interceptors for gRPC
+servers in `seawall.web.grpc`.
 """
 
 from seawall.runtime.streams import primed
 from seawall.web.edge import Edge
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.inbound import Inbound, Rank
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
 from seawall.web.lifecycle import Drained, Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits, limit
@@ -28,12 +28,12 @@ __all__ = [
     "Inbound",
     "Incoming",
     "Lifecycle",
+    "LoopAdmission",
     "Problem",
     "Rank",
     "RequestLimit",
     "RequestLimits",
     "Trust",
-    "Turns",
     "Unhealthy",
     "address_and_route",
     "api_key",

@@ -38,15 +38,16 @@ except ImportError as error:
 from seawall import _checks as check
 from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
+from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.registry import free_name
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.edge import Edge
-from seawall.web.edge.admission import Turns, default_concurrency
 from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.inbound import Classify, Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.edge.passage import Passage
 from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.edge.websockets import SocketAnswer
@@ -84,7 +85,7 @@ def protect(
     classify: Classify | None = None,
     limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None = None,
     shed: Shed | None = None,
-    turns: Turns | None = DEFAULT,
+    loop_admission: LoopAdmission | None = DEFAULT,
     concurrency: AdaptiveLimit | Bulkhead | None = DEFAULT,
     routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
     websockets: Bulkhead | None = DEFAULT,
@@ -130,7 +131,7 @@ def protect(
         inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
         shed=shed,
         limits=limits,
-        turns=Turns() if turns is DEFAULT else turns,
+        loop_admission=LoopAdmission() if loop_admission is DEFAULT else loop_admission,
         concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
         routes=routes,
         websockets=Bulkhead(MOST_WEBSOCKETS) if websockets is DEFAULT else websockets,
@@ -144,6 +145,18 @@ def protect(
     app.add_middleware(_around, edge=edge, owner=app)
     _describe(app)
     return edge
+
+
+def default_concurrency() -> AdaptiveLimit:
+    """Return the default limit on concurrent requests.
+
+    `LoopAdmission` protects the event loop; this limit protects what the app waits for. It adapts
+    to the latency of requests. It starts high, so that the first burst at an idle pod is not
+    refused before anything was measured, and falls when latency shows a queue. Routes with
+    different latencies look like a queue, so the limit stays above 50. Give a route that computes
+    in threads (`def`) a limit of its own with `Edge(routes=...)`.
+    """
+    return AdaptiveLimit(vegas(initial=500, minimum=50, maximum=2000), max_wait=0.25)
 
 
 def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[None]]:

@@ -214,7 +214,7 @@ def _kind(one: FoundTrouble) -> str:
     return one.id.partition(":")[0]
 
 
-_LIMITING: Final = ("rate_limit", "throttle", "shed", "turns")
+_LIMITING: Final = ("rate_limit", "throttle", "shed", "loop_admission")
 
 
 _EXPLAINS: Final = (

@@ -314,7 +314,7 @@ def _throttle(_name: str, _place: int, seen: Seen, _counters: Counters) -> Polic
     return PolicyState(f"holds back {say.share(rejected)}", "warn", "throttling", facts)
 
 
-def _turns(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState:
+def _loop_admission(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState:
     busy = f"{say.share(seen['busy'])} busy"
     facts: Facts = [
         ("a request costs", say.seconds(seen.get("cost"))),
@@ -410,7 +410,7 @@ _READERS: Final[dict[str, Callable[[str, int, Seen, Counters], PolicyState]]] = 
     "timeout": _timeout,
     "hedge": _hedge,
     "throttle": _throttle,
-    "turns": _turns,
+    "loop_admission": _loop_admission,
     "chaos": _chaos,
 }
 
@@ -418,7 +418,7 @@ _READERS: Final[dict[str, Callable[[str, int, Seen, Counters], PolicyState]]] = 
 TROUBLES: Final[dict[str, Callable[[str, int, Seen, Counters], Iterator[FoundTrouble]]]] = {
     "breaker": _breaker_troubles,
     "retry": _retry_troubles,
-    **dict.fromkeys(("rate_limit", "throttle", "shed", "turns"), _refusing),
+    **dict.fromkeys(("rate_limit", "throttle", "shed", "loop_admission"), _refusing),
     **dict.fromkeys(("bulkhead", "thread_bulkhead", "adaptive_limit"), _slot_troubles),
 }
 """The rules for the troubles of a policy, by its kind."""

@@ -195,7 +195,7 @@ def _threads(policy: Any) -> str:
     return f"{several(policy.pool.size, 'thread')}, {amount(policy.pool.queue)} may wait"
 
 
-def _turns(policy: Any) -> str:
+def _loop_admission(policy: Any) -> str:
     return f"turns of {seconds(policy.slice)}, waits of {seconds(policy.target)}"
 
 
@@ -236,7 +236,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = 
     "hedge": (_hedge, ("delay", "most", "cap", "burst")),
     "throttle": (_throttle, ("k", "window", "mode")),
     "thread_bulkhead": (_threads, ()),
-    "turns": (_turns, ("slice", "target", "cheap", "patience", "mode")),
+    "loop_admission": (_loop_admission, ("slice", "target", "cheap", "patience", "mode")),
     "chaos": (_chaos, ()),
     "service_levels": (_service_levels, ("mode",)),
 }

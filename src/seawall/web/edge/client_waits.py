@@ -10,7 +10,7 @@ Promises:
   `GRACE_TURNS` loop iterations and takes them again, through the queue of their gate, before the
   app continues.
 - The work begins when the body is complete. At that point the request is admitted as on arrival, by
-  the turns of the loop and the rules of each gate, or refused: the app is cancelled and the client
+  loop admission and the rules of each gate, or refused: the app is cancelled and the client
   gets the refusal. (Frameworks answer 400 to exceptions of `receive`.) In mid-body, and once the
   response has started, the request is not refused: it waits for its slot.
 - A blocked `send` ends the request after `stall` seconds plus the time that a client reading
@@ -183,11 +183,12 @@ class ClientWaits:
         passage, edge = self._passage, self._edge
         entered: list[tuple[Any, Any]] = []
         try:
-            if begins and edge.turns is not None:
+            admission = edge.loop_admission
+            if begins and admission is not None:
                 try:
-                    edge.turns.enter(edge.clock())
+                    admission.enter(edge.clock())
                 except Wait as wait:
-                    await wait_async(wait.waiter, edge.turns.host.clock)
+                    await wait_async(wait.waiter, admission.host.clock)
             for gate, ticket in reversed(self._gates):
                 given = await self._enter_gate(gate, ticket, begins)
                 entered.insert(0, (gate, given))

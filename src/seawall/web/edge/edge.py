@@ -11,8 +11,8 @@ Promises:
 
 The order:
 
-    health > lifecycle > inbound > shed > limits > route > turns > concurrency
-        > the app, with a deadline
+    health > lifecycle > inbound > shed > limits > route > loop admission
+        > concurrency > the app, with a deadline
 
 This is one class and not one per part, because every middleware around an app costs a frame for
 each request and one for each message of its response.
@@ -39,9 +39,9 @@ from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import CANCELLED, OK, Wait
 from seawall.runtime.policy import GateBound, Policy
 from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
-from seawall.web.edge.admission import Turns
 from seawall.web.edge.degradation_report import DegradationReport, header_name
 from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.edge.passage import EdgeState, Passage
 from seawall.web.edge.timers import RequestTimers
 from seawall.web.edge.upstream_log import UpstreamLog
@@ -75,7 +75,7 @@ class Edge:
         shed: Shed | None = None,
         limits: RequestLimits | None = None,
         routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
-        turns: Turns | None = None,
+        loop_admission: LoopAdmission | None = None,
         concurrency: AdaptiveLimit | Bulkhead | None = None,
         websockets: Bulkhead | None = None,
         websockets_per_address: int | None = None,
@@ -86,7 +86,7 @@ class Edge:
         report_degraded: bool | str = False,
         clock: Clock | None = None,
     ) -> None:
-        """Wrap `app`; `name` is the name of the guard which `shed`, `turns`... belong to.
+        """Wrap `app`; `name` is the name of the guard which `shed`, `loop_admission`... belong to.
 
         `routes` gives routes their own limit on concurrent requests, by path template, as in
         `{"/reports/{id}": AdaptiveLimit()}`. Several routes may share one limit. Around a Starlette
@@ -113,24 +113,27 @@ class Edge:
         _check_part("lifecycle", lifecycle, Lifecycle)
         _check_part("trust", trust, Trust)
         _check_part("shed", shed, Shed)
-        _check_part("turns", turns, Turns)
+        _check_part("loop_admission", loop_admission, LoopAdmission)
         _check_part("concurrency", concurrency, *slots)
         _check_part("websockets", websockets, Bulkhead)
         for path, limit in (routes or {}).items():
             _check_part(f"routes[{path!r}]", limit, *slots, required=True)
         if websockets_per_address is not None and websockets is None:
             raise TypeError("websockets_per_address=...: write websockets=Bulkhead(...) too")
-        policies: list[Policy] = [
-            policy for policy in (shed, turns, concurrency, websockets) if policy is not None
-        ]
+        given = (shed, loop_admission, concurrency, websockets)
+        policies: list[Policy] = [policy for policy in given if policy is not None]
         # A guard needs at least one policy, and this one does nothing.
-        self.guard = registry.release(Guard(name, *(policies or [Turns(mode="off")]), clock=clock))
+        self.guard = registry.release(
+            Guard(name, *(policies or [LoopAdmission(mode="off")]), clock=clock)
+        )
         bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = bounds.get(id(shed))
-        self._turns = bounds.get(id(turns))
+        self._loop_admission = bounds.get(id(loop_admission))
         self._concurrency = bounds.get(id(concurrency))
         self._websockets = bounds.get(id(websockets))
-        self._gates = tuple(gate for gate in (self._turns, self._concurrency) if gate is not None)
+        self._gates = tuple(
+            gate for gate in (self._loop_admission, self._concurrency) if gate is not None
+        )
         """The gates that every request enters after its limits, in this order."""
         self._share = (
             None
@@ -147,7 +150,7 @@ class Edge:
         trust = trust or (inbound.trust if inbound is not None else Trust())
         stall = None if stall is None else check.seconds("stall", stall)
         self._state = EdgeState(
-            self._now, self.guard.stats, trust, self._turns, stall, dispatch_of(app)
+            self._now, self.guard.stats, trust, self._loop_admission, stall, dispatch_of(app)
         )
         self._timers = RequestTimers(self._clock)
         self._upstreams = UpstreamLog(name, self._now)
@@ -254,9 +257,9 @@ class Edge:
     async def _admit(self, passage: Passage) -> None:
         """Enter all gates in order, or raise the refusal of one of them."""
         passage.began = now = self._now()
-        shed, turns, limits = self._shed, self._turns, self._limits
-        if turns is not None and turns.strict and turns.full():
-            turns.turned_away("shed")
+        admission, shed, limits = self._loop_admission, self._shed, self._limits
+        if admission is not None and admission.strict and admission.full():
+            admission.turned_away("shed")
         if shed is not None:
             ticket = shed.enter(now, passage) if shed.takes_arguments else shed.enter(now)
             if shed.leave is not None:

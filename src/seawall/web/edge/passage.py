@@ -29,7 +29,7 @@ from seawall.web.request import Incoming
 if TYPE_CHECKING:
     from seawall.runtime.stats import Stats
     from seawall.web.edge.dispatch import Dispatch
-    from seawall.web.edge.loop_queue import TurnsGate
+    from seawall.web.edge.loop_admission import LoopAdmissionGate
     from seawall.web.limits import Granted
     from seawall.web.trust import Trust
 
@@ -50,14 +50,14 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 class EdgeState:
     """State shared by all requests of one edge."""
 
-    __slots__ = ("clock", "dispatch", "stall", "stalled", "stats", "trust", "turns")
+    __slots__ = ("clock", "dispatch", "loop_admission", "stall", "stalled", "stats", "trust")
 
     def __init__(
         self,
         clock: Callable[[], float],
         stats: Stats,
         trust: Trust,
-        turns: TurnsGate | None,
+        loop_admission: LoopAdmissionGate | None,
         stall: float | None,
         dispatch: Dispatch | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class EdgeState:
         self.stats = stats
         self.trust = trust
         self.dispatch = dispatch
-        self.turns = turns
+        self.loop_admission = loop_admission
         self.stall = stall
         self.stalled = 0
         """Number of requests that were ended as their client read nothing for `stall` seconds."""

@@ -1,8 +1,34 @@
-"""The mechanism of `Turns`: see `seawall.web.edge.admission` for its promises.
+"""Admission by turns of the event loop: keeps the loop's queue visible and short.
 
-A turn is an iteration of the event loop in which requests start. A gate watches one loop, the one
-that serves; requests in another loop pass unwatched. When the watched loop has ended, the gate
-watches the next loop that brings a request.
+A handler that computes without awaiting starts and finishes in one iteration of the loop. However
+many requests wait, no two of them are ever in flight concurrently: the queue forms in the loop's
+list of ready tasks and in the sockets, where no limit on concurrent calls can see it.
+`LoopAdmission` therefore measures only the loop's time. Requests that await something, open streams
+and work in threads cost it nothing.
+
+Promises:
+
+- A turn in which requests have computed for longer than `slice` starts no more of them. The others
+  wait for the next turn. The loop reads the sockets in between, and the most critical request goes
+  first.
+- A loop that was idle refuses no request of its first burst before it has waited for `patience`
+  seconds. A burst that the loop can serve within that time is served completely.
+- A busy loop lets requests wait for `target` seconds, in FIFO order. By chance, more requests
+  arrive than it can serve for a moment, and the queue drains again.
+- Overload is a queue that has not been empty for two windows of a quarter of a second, while more
+  than 1.5 times as many requests arrived as started in the last window. Then the newest request is
+  served first, and a request that has waited for longer than one and a half requests compute (or
+  `slice`, if that is more) is refused. A new request is refused immediately, before any limit is
+  checked, while enough requests of at least its criticality wait for the next two turns. Overload
+  ends when hardly more requests arrive than start. If the loop is mostly idle, that must last for a
+  second: clients that only paused all come back together.
+- Requests that cost less than `cheap` are not refused as overload: refusing them costs as much as
+  serving them. They share a turn of up to `CHEAP_SLICE`, without a limit on their number, and wait
+  for up to `CHEAP_WAIT`.
+
+The mechanism: a turn is an iteration of the event loop in which requests start. A gate watches one
+loop, the one that serves; requests in another loop pass unwatched. When the watched loop has ended,
+the gate watches the next loop that brings a request.
 
 How the gate distinguishes overload from a burst: it counts in windows of `WINDOW` seconds. The load
 of a window is the busy share of the loop, times the requests that arrived, divided by those that
@@ -18,19 +44,17 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, get_running_loop
 from math import inf
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final
 
+from seawall import _checks as check
 from seawall._forks import survives_fork
 from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.events import OverloadChanged
 from seawall.events.bus import emit
 from seawall.runtime.layers import Host, Wait
-from seawall.runtime.policy import GateBound
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import AnonymousSlots, Refusal, SlotWaiter, live_slots
-
-if TYPE_CHECKING:
-    from seawall.web.edge.admission import Turns
 
 WINDOW: Final = 0.25
 """Seconds over which load and cost are measured."""
@@ -88,12 +112,50 @@ MOST_WAITING: Final = 10_000
 """Maximum number of waiting requests, however cheap they are."""
 
 
-class TurnsGate(GateBound):
+class LoopAdmission(GatePolicy):
+    """Policy that starts requests in turns of the event loop; see the module."""
+
+    kind: ClassVar[str] = "loop_admission"
+
+    def __init__(
+        self,
+        *,
+        slice: float = 0.005,  # noqa: A002 - a slice of time, not of a list
+        target: float = 0.1,
+        cheap: float = 0.001,
+        patience: float = 1.0,
+        mode: Mode = "enforce",
+    ) -> None:
+        """Limit a turn to `slice` seconds; see the module for the other settings."""
+        super().__init__(mode)
+        self.slice = check.seconds("slice", slice)
+        self.target = check.seconds("target", target)
+        self.cheap = check.seconds("cheap", cheap, zero=True)
+        self.patience = check.seconds("patience", patience)
+
+    def __repr__(self) -> str:
+        return (
+            f"LoopAdmission(slice={self.slice:g}, target={self.target:g}, cheap={self.cheap:g},"
+            f" patience={self.patience:g})"
+        )
+
+    def _bind(self, host: Host) -> LoopAdmissionGate:
+        return LoopAdmissionGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        names = ("slice", "target", "cheap", "patience", "mode")
+        self._reject_unknown(changes, names)
+        fresh = LoopAdmission(**{name: changes.get(name, getattr(self, name)) for name in names})
+        for name in names:
+            setattr(self, name, getattr(fresh, name))
+
+
+class LoopAdmissionGate(GateBound):
     """Gate of one edge's turns. Its slots are not held: each is a right to start in one turn."""
 
-    policy: Turns
+    policy: LoopAdmission
 
-    def __init__(self, policy: Turns, host: Host) -> None:
+    def __init__(self, policy: LoopAdmission, host: Host) -> None:
         super().__init__(policy, host)
         self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
         self._now = host.clock.now
@@ -228,7 +290,7 @@ class TurnsGate(GateBound):
             return
         message = f"guard {self.host.name!r}: the event loop has more to do than it gets done"
         error = Overloaded(message, retry_after=max(self.cost, 0.001))
-        error.reason = "shed_by_turns"
+        error.reason = "shed_by_loop_admission"
         try:
             self.refuse(error)
         finally:
