@@ -87,14 +87,14 @@ def protected(app: Any) -> Any:
     """Return the app with the whole of the edge around it, all limits local."""
     from seawall import Bulkhead, Shed
     from seawall.shedding import by_criticality
-    from seawall.web import RequestLimits, limit
+    from seawall.web import RequestLimit, RequestLimits
     from seawall.web.fastapi import protect
 
     protect(
         app,
         shed=Shed(by_criticality(), load=lambda: 0.0),
         limits=RequestLimits(
-            limit("1000000/s", by="address"), limit("1000000/s", by=None, name="all")
+            RequestLimit("1000000/s", by="address"), RequestLimit("1000000/s", by=None, name="all")
         ),
         # What computes in threads is not the event loop's business: it has a limit of its own.
         routes={"/def": Bulkhead(1, max_wait=0.01, max_waiting=1)},

@@ -92,7 +92,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     from seawall.limits import vegas
     from seawall.load.signals import occupancy
     from seawall.shedding import by_criticality
-    from seawall.web import RequestLimits, Trust, api_key, limit
+    from seawall.web import RequestLimit, RequestLimits, Trust, api_key
     from seawall.web.fastapi import protect
 
     prices = Prices()
@@ -121,7 +121,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
     places = AdaptiveLimit(
         vegas(initial=16, minimum=16), max_wait=0.5, max_waiting=32, order="criticality"
     )
-    users = limit("6/s", burst=12, by=api_key(), tiers={"premium": "60/s"}, name="user")
+    users = RequestLimit("6/s", burst=12, by=api_key(), tiers={"premium": "60/s"}, name="user")
     shared_limits: dict[str, Any] = {} if store is None else {"shared": store}
     protect(
         app,
@@ -130,7 +130,7 @@ def service(vendor_url: str, store: RedisStore | None) -> FastAPI:
         shed=Shed(by_criticality(), load=occupancy(places)),
         limits=RequestLimits(users, tier=tier_of, name="users", **shared_limits),
         concurrency=places,
-        # Loop admission depends on how busy the loop is, which here is how busy the machine of all pods is.
+        # It depends on how busy the loop is, which here is how busy the machine of all pods is.
         loop_admission=None,
     )
 

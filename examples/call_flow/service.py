@@ -36,7 +36,7 @@ from seawall.limits import vegas
 from seawall.load.signals import occupancy
 from seawall.policies.retry import adaptive_attempts
 from seawall.shedding import by_criticality
-from seawall.web import RequestLimits, api_key, limit
+from seawall.web import RequestLimit, RequestLimits, api_key
 from seawall.web.fastapi import protect
 
 store = RedisStore(os.environ["REDIS_URL"], prefix=os.environ.get("PREFIX", "call-flow"))
@@ -77,7 +77,7 @@ edge = protect(
     app,
     timeout=3.0,
     shed=Shed(by_criticality(), load=occupancy(places)),
-    limits=RequestLimits(limit("20/s", burst=10, by=api_key()), shared=store, name="users"),
+    limits=RequestLimits(RequestLimit("20/s", burst=10, by=api_key()), shared=store, name="users"),
     concurrency=places,
 )
 

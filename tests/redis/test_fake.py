@@ -36,7 +36,7 @@ from seawall.testing import (
     run_virtual,
     virtual_time,
 )
-from seawall.web import RequestLimits, limit
+from seawall.web import RequestLimit, RequestLimits
 from seawall.web.fastapi import protect
 from tests.support import new_guard
 
@@ -323,7 +323,7 @@ def test_request_limits_count_in_a_fake_store() -> None:
     async def main() -> list[Any]:
         app = FastAPI()
         limits = RequestLimits(
-            limit("2/min", by="address", name="all"), shared=FakeStore(), name="orders"
+            RequestLimit("2/min", by="address", name="all"), shared=FakeStore(), name="orders"
         )
         protect(app, limits=limits, health=None)
 

@@ -55,7 +55,7 @@ from seawall.redis import PriorityQueue
 from seawall.resources import Channel, IoPool, Pool, Serializer
 from seawall.shedding import by_criticality
 from seawall.telemetry import arefresh
-from seawall.web import Edge, Health, Lifecycle, RequestLimits, limit
+from seawall.web import Edge, Health, Lifecycle, RequestLimit, RequestLimits
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
@@ -148,7 +148,7 @@ class World:
             Lease(self.store, "w-lease"),
             PriorityQueue(self.store, "w-shared-queue"),
             Upstreams("w-upstreams", ["http://127.0.0.1:1"]),
-            RequestLimits(limit("5/s", by="address", name="w-limit"), name="w-limits"),
+            RequestLimits(RequestLimit("5/s", by="address", name="w-limit"), name="w-limits"),
             Health(name="w-service"),
             Lifecycle(name="w-service", signals=False),
             FifoReceiver(self.database, "w-fifo"),

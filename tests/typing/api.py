@@ -505,10 +505,10 @@ def check_the_servers_edge() -> None:
     """Check the parts of the edge, and that a wrong part is an error."""
     trust = web.Trust(proxies=["10.0.0.0/8"], callers=["10.1.0.0/16"])
     limits = web.RequestLimits(
-        web.limit("600/min", by="address"),
-        web.limit("60/min", by=web.user(_user_of), tiers={"paid": "600/min"}, soft=True),
-        web.limit("9/s", by=web.api_key(known={"right"}.__contains__), cost=lambda _: 2),
-        web.limit("9k/min", by=None),
+        web.RequestLimit("600/min", by="address"),
+        web.RequestLimit("60/min", by=web.user(_user_of), tiers={"paid": "600/min"}, soft=True),
+        web.RequestLimit("9/s", by=web.api_key(known={"right"}.__contains__), cost=lambda _: 2),
+        web.RequestLimit("9k/min", by=None),
     )
     life = web.Lifecycle(drain_timeout=20.0)
     health = web.Health(lifecycle=life)
@@ -530,9 +530,9 @@ def check_the_servers_edge() -> None:
     health.add("disk", checks.Disk("/"), level="deep")
     health.add("disk", checks.Disk("/"), level="never")  # type: ignore[call-overload]
     web.Edge(_asgi, loop_admission=Bulkhead(1))  # type: ignore[arg-type]
-    web.Edge(_asgi, limits=web.limit("5/s", by=None))  # type: ignore[arg-type]
+    web.Edge(_asgi, limits=web.RequestLimit("5/s", by=None))  # type: ignore[arg-type]
     web.RequestLimits("600/min")  # type: ignore[arg-type]
-    web.limit("600/min")  # type: ignore[call-arg]
+    web.RequestLimit("600/min")  # type: ignore[call-arg]
     web.Inbound(max_criticality="critical")  # type: ignore[arg-type]
     web.Inbound(classify=lambda incoming: "free" if incoming.route else Criticality.SHEDDABLE)
     web.Inbound(classify=lambda _: web.Rank(Criticality.SHEDDABLE, tier="free"))
@@ -545,9 +545,9 @@ def _pings() -> bool:
 
 def check_fastapi(app: FastAPI) -> None:
     """Check the one line, and what routes depend on."""
-    edge = protect(app, limits=web.limit("600/min", by="address"), concurrency=None)
+    edge = protect(app, limits=web.RequestLimit("600/min", by="address"), concurrency=None)
     assert_type(edge, web.Edge)
-    Depends(limited_route(web.limit("10/min", by="address")))
+    Depends(limited_route(web.RequestLimit("10/min", by="address")))
     Depends(guarded(vendor))
     protect(_asgi)  # type: ignore[arg-type]
     guarded(Bulkhead(1))  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ from seawall.web import (
     address_and_route,
     api_key,
     checks,
-    limit,
     user,
 )
 from seawall.web.fastapi import guarded, limited, protect
@@ -92,7 +91,7 @@ def _protect(**parts: Any) -> Edge:
 
 
 def _limit(**options: Any) -> RequestLimit:
-    return limit(options.pop("rate", "5/s"), by=options.pop("by", "address"), **options)
+    return RequestLimit(options.pop("rate", "5/s"), by=options.pop("by", "address"), **options)
 
 
 def _limits(*more: Any, **options: Any) -> RequestLimits:
@@ -274,12 +273,12 @@ WEB: list[tuple[Any, ...]] = [
     ("web.Lifecycle.warm_up(timeout)", lambda x: _warm_up(timeout=x), _POSITIVE, "seconds"),
     ("web.Lifecycle.warm_up(on_failure)", lambda x: _warm_up(on_failure=x), _CHOICES, "'retry'"),
     *_limit_rows("web.RequestLimit"),
-    *_limit_rows("web.limit"),
+    *_limit_rows("web.RequestLimit"),
     (
         "web.RequestLimits(limits)",
         _limits,
         [(5, TypeError), ("5/s", TypeError), (_limit(), ValueError)],
-        "write limit",
+        "write RequestLimit",
     ),
     ("web.RequestLimits(tier)", lambda x: _limits(tier=x), _FUNCTIONS, "function"),
     ("web.RequestLimits(headers)", lambda x: _limits(headers=x), _FLAGS, "True or False"),
@@ -422,7 +421,12 @@ WEB: list[tuple[Any, ...]] = [
     ("web.checks.RedisPing(target)", checks.RedisPing, _OTHERS, "ping"),
     # --- FastAPI, gRPC ---
     ("web.fastapi.guarded(guard)", guarded, _GUARDS, "Guard"),
-    ("web.fastapi.limited(limits)", limited, [(5, TypeError), ("5/s", TypeError)], "write limit"),
+    (
+        "web.fastapi.limited(limits)",
+        limited,
+        [(5, TypeError), ("5/s", TypeError)],
+        "write RequestLimit",
+    ),
     (
         "web.fastapi.limited(options)",
         lambda x: limited(_limit(), **x),

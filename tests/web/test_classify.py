@@ -17,7 +17,16 @@ from seawall.clients.http.headers import PROPAGATED, headers_for
 from seawall.context import current_criticality, current_tenant, current_tier
 from seawall.shedding import by_criticality, by_tier
 from seawall.testing import run_virtual
-from seawall.web import Edge, Inbound, Incoming, LoopAdmission, Rank, RequestLimits, Trust, limit
+from seawall.web import (
+    Edge,
+    Inbound,
+    Incoming,
+    LoopAdmission,
+    Rank,
+    RequestLimit,
+    RequestLimits,
+    Trust,
+)
 from seawall.web.fastapi import protect
 from tests.support import let_pass
 from tests.web.support import App, ask
@@ -145,7 +154,7 @@ def test_limits_go_by_the_tier() -> None:
     """Each tier has its own rate; who is of none has the limit's."""
 
     async def main() -> None:
-        limits = RequestLimits(limit("1/min", by="address", tiers={"paid": "3/min"}))
+        limits = RequestLimits(RequestLimit("1/min", by="address", tiers={"paid": "3/min"}))
         edge = Edge(telling([]), name="tiers", inbound=Inbound(classify=by_header), limits=limits)
         for tier, served in (("", 1), ("paid", 3)):
             answers = [(await ask(edge, headers=[rank("", tier)])).status for _ in range(5)]

@@ -29,14 +29,14 @@ from seawall.context import current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
 from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
-from seawall.web.edge import Edge
+from seawall.web.edge import Edge, default_concurrency
 from seawall.web.edge.inbound import Inbound
-from seawall.web.edge.loop_admission import LoopAdmission, default_concurrency
+from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.fastapi import MountedErrors
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import RequestLimits, limit
+from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.trust import Trust
 from tests.support import let_pass, new_guard
 from tests.web.support import App, ask, held_slots, http_scope, serve, text_app
@@ -155,7 +155,7 @@ def test_a_refused_head_has_no_body(refused: str) -> None:
         life = Lifecycle(signals=False, drain_timeout=1.0)
         app: Any = raises
         if refused == "by a limit":
-            limits = RequestLimits(limit("1/min", by="address"))
+            limits = RequestLimits(RequestLimit("1/min", by="address"))
             app = Edge(text_app(), name="head", limits=limits)
             await ask(app)
         elif refused == "mounted":
@@ -342,7 +342,7 @@ def test_limits_tell_what_is_left_and_refuse_with_429() -> None:
     """The headers are on answers and on refusals, and who is refused further in loses nothing."""
 
     async def main() -> None:
-        limits = RequestLimits(limit("2/min", by="address"))
+        limits = RequestLimits(RequestLimit("2/min", by="address"))
         edge = Edge(text_app(), name="limited", limits=limits)
         assert "ratelimit" in (await ask(edge)).headers
         await ask(edge)
@@ -351,7 +351,7 @@ def test_limits_tell_what_is_left_and_refuse_with_429() -> None:
         assert "ratelimit-policy" in refused.headers
         assert int(refused.headers["retry-after"]) >= 1
 
-        limits = RequestLimits(limit("1/min", by="address"))
+        limits = RequestLimits(RequestLimit("1/min", by="address"))
         full = Edge(text_app(), name="full-inside", limits=limits, concurrency=Bulkhead(1))
         with full.guard.hold():
             assert (await ask(full)).status == 503
@@ -499,7 +499,7 @@ def test_who_waits_for_a_place_of_a_route_is_served_or_told() -> None:
             app,
             name="waits",
             inbound=Inbound(trust=TRUSTED),
-            limits=RequestLimits(limit("9/min", by="address")),
+            limits=RequestLimits(RequestLimit("9/min", by="address")),
             routes={"/reports/{id}": places},
         )
 
@@ -556,7 +556,7 @@ def test_a_refusal_further_in_gives_back_what_was_taken_before(refuses: str) -> 
             parts["concurrency"] = full
         else:
             parts["loop_admission"] = LoopAdmission()
-        limits = RequestLimits(limit("1/min", by="address"))
+        limits = RequestLimits(RequestLimit("1/min", by="address"))
         edge = Edge(text_app(), name=f"back-{refuses}", limits=limits, **parts)
         holder = Guard(f"holder-{refuses}", full)
         gate: Any = edge.guard.bounds[0]
@@ -751,7 +751,7 @@ def test_a_message_that_is_sent_each_time_stays_as_it_is() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     async def main() -> None:
-        limits = RequestLimits(limit("10/s", by="address"), name="constant")
+        limits = RequestLimits(RequestLimit("10/s", by="address"), name="constant")
         edge = Edge(app, name="constant", limits=limits)
         sizes = [len((await ask(edge)).messages[0]["headers"]) for _ in range(3)]
         assert sizes == [2, 2, 2]

@@ -20,7 +20,7 @@ from seawall.clock import current_clock
 from seawall.context import criticality, current_criticality
 from seawall.events import OverloadChanged
 from seawall.testing import run_virtual
-from seawall.web import Inbound, RequestLimits, limit
+from seawall.web import Inbound, RequestLimit, RequestLimits
 from seawall.web.edge import Edge, loop_admission
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.fastapi import protect
@@ -616,7 +616,7 @@ def test_who_is_refused_at_once_never_waited_and_took_nothing(
     """It is answered in the turn in which it came, counted, and its limits are untouched."""
 
     async def main() -> None:
-        limits = RequestLimits(limit("5/s", by="address"), name="untouched")
+        limits = RequestLimits(RequestLimit("5/s", by="address"), name="untouched")
         edge = Edge(
             text_app(),
             name="full",

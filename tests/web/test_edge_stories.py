@@ -38,7 +38,7 @@ from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import RequestLimits, limit
+from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.principals import user
 from seawall.web.request import INCOMING, Incoming
 from tests.support import falsified, let_pass
@@ -47,7 +47,7 @@ from tests.web.support import App, ask, http_scope, text_app
 _serial = count()
 TIME = 4.0
 """Seconds that a request has."""
-ALONE = limit("1000/min", by="address")
+ALONE = RequestLimit("1000/min", by="address")
 
 
 def plain_edge(app: App | None = None, **parts: Any) -> Edge:
@@ -199,7 +199,7 @@ class World:
         self.places = Bulkhead(4, max_wait=wait, mode=mode)
         self.lifecycle = Lifecycle(signals=False)
         self.limits = RequestLimits(
-            limit("6/min", by=user(self.caller), burst=5), limit("100/day", by=None)
+            RequestLimit("6/min", by=user(self.caller), burst=5), RequestLimit("100/day", by=None)
         )
         self.reached: list[str] = []
         self.edge = plain_edge(
@@ -359,7 +359,7 @@ def test_another_thread_was_quicker(kind: Any, wait: float) -> None:
     async def main() -> None:
         places = Bulkhead(2, max_wait=wait) if kind is Bulkhead else AdaptiveLimit(max_wait=wait)
         taken: list[Any] = []
-        limits = RequestLimits(limit("5/h", by=user(_takes_all(places, taken))))
+        limits = RequestLimits(RequestLimit("5/h", by=user(_takes_all(places, taken))))
         edge = plain_edge(concurrency=places, limits=limits)
         await apart(edge)
         raced = asyncio.create_task(ask(edge, "/raced"))
@@ -479,7 +479,7 @@ def test_limits_with_a_time_of_their_own_count_by_it() -> None:
     """An edge whose clock is another does not fill their buckets."""
 
     async def main() -> None:
-        limits = RequestLimits(limit("2/h", by="address"), clock=VirtualClock())
+        limits = RequestLimits(RequestLimit("2/h", by="address"), clock=VirtualClock())
         edge = plain_edge(limits=limits)
         statuses = []
         for _ in range(4):
@@ -680,7 +680,7 @@ def test_threads_lose_nothing(wait: float) -> None:
         await text_app()(scope, None, send)
 
     places = Bulkhead(2, max_wait=wait)
-    limits = RequestLimits(limit("1000/day", by="address"))
+    limits = RequestLimits(RequestLimit("1000/day", by="address"))
     edge = plain_edge(app, concurrency=places, limits=limits, lifecycle=None)
     statuses: list[int] = []
 

@@ -34,7 +34,7 @@ from seawall import (
 )
 from seawall.clients.llm import Model, Models
 from seawall.testing import run_virtual
-from seawall.web import Trust, address_and_route, limit, primed
+from seawall.web import RequestLimit, Trust, address_and_route, primed
 from seawall.web.fastapi import guarded, limited, protect
 from tests.redis.support import eventually
 from tests.support import let_pass, new_guard
@@ -373,14 +373,16 @@ def test_a_handler_of_the_apps_own_comes_first() -> None:
 def test_a_vendors_limit_is_503_and_a_routes_own_429() -> None:
     """The limit of a guard is this service's affair; that of a route is its caller's."""
     app = FastAPI()
-    protect(app, limits=limit("100/min", by="address"))
+    protect(app, limits=RequestLimit("100/min", by="address"))
     vendor = Guard("vendor", RateLimit("1/min"))
 
     @app.get("/vendor", dependencies=[Depends(guarded(vendor))])
     async def by_vendor() -> str:
         return "asked"
 
-    @app.get("/own", dependencies=[Depends(limited(limit("1/min", by="address", name="own")))])
+    @app.get(
+        "/own", dependencies=[Depends(limited(RequestLimit("1/min", by="address", name="own")))]
+    )
     async def by_route() -> str:
         return "asked"
 
@@ -406,7 +408,7 @@ def test_whatever_a_route_returns_its_limits_are_told(returned: str) -> None:
     app = FastAPI()
     protect(app)
 
-    @app.get("/", dependencies=[Depends(limited(limit("5/min", by="address")))])
+    @app.get("/", dependencies=[Depends(limited(RequestLimit("5/min", by="address")))])
     async def route() -> Any:
         if returned == "error":
             raise CircuitOpen("open", retry_after=1.0)
@@ -423,7 +425,7 @@ def test_without_an_edge_a_limit_still_counts_and_tells() -> None:
     """Nobody is trusted then, and nobody maps the error."""
     app = FastAPI()
 
-    @app.get("/", dependencies=[Depends(limited(limit("1/min", by="address")))])
+    @app.get("/", dependencies=[Depends(limited(RequestLimit("1/min", by="address")))])
     async def route() -> str:
         return "value"
 
@@ -435,9 +437,9 @@ def test_without_an_edge_a_limit_still_counts_and_tells() -> None:
 def test_behind_a_trusted_proxy_each_client_has_its_own_limit() -> None:
     """What protect is told to trust holds for the edge and for dependencies."""
     app = FastAPI()
-    protect(app, trust=Trust(proxies=["127.0.0.0/8"]), limits=limit("3/min", by="address"))
+    protect(app, trust=Trust(proxies=["127.0.0.0/8"]), limits=RequestLimit("3/min", by="address"))
 
-    @app.get("/", dependencies=[Depends(limited(limit("1/min", by="address", name="own")))])
+    @app.get("/", dependencies=[Depends(limited(RequestLimit("1/min", by="address", name="own")))])
     async def route() -> str:
         return "value"
 
@@ -468,7 +470,7 @@ def test_a_routes_limit_counts_by_what_a_login_has_found() -> None:
             await self.app({**scope, "headers": [*known, (b"x-user", b"ann")]}, receive, send)
 
     app = FastAPI()
-    by_user = limit("1/min", by=lambda incoming: incoming.header("x-user"), name="own")
+    by_user = RequestLimit("1/min", by=lambda incoming: incoming.header("x-user"), name="own")
 
     @app.get("/", dependencies=[Depends(limited(by_user))])
     async def there() -> str:
@@ -503,7 +505,7 @@ def test_trusted_callers_set_the_deadline_of_a_route() -> None:
 
 def nested() -> FastAPI:
     """Return an app with one dependency in two included routers, and in an app mounted twice."""
-    by_route = Depends(limited(limit("1/min", by=address_and_route(), name="route")))
+    by_route = Depends(limited(RequestLimit("1/min", by=address_and_route(), name="route")))
     router = APIRouter()
 
     @router.get("/search", dependencies=[by_route])
@@ -543,7 +545,7 @@ def test_a_websocket_passes_the_limit_of_its_route() -> None:
     app = FastAPI()
     protect(app)
 
-    @app.websocket("/ws", dependencies=[Depends(limited(limit("1/min", by="address")))])
+    @app.websocket("/ws", dependencies=[Depends(limited(RequestLimit("1/min", by="address")))])
     async def route(socket: WebSocket) -> None:
         await socket.accept()
         await socket.close()
@@ -635,7 +637,7 @@ def test_middlewares_stand_around_the_edge_or_inside(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Marking, "seen", [])
     app = FastAPI()
     app.add_middleware(Marking, name="inside")
-    protect(app, limits=limit("1/min", by="address"))
+    protect(app, limits=RequestLimit("1/min", by="address"))
     app.add_middleware(Marking, name="outside")
     app.add_middleware(CORSMiddleware, allow_origins=["https://page.example"])
 
@@ -677,7 +679,7 @@ def test_before_its_app_is_called_an_edge_has_nothing_to_serve() -> None:
 def test_an_app_is_used_by_test_clients_again_and_again() -> None:
     """With a lifespan or without one, in one loop after another."""
     app = FastAPI()
-    protect(app, limits=limit("100/min", by="address"))
+    protect(app, limits=RequestLimit("100/min", by="address"))
 
     @app.get("/")
     async def route() -> str:
@@ -694,7 +696,7 @@ def test_an_app_is_used_by_test_clients_again_and_again() -> None:
 def test_a_starlette_app_is_protected_as_well() -> None:
     """It has no description, and needs none."""
     app = Starlette(routes=[Mount("/", app=PlainTextResponse("hello")), Route("/x", asked)])
-    protect(app, limits=limit("1/min", by="address"))
+    protect(app, limits=RequestLimit("1/min", by="address"))
     assert [asked(app).status for _ in range(2)] == [200, 429]
 
 

@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from seawall import Breaker, Bulkhead, Guard, Overloaded
 from seawall.errors import KeyMissing, UnknownJob
 from seawall.testing import run_virtual
-from seawall.web import limit
+from seawall.web import RequestLimit
 from seawall.web.fastapi import guarded, limited, protect
 from tests.support import let_pass
 from tests.web.support import ask, http_scope
@@ -83,7 +83,7 @@ def test_a_refusal_by_the_routes_own_limit_opens_no_circuit() -> None:
     guard = breaking("often")
     app = FastAPI()
     protect(app, name="often edge")
-    own = limited(limit("1/min", by="address", name="own"))
+    own = limited(RequestLimit("1/min", by="address", name="own"))
 
     @app.get("/", dependencies=[Depends(guarded(guard)), Depends(own)])
     async def route() -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seawall import RateLimited
 from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
-from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.limits import fields as _limit_fields
 from seawall.web.principals import user
 from seawall.web.request import Incoming
@@ -55,9 +55,9 @@ def test_an_answer_tells_the_limits_and_what_is_left_of_the_one_that_binds() -> 
     """The policies are the same for all; the state is that with least left."""
     with virtual_time() as clock:
         limits = RequestLimits(
-            limit("100/min", by=user(by_user), name="burst"),
-            limit("1000/day", by="address", name="daily"),
-            limit("9k/s", by=None),
+            RequestLimit("100/min", by=user(by_user), name="burst"),
+            RequestLimit("1000/day", by="address", name="daily"),
+            RequestLimit("9k/s", by=None),
         )
         told = read(limits.admit(request()).headers())
         assert told == {
@@ -78,7 +78,9 @@ def test_an_answer_tells_the_limits_and_what_is_left_of_the_one_that_binds() -> 
 def test_a_refusal_tells_that_nothing_is_left_and_until_when() -> None:
     """Of each limit that was exceeded, and of no other."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=user(by_user)), limit("2/h", by="address"))
+        limits = RequestLimits(
+            RequestLimit("2/min", by=user(by_user)), RequestLimit("2/h", by="address")
+        )
         error = refusal(limits, request())
         assert read(limits.refusal_headers(error)) == {
             "ratelimit-policy": [("user", {"q": 2, "w": 60}), ("address", {"q": 2, "w": 3600})],
@@ -89,12 +91,14 @@ def test_a_refusal_tells_that_nothing_is_left_and_until_when() -> None:
 def test_callers_are_told_of_their_own_limits_only() -> None:
     """Not of what all share, nor of what is only watched; and of nothing if so set."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=None), limit("5/min", by="address", soft=True))
+        limits = RequestLimits(
+            RequestLimit("2/min", by=None), RequestLimit("5/min", by="address", soft=True)
+        )
         assert limits.admit(request()).headers() == []
         error = refusal(limits, request())
         assert not error.own_limit
         assert limits.refusal_headers(error) == []
-        limits = RequestLimits(limit("2/min", by="address"), headers=False)
+        limits = RequestLimits(RequestLimit("2/min", by="address"), headers=False)
         assert limits.admit(request()).headers() == []
         assert limits.refusal_headers(refusal(limits, request())) == []
 
@@ -103,7 +107,7 @@ def test_each_tier_is_told_its_own_rate() -> None:
     """The field's value is made once for each tier."""
     with virtual_time():
         limits = RequestLimits(
-            limit("1/s", by=user(by_user), tiers={"free": "60/min", "premium": "600/min"}),
+            RequestLimit("1/s", by=user(by_user), tiers={"free": "60/min", "premium": "600/min"}),
             tier=by_user,
         )
         told = {who: read(limits.admit(request(who)).headers()) for who in ("free", "premium", "x")}
@@ -118,7 +122,7 @@ def test_each_tier_is_told_its_own_rate() -> None:
 def test_a_window_that_is_no_whole_number_of_seconds_is_not_told() -> None:
     """The field knows whole seconds only; the quota is told all the same."""
     with virtual_time():
-        limits = RequestLimits(limit("5/500ms", by="address"))
+        limits = RequestLimits(RequestLimit("5/500ms", by="address"))
         told = read(limits.admit(request()).headers())
         assert told["ratelimit-policy"] == [("address", {"q": 5})]
 
@@ -126,7 +130,7 @@ def test_a_window_that_is_no_whole_number_of_seconds_is_not_told() -> None:
 def test_no_more_is_said_to_be_left_than_the_quota() -> None:
     """Though a burst may be larger than the rate's own number."""
     with virtual_time():
-        limits = RequestLimits(limit("5/s", by="address", burst=50))
+        limits = RequestLimits(RequestLimit("5/s", by="address", burst=50))
         assert read(limits.admit(request()).headers())["ratelimit"][0][1]["r"] == 5
 
 
@@ -158,7 +162,9 @@ def test_after_t_seconds_there_is_more_and_not_before(
     number, period, algorithm, pauses, slowly = run
     with virtual_time() as clock:
         clock.advance(12345.678)
-        limits = RequestLimits(limit(f"{number}/{period}", by="address", algorithm=algorithm))
+        limits = RequestLimits(
+            RequestLimit(f"{number}/{period}", by="address", algorithm=algorithm)
+        )
         part = limits._plans[None].local
         assert part is not None
         if slowly:
@@ -196,7 +202,7 @@ def check_fields(case: tuple[str, str, str, int]) -> None:
     with virtual_time() as clock:
         clock.advance(12345.678)
         options: dict[str, Any] = {"algorithm": algorithm}
-        limits = RequestLimits(limit(rate, by="address", name=name, **options))
+        limits = RequestLimits(RequestLimit(rate, by="address", name=name, **options))
         fields: list[tuple[bytes, bytes]] = []
         after = 0.0
         for _ in range(calls):

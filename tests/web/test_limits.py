@@ -20,7 +20,7 @@ from seawall.redis.keys import key_part
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import principals
 from seawall.web.edge import Edge
-from seawall.web.limits import Granted, RequestLimits, groups, limit
+from seawall.web.limits import Granted, RequestLimit, RequestLimits, groups
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.request import Incoming
 from seawall.web.routes import OTHER, Routes
@@ -78,29 +78,31 @@ def left(limits: RequestLimits) -> list[int]:
 def test_each_principal_has_a_limit_of_its_own() -> None:
     """Users, tenants, API keys, addresses and addresses at routes are told apart."""
     with virtual_time():
-        users = RequestLimits(limit("2/min", by=user(by_user)))
+        users = RequestLimits(RequestLimit("2/min", by=user(by_user)))
         assert admitted(users, 5, request(user="ann")) == 2
         assert admitted(users, 5, request(user="bob")) == 2
-        keys = RequestLimits(limit("2/min", by=api_key()))
+        keys = RequestLimits(RequestLimit("2/min", by=api_key()))
         assert admitted(keys, 5, request(x_api_key="one")) == 2
         assert admitted(keys, 5, request(x_api_key="two")) == 2
-        tenants = RequestLimits(limit("2/min", by="tenant"))
+        tenants = RequestLimits(RequestLimit("2/min", by="tenant"))
         for name in ("acme", "umbrella"):
             with tenant(name):
                 assert admitted(tenants, 5, request()) == 2
-        addresses = RequestLimits(limit("2/min", by="address"))
+        addresses = RequestLimits(RequestLimit("2/min", by="address"))
         assert admitted(addresses, 5, request(client="10.0.0.1")) == 2
         assert admitted(addresses, 5, request(client="10.0.0.2")) == 2
         assert admitted(addresses, 5, request(client="2001:db8::1")) == 2
         assert admitted(addresses, 5, request(client="2001:db8::2")) == 0  # of the same /64
-        routes = RequestLimits(limit("2/min", by=address_and_route("/search", "/orders/{id}")))
+        routes = RequestLimits(
+            RequestLimit("2/min", by=address_and_route("/search", "/orders/{id}"))
+        )
         assert admitted(routes, 5, request("/search")) == 2
         assert admitted(routes, 5, request("/orders/7")) == 2
         assert admitted(routes, 5, request("/orders/8")) == 0
         assert admitted(routes, 5, request("/a")) == 2
         assert admitted(routes, 5, request("/b")) == 0  # both are "other"
         assert admitted(routes, 5, request("/search", client="10.0.0.2")) == 2
-        everybody = RequestLimits(limit("3/min", by=None))
+        everybody = RequestLimits(RequestLimit("3/min", by=None))
         assert admitted(everybody, 2, request(client="10.0.0.1")) == 2
         assert admitted(everybody, 2, request(client="10.0.0.2")) == 1
 
@@ -109,7 +111,7 @@ def test_who_is_unknown_is_limited_by_address() -> None:
     """Neither without a limit, nor in one bucket with everybody else who is unknown."""
     with virtual_time():
         for by in (lambda _: None, api_key(), "tenant"):
-            limits = RequestLimits(limit("2/min", by=by))
+            limits = RequestLimits(RequestLimit("2/min", by=by))
             assert admitted(limits, 5, request(client="10.0.0.1")) == 2
             assert admitted(limits, 5, request(client="10.0.0.2")) == 2
 
@@ -117,7 +119,7 @@ def test_who_is_unknown_is_limited_by_address() -> None:
 def left_by_a_namesake() -> int:
     """Return how many requests of an address are let in after those of users called like it."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=user(by_user), otherwise="address"))
+        limits = RequestLimits(RequestLimit("2/min", by=user(by_user), otherwise="address"))
         for name in ("10.0.0.1", "@10.0.0.1", "=10.0.0.1"):
             assert admitted(limits, 5, request(user=name, client="10.0.0.9")) == 2
         return admitted(limits, 5, request())
@@ -137,7 +139,7 @@ def test_a_user_cannot_be_called_like_an_address(monkeypatch: pytest.MonkeyPatch
 def test_made_up_api_keys_count_as_none() -> None:
     """With `known`, a new key for each request is no fresh limit for each request."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=api_key(known={"right"}.__contains__)))
+        limits = RequestLimits(RequestLimit("2/min", by=api_key(known={"right"}.__contains__)))
         assert sum(admitted(limits, 1, request(x_api_key=f"k{n}")) for n in range(9)) == 2
         assert admitted(limits, 9, request(x_api_key="right")) == 2
 
@@ -145,7 +147,9 @@ def test_made_up_api_keys_count_as_none() -> None:
 def kept_and_shown() -> tuple[list[str], str]:
     """Return the keys that are kept of a request with a secret, and all that is shown of it."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=api_key()), limit("2/min", by=user(by_user)))
+        limits = RequestLimits(
+            RequestLimit("2/min", by=api_key()), RequestLimit("2/min", by=user(by_user))
+        )
         incoming = request(x_api_key="sk-very-secret", user="u" * 5000)
         granted = limits.admit(incoming)
         assert refused(limits, incoming) is None
@@ -192,7 +196,7 @@ def colliding() -> list[str]:
     """Return the ids that share a bucket with a longer one, whose hash they spell."""
     found: list[Any] = [None]
     with virtual_time():
-        limits = RequestLimits(limit("1/h", by=lambda _: found[0], name="own"))
+        limits = RequestLimits(RequestLimit("1/h", by=lambda _: found[0], name="own"))
         for long in ("u" * 65, b"7" * 500, ("u" * 65, 7), 10**500):
             found[0] = long
             assert admitted(limits, 2, request()) == 1
@@ -223,7 +227,7 @@ def test_a_principal_is_text_a_number_and_their_like() -> None:
     """All of them are different keys, and short ones; nothing else is one."""
     with virtual_time():
         found: list[Any] = [None]
-        limits = RequestLimits(limit("2/min", by=lambda _: found[0], name="own"))
+        limits = RequestLimits(RequestLimit("2/min", by=lambda _: found[0], name="own"))
         for found[0] in PRINCIPALS:
             assert admitted(limits, 5, request()) == 2, found
         for found[0] in (None, "", Name("")):
@@ -242,7 +246,7 @@ def test_a_principal_is_text_a_number_and_their_like() -> None:
 
 def test_a_rate_makes_a_name_without_spaces() -> None:
     """A limit of a function that has no name of its own is called like its rate."""
-    names = [limit(rate, by=lambda _: "x").name for rate in ("10 / min", "600/min", "5 /s")]
+    names = [RequestLimit(rate, by=lambda _: "x").name for rate in ("10 / min", "600/min", "5 /s")]
     assert names == ["10/min", "600/min", "5/s"]
 
 
@@ -345,9 +349,9 @@ STEPS = st.lists(
 
 def three_limits(**options: Any) -> RequestLimits:
     return RequestLimits(
-        limit("2/10s", by=user(by_user), burst=4),
-        limit("3/10s", by="address", burst=3),
-        limit("5/10s", by=None, burst=6),
+        RequestLimit("2/10s", by=user(by_user), burst=4),
+        RequestLimit("3/10s", by="address", burst=3),
+        RequestLimit("5/10s", by=None, burst=6),
         **options,
     )
 
@@ -418,9 +422,9 @@ def test_what_is_refused_further_in_is_given_back_once() -> None:
     with virtual_time():
         for algorithm in ("token_bucket", "sliding_counter"):
             limits = RequestLimits(
-                limit("4/min", by=user(by_user), algorithm=algorithm),
-                limit("9/min", by=None),
-                limit("5/min", by="address", soft=True),
+                RequestLimit("4/min", by=user(by_user), algorithm=algorithm),
+                RequestLimit("9/min", by=None),
+                RequestLimit("5/min", by="address", soft=True),
             )
             incoming = request(user="ann")
             first = limits.admit(incoming)
@@ -447,7 +451,10 @@ def check_waiting_costs_nothing(steps: list[tuple[float, str]]) -> None:
     """Who waits and is refused then leaves the limits as if it had never come."""
     with virtual_time() as clock:
         limits, without = (
-            RequestLimits(limit("10/s", by="address", burst=99), limit("20/s", by=None, burst=99))
+            RequestLimits(
+                RequestLimit("10/s", by="address", burst=99),
+                RequestLimit("20/s", by=None, burst=99),
+            )
             for _ in range(2)
         )
         waiting: list[Any] = []
@@ -489,7 +496,7 @@ def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
 ) -> None:
     """When it is explained, the limit may not be exceeded any more: then it is the first named."""
     with virtual_time():
-        limits = RequestLimits(limit("1/h", by="address"), limit("9/h", by=None))
+        limits = RequestLimits(RequestLimit("1/h", by="address"), RequestLimit("9/h", by=None))
         granted = limits.admit(request())
         over = groups.Group._over
 
@@ -507,7 +514,7 @@ def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
 def test_what_never_fits_says_no_time() -> None:
     """A cost above the burst is refused without a time after which it would be admitted."""
     with virtual_time():
-        limits = RequestLimits(limit("5/min", by="address", cost=lambda _: 10))
+        limits = RequestLimits(RequestLimit("5/min", by="address", cost=lambda _: 10))
         error = refused(limits, request())
         assert error is not None
         assert error.retry_after is None
@@ -517,7 +524,7 @@ def test_what_never_fits_says_no_time() -> None:
 def test_a_soft_limit_that_fails_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """What its function raises is logged, once."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=lambda _: 1 / 0, name="own", soft=True))  # type: ignore[arg-type,return-value]
+        limits = RequestLimits(RequestLimit("2/min", by=lambda _: 1 / 0, name="own", soft=True))  # type: ignore[arg-type,return-value]
         assert admitted(limits, 5, request()) == 5
     assert [record.getMessage() for record in caplog.records] == [
         "soft limit 'own' fails: not counted"
@@ -531,7 +538,9 @@ def test_a_failing_function_takes_nothing() -> None:
         raise LookupError
 
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by="address"), limit("2/min", by=broken, name="own"))
+        limits = RequestLimits(
+            RequestLimit("2/min", by="address"), RequestLimit("2/min", by=broken, name="own")
+        )
         for _ in range(5):
             with pytest.raises(LookupError):
                 limits.admit(request())
@@ -542,9 +551,9 @@ def test_threads_take_exactly_what_there_is() -> None:
     """However many threads ask at once, as many are admitted as the limit says."""
     with virtual_time():
         limits = RequestLimits(
-            limit("500/min", by=user(by_user)),
-            limit("700/min", by=None),
-            limit("9k/min", by="address"),
+            RequestLimit("500/min", by=user(by_user)),
+            RequestLimit("700/min", by=None),
+            RequestLimit("9k/min", by="address"),
         )
         counts: list[int] = []
 
@@ -566,8 +575,8 @@ def test_tiers_have_rates_of_their_own() -> None:
     """A tier that is not listed has the limit's own rate; the valve counts all tiers."""
     with virtual_time():
         limits = RequestLimits(
-            limit("1/min", by=user(by_user), tiers={"free": "2/min", "premium": "5/min"}),
-            limit("8/min", by=None),
+            RequestLimit("1/min", by=user(by_user), tiers={"free": "2/min", "premium": "5/min"}),
+            RequestLimit("8/min", by=None),
             tier=lambda incoming: incoming.scope["user_id"].partition("-")[0],
         )
         assert admitted(limits, 9, request(user="free-1")) == 2
@@ -582,7 +591,7 @@ def test_tiers_have_rates_of_their_own() -> None:
 def test_the_context_says_the_tier_unless_told_otherwise() -> None:
     """What `seawall.tier` has set around the edge counts."""
     with virtual_time():
-        limits = RequestLimits(limit("1/min", by="address", tiers={"free": "3/min"}))
+        limits = RequestLimits(RequestLimit("1/min", by="address", tiers={"free": "3/min"}))
         with tier("free"):
             assert admitted(limits, 9, request()) == 3
         assert admitted(limits, 9, request()) == 1
@@ -591,10 +600,10 @@ def test_the_context_says_the_tier_unless_told_otherwise() -> None:
 def test_a_request_may_cost_more_than_one() -> None:
     """`cost` is a number, or a function of the request."""
     with virtual_time():
-        limits = RequestLimits(limit("10/min", by="address", cost=4))
+        limits = RequestLimits(RequestLimit("10/min", by="address", cost=4))
         assert admitted(limits, 9, request()) == 2
         limits = RequestLimits(
-            limit("10/min", by="address", cost=lambda incoming: len(incoming.path))
+            RequestLimit("10/min", by="address", cost=lambda incoming: len(incoming.path))
         )
         assert admitted(limits, 9, request("/abcd")) == 2
         assert refused(limits, request("/a")) is not None
@@ -606,8 +615,8 @@ def test_soft_limits_refuse_nobody_and_alert_once_a_second() -> None:
     heard: list[SoftLimitExceeded] = []
     with virtual_time() as clock:
         limits = RequestLimits(
-            limit("2/min", by="address", soft=True, name="watched"),
-            limit("9/min", by=user(by_user)),
+            RequestLimit("2/min", by="address", soft=True, name="watched"),
+            RequestLimit("9/min", by=user(by_user)),
             name="shop",
         )
         stop = subscribe(heard.append, SoftLimitExceeded)
@@ -635,7 +644,9 @@ def test_a_refusal_names_all_limits_that_were_exceeded() -> None:
     """Also by whom: of the caller's own limits it is the caller, of the valve the service."""
     with virtual_time() as clock:
         limits = RequestLimits(
-            limit("2/min", by=user(by_user)), limit("2/h", by="address"), limit("9/min", by=None)
+            RequestLimit("2/min", by=user(by_user)),
+            RequestLimit("2/h", by="address"),
+            RequestLimit("9/min", by=None),
         )
         incoming = request(user="ann")
         assert admitted(limits, 9, incoming) == 2
@@ -660,7 +671,7 @@ def test_a_refusal_names_all_limits_that_were_exceeded() -> None:
 def test_who_is_over_its_own_limit_does_not_hear_of_the_valve() -> None:
     """Nor is it the service's fault then, though the valve is exceeded too."""
     with virtual_time():
-        limits = RequestLimits(limit("2/min", by=None), limit("2/min", by="address"))
+        limits = RequestLimits(RequestLimit("2/min", by=None), RequestLimit("2/min", by="address"))
         assert admitted(limits, 2, request()) == 2
         error = refused(limits, request())
         assert error is not None
@@ -682,7 +693,7 @@ def test_a_limit_inside_the_app_is_not_the_callers() -> None:
         await vendor.acall(text_app(), scope, receive, send)
 
     async def scene() -> list[Answer]:
-        limits = RequestLimits(limit("3/min", by="address"))
+        limits = RequestLimits(RequestLimit("3/min", by="address"))
         edge = Edge(app, name="vendors", limits=limits)
         answers = [await ask(edge) for _ in range(4)]
         edge.close()
@@ -700,7 +711,7 @@ def test_who_is_refused_further_in_has_paid_nothing() -> None:
     """A full bulkhead behind the limit gives back what the request took."""
 
     async def scene() -> list[int]:
-        limits = RequestLimits(limit("2/h", by="address"))
+        limits = RequestLimits(RequestLimit("2/h", by="address"))
         edge = Edge(text_app(), name="full", limits=limits, concurrency=Bulkhead(1))
         with edge.guard.hold():
             statuses = [(await ask(edge)).status for _ in range(5)]
@@ -717,7 +728,7 @@ def test_who_is_refused_further_in_has_paid_nothing() -> None:
 def offender_after_a_flood(seed: int) -> RateLimited | None:
     """Return how an offender is answered after a flood of other addresses."""
     with virtual_time():
-        limits = RequestLimits(limit("3/min", by="address"), max_keys=20)
+        limits = RequestLimits(RequestLimit("3/min", by="address"), max_keys=20)
         offender = request(client="10.9.9.9")
         assert admitted(limits, 9, offender) == 3
         for n in range(200):
@@ -762,24 +773,30 @@ async def asks(_incoming: Incoming) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: limit("fast", by=None), "write a number, a slash and a unit"),
-        (lambda: limit("1/s", by="adress"), "by='adress': write one of 'address', 'tenant'"),
-        (lambda: limit("1/s", by=7), "by=7: write 'address'"),
-        (lambda: limit("1/s", by=None, name='a"b'), "without spaces and quotes"),
-        (lambda: limit("1/s", by=None, name="ä"), "without spaces and quotes"),
-        (lambda: limit("1/s", by=None, tiers=["free"]), "write rates by tier"),
-        (lambda: limit("1/s", by=None, tiers={7: "1/s"}), "write a tier as text"),
-        (lambda: limit("1/s", by=None, soft=1), "soft=1: write True or False"),
-        (lambda: RequestLimits("1/s"), r"write limit\('600/min', by='address'\)"),
-        (lambda: RequestLimits(limit("1/s", by=None), limit("2/s", by=None)), "two limits are"),
-        (lambda: RequestLimits(limit("1/s", by=None), sharing="leased"), "are for shared limits"),
-        (lambda: RequestLimits(limit("1/s", by=None), tier="free"), "pass a function"),
-        (lambda: RequestLimits(limit("1/s", by=None), shared=7, name="x"), "pass a store"),
-        (lambda: limit("1/s", by=asks), "pass a plain function"),
+        (lambda: RequestLimit("fast", by=None), "write a number, a slash and a unit"),
+        (lambda: RequestLimit("1/s", by="adress"), "by='adress': write one of 'address', 'tenant'"),
+        (lambda: RequestLimit("1/s", by=7), "by=7: write 'address'"),
+        (lambda: RequestLimit("1/s", by=None, name='a"b'), "without spaces and quotes"),
+        (lambda: RequestLimit("1/s", by=None, name="ä"), "without spaces and quotes"),
+        (lambda: RequestLimit("1/s", by=None, tiers=["free"]), "write rates by tier"),
+        (lambda: RequestLimit("1/s", by=None, tiers={7: "1/s"}), "write a tier as text"),
+        (lambda: RequestLimit("1/s", by=None, soft=1), "soft=1: write True or False"),
+        (lambda: RequestLimits("1/s"), r"write RequestLimit\('600/min', by='address'\)"),
+        (
+            lambda: RequestLimits(RequestLimit("1/s", by=None), RequestLimit("2/s", by=None)),
+            "two limits are",
+        ),
+        (
+            lambda: RequestLimits(RequestLimit("1/s", by=None), sharing="leased"),
+            "are for shared limits",
+        ),
+        (lambda: RequestLimits(RequestLimit("1/s", by=None), tier="free"), "pass a function"),
+        (lambda: RequestLimits(RequestLimit("1/s", by=None), shared=7, name="x"), "pass a store"),
+        (lambda: RequestLimit("1/s", by=asks), "pass a plain function"),
         (lambda: user(asks), "pass a plain function"),
         (lambda: api_key(known=asks), "pass a plain function"),
-        (lambda: limit("1/s", by=None, cost=asks), "pass a plain function"),
-        (lambda: RequestLimits(limit("1/s", by=None), tier=asks), "pass a plain function"),
+        (lambda: RequestLimit("1/s", by=None, cost=asks), "pass a plain function"),
+        (lambda: RequestLimits(RequestLimit("1/s", by=None), tier=asks), "pass a plain function"),
         (lambda: user("ann"), "pass a function"),
         (lambda: api_key(""), "write a header's name"),
         (lambda: api_key(known="x"), "pass a function"),
@@ -794,16 +811,16 @@ def test_bad_settings_say_what_to_write(make: Any, message: str) -> None:
 def test_what_is_made_shows_itself() -> None:
     """The reprs say what was written."""
     made = RequestLimits(
-        limit("5/s", by="address", tiers={"free": "1/s"}),
-        limit("9/s", by=user(by_user), soft=True),
-        limit("9/s", by=api_key(known=bool)),
-        limit("9/s", by=address_and_route("/a")),
-        limit("100/s", by=None),
+        RequestLimit("5/s", by="address", tiers={"free": "1/s"}),
+        RequestLimit("9/s", by=user(by_user), soft=True),
+        RequestLimit("9/s", by=api_key(known=bool)),
+        RequestLimit("9/s", by=address_and_route("/a")),
+        RequestLimit("100/s", by=None),
     )
     assert repr(made) == (
-        "RequestLimits(limit('5/s, free: 1/s', by='address', name='address'),"
-        " limit('9/s', by=user(by_user), name='user', soft=True),"
-        " limit('9/s', by=api_key('x-api-key', known=...), name='api-key'),"
-        " limit('9/s', by=address_and_route('/a'), name='address-route'),"
-        " limit('100/s', by=None, name='global'), name='edge')"
+        "RequestLimits(RequestLimit('5/s, free: 1/s', by='address', name='address'),"
+        " RequestLimit('9/s', by=user(by_user), name='user', soft=True),"
+        " RequestLimit('9/s', by=api_key('x-api-key', known=...), name='api-key'),"
+        " RequestLimit('9/s', by=address_and_route('/a'), name='address-route'),"
+        " RequestLimit('100/s', by=None, name='global'), name='edge')"
     )

@@ -15,7 +15,7 @@ from seawall.clock import SYSTEM, VirtualClock
 from seawall.events import StoreModeChanged
 from seawall.models.rate.rates import whole_microseconds
 from seawall.redis.store import RedisStore
-from seawall.web.limits import Granted, RequestLimits, limit
+from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -62,9 +62,9 @@ def test_pods_count_together(new_store: Stores) -> None:
     async def scene() -> None:
         pods = [
             RequestLimits(
-                limit("6/h", by=user(by_user), tiers={"premium": "8/h"}),
-                limit("100/h", by="address"),
-                limit("9k/s", by=None, local=True),
+                RequestLimit("6/h", by=user(by_user), tiers={"premium": "8/h"}),
+                RequestLimit("100/h", by="address"),
+                RequestLimit("9k/s", by=None, local=True),
                 shared=new_store(),
                 name="shop",
                 tier=lambda incoming: incoming.scope["user_id"].partition("-")[0],
@@ -105,8 +105,8 @@ def test_the_store_tells_what_memory_would(
     rng = Random(algorithm)
     clock = VirtualClock(frozen.now_us / 1e6)
     rules = [
-        limit("4/10s", by="address", algorithm=algorithm),
-        limit("5/10s", by=user(by_user), algorithm=algorithm),
+        RequestLimit("4/10s", by="address", algorithm=algorithm),
+        RequestLimit("5/10s", by=user(by_user), algorithm=algorithm),
     ]
     local = RequestLimits(*rules, clock=clock)
     shared = RequestLimits(*rules, shared=store, name=algorithm)
@@ -138,8 +138,10 @@ def test_what_costs_nothing_is_not_asked_for(store: RedisStore) -> None:
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("4/h", by="address", cost=lambda incoming: int(incoming.path != "/free")),
-            limit("9/h", by=user(by_user), cost=lambda incoming: int(incoming.path != "/none")),
+            RequestLimit("4/h", by="address", cost=lambda incoming: int(incoming.path != "/free")),
+            RequestLimit(
+                "9/h", by=user(by_user), cost=lambda incoming: int(incoming.path != "/none")
+            ),
             shared=store,
             name="free",
         )
@@ -158,11 +160,14 @@ def test_a_shared_limit_by_user_does_not_apply_to_nobody(store: RedisStore) -> N
 
     async def scene() -> None:
         by = user(lambda incoming: incoming.scope["user_id"] or None)
-        limits = RequestLimits(limit("2/h", by=by), shared=store, name="nobody")
+        limits = RequestLimits(RequestLimit("2/h", by=by), shared=store, name="nobody")
         assert await admitted(limits, 9, request("")) == 9
         assert await admitted(limits, 9, request()) == 2
         both = RequestLimits(
-            limit("2/h", by=by), limit("4/h", by="address"), shared=store, name="both-nobody"
+            RequestLimit("2/h", by=by),
+            RequestLimit("4/h", by="address"),
+            shared=store,
+            name="both-nobody",
         )
         first = await both.aadmit(request(""))
         assert told(first.headers())["ratelimit"].startswith('"address";r=3;')
@@ -177,9 +182,9 @@ def test_what_the_store_refuses_is_given_back_here(store: RedisStore) -> None:
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("2/h", by=user(by_user)),
-            limit("10/h", by="address", local=True),
-            limit("99/h", by="address", soft=True, name="watched"),
+            RequestLimit("2/h", by=user(by_user)),
+            RequestLimit("10/h", by="address", local=True),
+            RequestLimit("99/h", by="address", soft=True, name="watched"),
             shared=store,
             name="both",
         )
@@ -229,7 +234,10 @@ def test_a_cancelled_request_gives_back_what_it_took(store: RedisStore) -> None:
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store, name="c"
+            RequestLimit("5/h", by="address"),
+            RequestLimit("20/h", by=None, local=True),
+            shared=store,
+            name="c",
         )
         await cancelled_midway(limits)
         assert local_left(limits) in (19, 20)
@@ -258,7 +266,10 @@ def test_without_giving_back_cancelled_requests_would_stay_taken(
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("5/h", by="address"), limit("20/h", by=None, local=True), shared=store, name="c"
+            RequestLimit("5/h", by="address"),
+            RequestLimit("20/h", by=None, local=True),
+            shared=store,
+            name="c",
         )
         await cancelled_midway(limits)
         assert local_left(limits) not in (19, 20)  # how many stay depends on the machine
@@ -270,7 +281,7 @@ def test_no_api_key_is_kept_in_the_store(store: RedisStore, client: redis.Redis)
     """Its hash is: the same for every pod."""
 
     async def scene() -> None:
-        limits = RequestLimits(limit("5/h", by=api_key()), shared=store, name="keys")
+        limits = RequestLimits(RequestLimit("5/h", by=api_key()), shared=store, name="keys")
         await limits.aadmit(request(x_api_key="sk-very-secret"))
 
     asyncio.run(scene())
@@ -284,7 +295,7 @@ def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores
 
     async def scene() -> None:
         limits = RequestLimits(
-            limit("50/h", by="address"), shared=new_store(), sharing="leased", name="leased"
+            RequestLimit("50/h", by="address"), shared=new_store(), sharing="leased", name="leased"
         )
         granted = await limits.aadmit(request())
         assert "ratelimit-policy" in told(granted.headers())
@@ -299,14 +310,14 @@ def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores
 def test_shared_limits_have_a_name_that_no_others_have(store: RedisStore) -> None:
     """Else those of a route and those of the edge would count together without anybody's wish."""
     with pytest.raises(TypeError, match="write name='orders', too; pods with this name count"):
-        RequestLimits(limit("5/h", by="address"), shared=store)
-    first = RequestLimits(limit("5/h", by="address"), shared=store, name="one")
-    again = RequestLimits(limit("5/h", by="address"), shared=store, name="one")
+        RequestLimits(RequestLimit("5/h", by="address"), shared=store)
+    first = RequestLimits(RequestLimit("5/h", by="address"), shared=store, name="one")
+    again = RequestLimits(RequestLimit("5/h", by="address"), shared=store, name="one")
     assert first.name == again.name
     with pytest.raises(ValueError, match="has other limits of that name on the same store"):
-        RequestLimits(limit("60/h", by="address"), shared=store, name="one")
+        RequestLimits(RequestLimit("60/h", by="address"), shared=store, name="one")
     del first, again
-    RequestLimits(limit("60/h", by="address"), shared=store, name="one")
+    RequestLimits(RequestLimit("60/h", by="address"), shared=store, name="one")
 
 
 @pytest.mark.parametrize("failing", ["local", "open", "closed"])
@@ -320,8 +331,8 @@ def test_without_the_store_it_does_as_it_was_told(
     async def scene() -> None:
         store = new_store(url=server.url, timeout=0.2)
         limits = RequestLimits(
-            limit("3/h", by="address"),
-            limit("50/h", by=None, local=True),
+            RequestLimit("3/h", by="address"),
+            RequestLimit("50/h", by=None, local=True),
             shared=store,
             name="edge",
             on_store_failure=failing,

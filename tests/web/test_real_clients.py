@@ -32,7 +32,7 @@ from seawall.clients import requests as guarded_requests
 from seawall.clock import VirtualClock
 from seawall.web import problems
 from seawall.web.edge import Edge
-from seawall.web.limits import RequestLimits, limit
+from seawall.web.limits import RequestLimit, RequestLimits
 from tests.web.support import serve
 
 pytestmark = pytest.mark.alone
@@ -81,7 +81,7 @@ class Site:
         by = "address" if status == 429 else None
         # A caller's own limit is 429; that of all together 503, and they do not come back together.
         self.latest = WAIT if status == 429 else WAIT + problems.SPREAD
-        limits = RequestLimits(limit(f"1/{WAIT:.0f}s", by=by, burst=1), clock=self.clock)
+        limits = RequestLimits(RequestLimit(f"1/{WAIT:.0f}s", by=by, burst=1), clock=self.clock)
         self.edge = Edge(vendor, name=f"edge-{status}", limits=limits, clock=self.clock)
         self.url = ""
 

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 
 from seawall import Bulkhead
 from seawall.testing import run_virtual
-from seawall.web import Edge, address_and_route, limit
+from seawall.web import Edge, RequestLimit, address_and_route
 from seawall.web.edge.dispatch import Dispatch
 from seawall.web.fastapi import protect
 from seawall.web.request import Incoming
@@ -489,7 +489,7 @@ def test_the_route_of_a_request_is_known_at_the_edge() -> None:
         return "all"
 
     async def main() -> None:
-        edge = protect(app, name="known", limits=limit("9/s", by=by))
+        edge = protect(app, name="known", limits=RequestLimit("9/s", by=by))
         assert (await ask(app, "/shop/v1/orders/7")).status == 200
         assert (await ask(app, "/shop/v1/orderz")).status == 404
         edge.close()

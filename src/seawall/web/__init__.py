@@ -12,7 +12,7 @@ from seawall.web.edge.inbound import Inbound, Rank
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
 from seawall.web.lifecycle import Drained, Lifecycle
-from seawall.web.limits import RequestLimit, RequestLimits, limit
+from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.problems import Problem, problem_of
 from seawall.web.request import Incoming
@@ -37,7 +37,6 @@ __all__ = [
     "Unhealthy",
     "address_and_route",
     "api_key",
-    "limit",
     "primed",
     "problem_of",
     "user",

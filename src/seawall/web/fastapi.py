@@ -4,7 +4,7 @@
 
 puts the edge around the app: deadlines, overload protection, limits, health and draining, every
 refusal as problem+json, and all of it in the app's OpenAPI description. A route's own limit or
-guard is a dependency: `Depends(limited(limit("10/min", by="address")))`,
+guard is a dependency: `Depends(limited(RequestLimit("10/min", by="address")))`,
 `Depends(guarded(reports))`.
 
 The edge wraps the app's own error handling: exceptions without a handler in the app reach the edge,
@@ -38,13 +38,12 @@ except ImportError as error:
 from seawall import _checks as check
 from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
-from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.registry import free_name
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
-from seawall.web.edge import Edge
+from seawall.web.edge import Edge, default_concurrency
 from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
@@ -120,7 +119,7 @@ def protect(
     if isinstance(limits, RequestLimit):
         limits = [limits]
     if limits is not None and not isinstance(limits, RequestLimits):
-        listed = check.listed("limits", limits, "limit('600/min', by='address')")
+        listed = check.listed("limits", limits, "RequestLimit('600/min', by='address')")
         limits = RequestLimits(*listed) if listed else None
     if websockets_per_address is DEFAULT:
         websockets_per_address = MOST_WEBSOCKETS // 2 if websockets is DEFAULT else None
@@ -147,23 +146,12 @@ def protect(
     return edge
 
 
-def default_concurrency() -> AdaptiveLimit:
-    """Return the default limit on concurrent requests.
-
-    `LoopAdmission` protects the event loop; this limit protects what the app waits for. It adapts
-    to the latency of requests. It starts high, so that the first burst at an idle pod is not
-    refused before anything was measured, and falls when latency shows a queue. Routes with
-    different latencies look like a queue, so the limit stays above 50. Give a route that computes
-    in threads (`def`) a limit of its own with `Edge(routes=...)`.
-    """
-    return AdaptiveLimit(vegas(initial=500, minimum=50, maximum=2000), max_wait=0.25)
-
-
 def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[None]]:
     """Return a dependency that gives a route its own limits, in addition to those of the edge.
 
-    It takes the arguments of `RequestLimits`: `Depends(limited(limit("10/min", by="address")))`. It
-    runs after routing and before the route's function.
+    It takes the arguments of `RequestLimits`, as in
+    `Depends(limited(RequestLimit("10/min", by="address")))`. It runs after routing and before the
+    route's function.
     """
     own = RequestLimits(*limits, **options)
 

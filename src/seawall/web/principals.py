@@ -46,7 +46,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def user(read: Principal) -> Principal:
     """Distinguish users by the result of `read(incoming)`: an authenticated id, or None.
 
-    A limit by user does not apply to an anonymous request; `limit(..., otherwise="address")` does.
+    A limit by user does not apply to an anonymous request, unless it is written as
+    `RequestLimit(..., otherwise="address")`.
     """
     return _User(plain_function("user(...)", read))
 

@@ -30,6 +30,7 @@ from seawall.clock import Clock
 from seawall.context import deadline_scope, reserve_scope
 from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
 from seawall.guard import Guard
+from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
@@ -375,6 +376,18 @@ class Edge:
             passage.keep(gate, ticket)
         except Rejected as error:
             await self._fail(passage, error, send)
+
+
+def default_concurrency() -> AdaptiveLimit:
+    """Return the default limit on concurrent requests.
+
+    `LoopAdmission` protects the event loop; this limit protects what the app waits for. It adapts
+    to the latency of requests. It starts high, so that the first burst at an idle pod is not
+    refused before anything was measured, and falls when latency shows a queue. Routes with
+    different latencies look like a queue, so the limit stays above 50. Give a route that computes
+    in threads (`def`) a limit of its own with `Edge(routes=...)`.
+    """
+    return AdaptiveLimit(vegas(initial=500, minimum=50, maximum=2000), max_wait=0.25)
 
 
 def _reason_of_cut(passage: Passage, error: BaseException | None) -> SeawallError:

@@ -44,7 +44,7 @@ from seawall.web.principals import Principal, name_for, plain_function, principa
 if TYPE_CHECKING:
     from seawall.web.request import Incoming
 
-__all__ = ["RequestLimit", "RequestLimits", "limit"]
+__all__ = ["RequestLimit", "RequestLimits"]
 
 ALERT_EVERY: Final = 1.0
 """Minimum number of seconds between two events of one soft limit."""
@@ -57,7 +57,7 @@ unique."""
 
 
 class RequestLimit:
-    """Configuration of one request limit: rate, key and cost. Written as `limit(...)`."""
+    """Configuration of one request limit: rate, key and cost. Written as `RequestLimit(...)`."""
 
     def __init__(
         self,
@@ -116,11 +116,7 @@ class RequestLimit:
     def __repr__(self) -> str:
         soft = ", soft=True" if self.soft else ""
         other = "" if self.otherwise is None else f", otherwise={self.otherwise!r}"
-        return f"limit({self.text!r}, by={self.by!r}{other}, name={self.name!r}{soft})"
-
-
-limit = RequestLimit
-"""Short name, as in `RequestLimits(limit("600/min", by="address"))`."""
+        return f"RequestLimit({self.text!r}, by={self.by!r}{other}, name={self.name!r}{soft})"
 
 
 class RequestLimits:
@@ -150,11 +146,13 @@ class RequestLimits:
         """
         for given in limits:
             if not isinstance(given, RequestLimit):
-                raise TypeError(f"{given!r}: write limit('600/min', by='address')")
+                raise TypeError(f"{given!r}: write RequestLimit('600/min', by='address')")
         names = [given.name for given in limits]
         for known in names:
             if names.count(known) > 1:
-                raise ValueError(f"two limits are called {known!r}: write limit(..., name='other')")
+                raise ValueError(
+                    f"two limits are called {known!r}: write RequestLimit(..., name='other')"
+                )
         if shared is None and (sharing != "exact" or on_store_failure != "local"):
             raise TypeError("sharing= and on_store_failure= are for shared limits: give shared=")
         if shared is not None and name is None:
