@@ -7,7 +7,7 @@ servers in `seawall.web.grpc`.
 """
 
 from seawall.runtime.streams import primed
-from seawall.web.edge import Edge
+from seawall.web.edge import Edge, default_concurrency
 from seawall.web.edge.inbound import Inbound, Rank
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
@@ -37,6 +37,7 @@ __all__ = [
     "Unhealthy",
     "address_and_route",
     "api_key",
+    "default_concurrency",
     "primed",
     "problem_of",
     "user",
