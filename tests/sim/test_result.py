@@ -55,6 +55,11 @@ def test_recovery_is_when_it_is_well_and_stays_so(after, kind, recovery):
     assert found.verdict.recovery == recovery
 
 
+def test_trouble_to_the_end_has_a_verdict_too():
+    """There is no time left to recover in."""
+    assert result(WELL + OUT).verdict.kind == "stays down"
+
+
 def test_what_nobody_feels_is_no_outage():
     """97 % during the trouble is within 5 % of the usual."""
     assert result(WELL + [97] * 10 + [100] * 20).verdict.kind == "unaffected"
@@ -69,7 +74,7 @@ def test_recovery_is_measured_against_the_usual_share():
 
 def test_a_calm_run_is_judged_as_a_whole():
     """Without a disturbance the verdict is the share that was served."""
-    assert result([100] * 20, at=None).verdict.text == "serves 100.0% of the calls"
+    assert result([100] * 20, at=None).verdict.text == "serves 100.0 % of the calls"
     assert result([60] * 20, at=None).verdict.kind == "degraded"
     assert result([0] * 20, at=None).verdict.kind == "stays down"
 
@@ -78,6 +83,7 @@ def overloaded(offered: list[int], served: list[int]) -> Result:
     found = result(served, at=None)
     found.clients["users"].came[: len(offered)] = offered
     found.services["server"] = ServiceRecord("server", 100.0, Steps(1.0, len(served)))
+    found.services["server"].calls[: len(offered)] = offered
     return found
 
 
@@ -85,7 +91,7 @@ def test_collapse_is_told_with_the_load_at_which_it_begins():
     """At twice the capacity a quarter of it is served."""
     found = overloaded([50] * 10 + [200] * 10 + [50] * 10, [50] * 10 + [25] * 10 + [50] * 10)
     assert found.verdict.kind == "collapses"
-    assert "to 25% of it" in found.verdict.text
+    assert "to 25 % of it" in found.verdict.text
 
 
 def test_a_server_that_keeps_its_goodput_holds():

@@ -150,6 +150,19 @@ def _audit(given: list[str]) -> int:
         return _told(f"seawall audit: {error}")
 
 
+def _simulate(given: list[str]) -> int:
+    from seawall.cli.simulate import ABOUT, add_arguments, main
+
+    parser = ArgumentParser("seawall simulate", description=ABOUT)
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        return _told(f"seawall simulate: {error}")
+
+
 def _demo(given: list[str]) -> int:
     from seawall_demo import main
 
@@ -191,6 +204,11 @@ COMMANDS: Final = {
     ),
     "audit": Command(
         _audit, "what is unguarded in source code: timeouts, retries, bounds", "seawall.cli.audit"
+    ),
+    "simulate": Command(
+        _simulate,
+        "a service through its worst hour, with the real policies, on virtual time",
+        "seawall.cli.simulate",
     ),
     "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
 }

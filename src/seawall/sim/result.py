@@ -24,6 +24,9 @@ DOWN: Final = 0.1
 OVERLOAD: Final = 1.2
 """Offered load in units of capacity from which a verdict speaks of overload."""
 
+HELD: Final = 0.5
+"""Share of its capacity that an overloaded world must serve not to have collapsed."""
+
 VerdictKind = Literal["unaffected", "recovers", "degraded", "stays down", "collapses", "holds"]
 
 
@@ -191,24 +194,25 @@ class Result:
         recovery = self.recovery()
         if recovery < inf:
             if self._worst() >= NORMAL * self.usual:
-                text = f"unaffected: at least {self._worst():.0%} of the calls served at any time"
+                text = f"unaffected: at least {_percent(self._worst())} of the calls served"
                 return Verdict("unaffected", text, 0.0)
-            text = f"recovers {recovery:.0f} s after the end; {self._worst():.0%} served at worst"
+            text = f"{_recovers(recovery)}; {_percent(self._worst())} of the calls served at worst"
             return Verdict("recovers", text, recovery)
-        tail = self.share(max(self.trouble[1], self.seconds - 2 * WINDOW))
+        late = max(self.trouble[1], self.seconds - 2 * WINDOW)
+        tail = self.share(min(late, self.seconds - self.step))
         if tail < DOWN:
             return Verdict(
-                "stays down", f"stays down: {tail:.0%} of the calls served at the end", inf
+                "stays down", f"stays down: {_percent(tail)} of the calls served at the end", inf
             )
-        text = f"does not recover: {tail:.0%} of the calls served at the end"
+        text = f"does not recover: {_percent(tail)} of the calls served at the end"
         return Verdict("degraded", text, inf)
 
     def _calm(self) -> Verdict:
         share = self.share()
         if share >= NORMAL:
-            return Verdict("unaffected", f"serves {share:.1%} of the calls", 0.0)
+            return Verdict("unaffected", f"serves {100 * share:.1f} % of the calls", 0.0)
         kind: VerdictKind = "stays down" if self.share(self.seconds / 2) < DOWN else "degraded"
-        return Verdict(kind, f"serves only {share:.1%} of the calls", inf)
+        return Verdict(kind, f"serves only {100 * share:.1f} % of the calls", inf)
 
     def _worst(self) -> float:
         """Return the least share of good answers over any five seconds since the trouble began."""
@@ -221,34 +225,36 @@ class Result:
         )
 
     def _overload(self) -> Verdict | None:
-        """Judge a run whose clients ask for more than the narrowest service can serve."""
-        capacity = min(
-            (one.capacity for one in self.services.values() if one.capacity), default=None
-        )
-        broken = any(not one.is_load for one in self.disturbances)
-        if capacity is None or not self.clients or broken:
+        """Judge a run in which nothing broke, but more calls came than a service can serve."""
+        if any(not one.is_load for one in self.disturbances):
             return None
         width = max(1, round(WINDOW / self.step))
-        windows = [
+        spans = [
             (first * self.step, (first + width) * self.step)
             for first in range(self.steps - width + 1)
         ]
-        offered = [self.came(*window) / (width * self.step) / capacity for window in windows]
-        if not windows or max(offered) < OVERLOAD:
+        loads = [self._fullest(*span) for span in spans]
+        over = [index for index, load in enumerate(loads) if load >= OVERLOAD]
+        if not over:
             return None
-        served = [self.goodput(*window) / capacity for window in windows]
-        over = [index for index, load in enumerate(offered) if load >= OVERLOAD]
+        served = {index: loads[index] * self.share(*spans[index]) for index in over}
         worst = min(over, key=lambda index: served[index])
-        highest = max(offered)
         recovery = self.recovery()
-        if served[worst] >= 1 / 2:
-            text = (
-                f"holds: serves {served[worst]:.0%} of its capacity at {highest:.1f} times capacity"
-            )
-            return Verdict("holds", f"{text}{_ending(recovery)}", recovery)
-        first = next(index for index in over if served[index] < 1 / 2)
-        text = f"collapses at {offered[first]:.1f} times capacity to {served[worst]:.0%} of it"
-        return Verdict("collapses", f"{text}{_ending(recovery)}", recovery)
+        ending = "" if not self.disturbances else f", and {_recovers(recovery)}"
+        if served[worst] >= HELD:
+            text = f"holds: serves {_percent(served[worst])} of its capacity or more"
+            text = f"{text} at {max(loads):.1f} times capacity{ending}"
+            return Verdict("holds", text, recovery)
+        first = next(index for index in over if served[index] < HELD)
+        text = f"collapses at {loads[first]:.1f} times capacity to {_percent(served[worst])} of it"
+        return Verdict("collapses", f"{text}{ending}", recovery)
+
+    def _fullest(self, since: float, until: float) -> float:
+        """Return the highest load on any service, in units of its capacity."""
+        bounded = [(name, one.capacity) for name, one in self.services.items() if one.capacity]
+        return max(
+            (self.load(name, since, until) / capacity for name, capacity in bounded), default=0.0
+        )
 
     # Plain data
 
@@ -342,7 +348,11 @@ def _rounded(values: Sequence[float] | array[float]) -> list[float]:
     return [round(value, 6) for value in values]
 
 
-def _ending(recovery: float) -> str:
+def _recovers(recovery: float) -> str:
     if recovery == inf:
-        return ", and does not recover"
-    return f", and recovers {recovery:.0f} s after the end"
+        return "does not recover"
+    return "recovers at once" if recovery < 1 else f"recovers {recovery:.0f} s after the end"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

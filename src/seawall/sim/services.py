@@ -115,6 +115,7 @@ class Service:
         self.name = name
         self.latency = Latency.of(latency)
         self.workers: float = inf if workers is None else check.count("workers", workers)
+        self.handler = handler
         self._rest = 0.0
         if capacity is not None:
             self._set_capacity(check.at_least("capacity", capacity, 0.001))
@@ -123,7 +124,6 @@ class Service:
         )
         self.network = network
         self.guard = guard
-        self.handler = handler
         self.deadlines = check.flag("deadlines", deadlines)
         self.record = ServiceRecord(name, self.capacity, Steps(1.0, 0))
         self._rng = rng
@@ -143,8 +143,8 @@ class Service:
 
     @property
     def capacity(self) -> float | None:
-        """Calls a second that all workers together can serve; None without a bound."""
-        if self.workers == inf or not self.latency.mean:
+        """Calls a second that all workers can serve; None without a bound, or if others decide."""
+        if self.workers == inf or not self.latency.mean or self.handler is not None:
             return None
         return self.workers / self.latency.mean / (1 + self._rest)
 
@@ -277,11 +277,13 @@ class Service:
 
     # What can happen to it
 
-    def down(self, *, hangs: bool = False) -> Change:
-        """Refuse all connections; or, with `hangs`, never answer."""
+    def down(self, *, hangs: bool = False, when: Callable[[Any], bool] | None = None) -> Change:
+        """Refuse all calls, or those whose key `when` accepts; with `hangs`, never answer them."""
+        of = "" if when is None else " for some keys"
         if hangs:
-            return self._fault(f"{self.name} hangs", Fault(factor=inf))
-        return self._fault(f"{self.name} is down", Fault(error=self._error("is down")))
+            return self._fault(f"{self.name} hangs{of}", Fault(factor=inf, when=when))
+        fault = Fault(error=self._error("is down"), when=when)
+        return self._fault(f"{self.name} is down{of}", fault)
 
     def slow(self, factor: float = 10.0, *, share: float = 1.0) -> Change:
         """Take `factor` times as long for a `share` of the calls."""
@@ -393,7 +395,7 @@ class Network:
     def loss(self, share: float) -> Change:
         """Lose a `share` of what is sent: its caller never hears of it."""
         share = check.ratio("share", share)
-        return self._fault(f"{self.name} loses {share:.0%}", Fault(factor=inf, share=share))
+        return self._fault(f"{self.name} loses {100 * share:g} %", Fault(factor=inf, share=share))
 
     def slow(self, factor: float = 10.0) -> Change:
         """Take `factor` times as long."""
@@ -433,4 +435,4 @@ def _wake(over: asyncio.Future[None]) -> None:
 
 
 def _for_share(share: float) -> str:
-    return "" if share == 1.0 else f" for {share:.0%} of the calls"
+    return "" if share == 1.0 else f" for {100 * share:g} % of the calls"

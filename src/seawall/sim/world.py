@@ -237,7 +237,7 @@ class World:
         if self.clock.now():
             raise RuntimeError("this world has had its run: make another one")
         asked = (seconds or 0.0) + 60 * minutes + 3600 * hours
-        total = check.seconds("seconds", asked or self.seconds)
+        total = check.seconds("seconds", self.seconds if seconds is None and not asked else asked)
         steps = Steps(self._step, max(1, round(total / self._step)))
         guards = _watched()
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock)) as runner:
