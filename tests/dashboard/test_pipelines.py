@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard
@@ -597,6 +597,7 @@ PIPELINES = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(st.lists(PIPELINES, max_size=3), st.lists(SHOWN, max_size=2))
+@example([{"stages": [{"kind": []}]}], [])
 def test_any_shape_gives_a_view(pipelines: list[Any], collects: list[Any]):
     """Nothing raises, and the view is one."""
     pair = Pair()

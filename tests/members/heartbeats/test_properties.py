@@ -55,6 +55,7 @@ class History:
         )
         self.changes: list[tuple[float, MemberChanged]] = []
         self.pauses: list[tuple[float, float]] = []
+        self.forgotten: list[tuple[int, str]] = []  # with the number of changes before it
         self.beats.subscribe(lambda change: self.changes.append((self.clock.now(), change)))
         end = subscribe(
             lambda event: self.pauses.append((self.clock.now(), event.seconds)), OwnPause
@@ -79,6 +80,8 @@ class History:
                 assert len(self.beats.members) == 2
         else:
             getattr(self.beats, what)(value)
+            if what == "forget":
+                self.forgotten.append((len(self.changes), value))
         assert len(self.beats.members) <= 2
 
 
@@ -89,7 +92,10 @@ def check_changes(steps: list[tuple[str, Any]]) -> None:
     since: dict[str, float] = {}
     ends: Counter[str] = Counter()
     begun = 0
-    for now, change in history.changes:
+    forgotten = history.forgotten
+    for index, (now, change) in enumerate(history.changes):
+        while forgotten and forgotten[0][0] <= index:  # silent where the peer had left before
+            _forget(forgotten.pop(0)[1], state, since)
         peer = change.member
         assert change.before != change.after
         assert change.before == state[peer]
@@ -100,8 +106,8 @@ def check_changes(steps: list[tuple[str, Any]]) -> None:
         if change.before == "suspected":
             ends[change.after] += 1
         state[peer], since[peer] = change.after, now
-        if change.reason == "forgotten":
-            del state[peer], since[peer]
+    for _, peer in forgotten:
+        _forget(peer, state, since)
     members = history.beats.members
     for name, view in members.items():
         assert view.state == state[name]
@@ -113,6 +119,11 @@ def check_changes(steps: list[tuple[str, Any]]) -> None:
     assert group.confirmed == ends["confirmed"]
     assert group.left == sum(change.after == "left" for _, change in history.changes)
     assert group.own_pauses == len(history.pauses)
+
+
+def _forget(peer: str, *tables: dict[str, Any]) -> None:
+    for table in tables:
+        table.pop(peer, None)
 
 
 def check_calm(steps: list[tuple[str, Any]]) -> None:

@@ -275,7 +275,7 @@ def blocked_tone(name: str, seen: Seen, counters: Counters) -> Tone:
 
 def _stage(name: str, seen: Seen, counters: Counters) -> PipeNode:
     kind = seen.get("kind")
-    node = _node(kind if kind in {"sink", "branch"} else "stage", seen)
+    node = _node(kind if kind in ("sink", "branch") else "stage", seen)
     node["failures"] = causes_of(seen)[:MOST_CAUSES]
     node["at_work"] = [_work(one) for one in seen_list(seen, "at_work", MOST_AT_WORK)]
     node["waits_for"] = blocked_by(seen)

@@ -127,7 +127,7 @@ def broken_keys(keys: Seen) -> list[str]:
     return [
         str(key)
         for key, one in keys.items()
-        if isinstance(one, Mapping) and one.get("state") in {"open", "half_open", "isolated"}
+        if isinstance(one, Mapping) and one.get("state") in ("open", "half_open", "isolated")
     ]
 
 
@@ -135,7 +135,7 @@ def _breaker_troubles(
     name: str, place: int, seen: Seen, _counters: Counters
 ) -> Iterator[FoundTrouble]:
     state = seen.get("state")
-    if state not in {"open", "half_open", "isolated"}:
+    if state not in ("open", "half_open", "isolated"):
         return
     keys = seen.get("keys")
     broken = broken_keys(keys) if isinstance(keys, Mapping) else []

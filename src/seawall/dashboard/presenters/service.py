@@ -50,7 +50,7 @@ def ill_checks(seen: Seen) -> list[str]:
     return [
         str(name)
         for name, check in checks
-        if mapping(check).get("state") in {"degraded", "unhealthy"}
+        if mapping(check).get("state") in ("degraded", "unhealthy")
     ]
 
 
@@ -59,7 +59,7 @@ def health_troubles(
 ) -> Iterator[FoundTrouble]:
     """Yield the troubles of the service's health."""
     worst = worst_health(seen)
-    if worst in {"degraded", "unhealthy"}:
+    if worst in ("degraded", "unhealthy"):
         ill = ill_checks(seen)
         what = f"The service is {worst}" + (f": {listed(ill)}" if ill else "")
         tone: Tone = "bad" if worst == "unhealthy" else "warn"

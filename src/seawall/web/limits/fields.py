@@ -31,6 +31,9 @@ Header = tuple[bytes, bytes]
 POLICY: Final = POLICY_HEADER.lower().encode("ascii")
 STATE: Final = STATE_HEADER.lower().encode("ascii")
 
+ROUNDING: Final = 1e-6
+"""Seconds that an instant may be off by the rounding of floats."""
+
 
 def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
     """Return the header with the limits, the same for all requests of a tier, or None."""
@@ -59,6 +62,7 @@ def state_header(told: bytes, left: float, seconds: float) -> Header:
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
     """Return the state for a refused request: nothing remains of the limits that it exceeds."""
     after = error.retry_after
-    time = b"" if after is None else b";t=%d" % ceil(after)
+    # A rounding error of the clock is no reason to write 11 for 10 seconds.
+    time = b"" if after is None else b";t=%d" % ceil(after - ROUNDING)
     over = [limit.told for limit in limits if limit.shown and limit.name in error.violated]
     return (STATE, b", ".join(b"%b0%b" % (told, time) for told in over)) if over else None
