@@ -17,14 +17,14 @@ from seawall.pipeline.failures import BLOCKED, REFUSED
 from seawall.pipeline.invocation import LOST, is_lost
 from seawall.pipeline.item import CURRENT, DROP, Item
 from seawall.pipeline.stage import BatchFailed, BatchSize
-from seawall.pipeline.worker import Worker
+from seawall.pipeline.worker import StageWorker
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
     from seawall.pipeline.worker_stage import WorkerStage
 
 
-class BatchWorker(Worker):
+class BatchWorker(StageWorker):
     """Does one batch at a time."""
 
     def __init__(self, node: WorkerStage, batch: BatchSize) -> None:

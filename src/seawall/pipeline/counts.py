@@ -18,7 +18,7 @@ RATE_WINDOW: Final = 10.0
 """Seconds over which a rate is measured, if somebody looks that often."""
 
 
-class Rate:
+class Throughput:
     """How much is counted in a second: over the last ten, or since somebody looked last.
 
     It costs nothing while nobody looks.
@@ -60,7 +60,7 @@ class StageCounts:
         """Why the stage cannot set items aside, if it cannot."""
         self.blocked_at = 0.0
         """Since when."""
-        self._rate = Rate(now)
+        self._rate = Throughput(now)
 
     def add_failure(self, error: Exception) -> None:
         """Note a failure, by its type."""

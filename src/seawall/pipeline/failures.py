@@ -17,7 +17,7 @@ from seawall.runtime.functions import kind_of
 
 if TYPE_CHECKING:
     from seawall.pipeline.inline import Node
-    from seawall.pipeline.run import Run
+    from seawall.pipeline.run import PipelineRun
 
 REFUSED: Final = full_jitter(0.05, cap=5.0)
 """Pauses of a stage whose dependency refuses without saying for how long."""
@@ -30,7 +30,9 @@ LONGEST_PAUSE: Final = 60.0
 class FailureHandler:
     """Carries out what `on_failure=` of a stage says."""
 
-    def __init__(self, run: Run, stage: Stage, counts: StageCounts, following: Node) -> None:
+    def __init__(
+        self, run: PipelineRun, stage: Stage, counts: StageCounts, following: Node
+    ) -> None:
         """Send degraded items to `following`."""
         self._run = run
         self._stage = stage

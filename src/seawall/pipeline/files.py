@@ -76,8 +76,8 @@ class FileSource(Generic[T]):
         self._is_whole = is_whole
         self._place = SavedPlace(checkpoint, every, clock)
         self._follow = check.flag("follow", follow)
-        self._reading: _Reading | None = None
-        self._files: dict[int, _Reading] = {}
+        self._reading: _OpenFile | None = None
+        self._files: dict[int, _OpenFile] = {}
         """Files of which items are on their way, by number, and the one that is read."""
         self._numbers = 0
         self._known: dict[int, tuple[int, bytes]] = {}
@@ -143,7 +143,7 @@ class FileSource(Generic[T]):
 
     # Files
 
-    async def _open(self) -> _Reading | None:
+    async def _open(self) -> _OpenFile | None:
         """Open the file where the last run ended, or from its beginning."""
         saved = await self._load()
         if saved is not None:
@@ -168,14 +168,14 @@ class FileSource(Generic[T]):
         except FileNotFoundError:
             return None  # not yet, or it is rotated at this moment
 
-    def _begin(self, path: Path, offset: int) -> _Reading:
+    def _begin(self, path: Path, offset: int) -> _OpenFile:
         file = path.open("rb")
         if offset > os.fstat(file.fileno()).st_size:
             offset = 0  # it was truncated
             self._numbers += 1
         file.seek(offset)
         self._numbers += 1
-        self._reading = _Reading(file, self._numbers, offset)
+        self._reading = _OpenFile(file, self._numbers, offset)
         self._files[self._numbers] = self._reading
         self._forget_ended()
         return self._reading
@@ -208,7 +208,7 @@ class FileSource(Generic[T]):
             found.append(((status.st_mtime_ns, -count, path.name), path, status))
         return [(path, status) for _, path, status in sorted(found, key=lambda one: one[0])]
 
-    def _moves_on(self, reading: _Reading) -> bool:
+    def _moves_on(self, reading: _OpenFile) -> bool:
         """Begin the next file if this one was rotated or truncated; it is read to its end."""
         try:
             now = self.path.stat()
@@ -234,7 +234,7 @@ class FileSource(Generic[T]):
             return False  # it is rotated at this moment: look again
         return True
 
-    def _next_after(self, reading: _Reading, newest: os.stat_result) -> Path:
+    def _next_after(self, reading: _OpenFile, newest: os.stat_result) -> Path:
         """Return what comes after a file that was rotated: the newest one, or one between them."""
         self._known[reading.status.st_ino] = (reading.end, reading.head)
         rotated = self._rotated()
@@ -322,7 +322,7 @@ def _digest(head: bytes) -> str:
     return blake2b(head, digest_size=16).hexdigest()
 
 
-class _Reading:
+class _OpenFile:
     """One file that is read."""
 
     def __init__(self, file: BinaryIO, number: int, offset: int) -> None:

@@ -18,7 +18,7 @@ from seawall.pipeline.stage import Stage
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.pipeline.run import Run
+    from seawall.pipeline.run import PipelineRun
 
 ENDED_AT_ONCE: Final = 100
 """Items that the exit takes in one go."""
@@ -39,7 +39,7 @@ class Exit:
     name = "end"
     room: Final = ENDED_AT_ONCE
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: PipelineRun) -> None:
         """Report ends to `run`."""
         self.take = run.end
         self.take_many = run.end_many
@@ -49,7 +49,7 @@ class Branch:
     """Sends each item one of two ways."""
 
     def __init__(
-        self, run: Run, name: str, predicate: Callable[[Any], bool], yes: Node, no: Node
+        self, run: PipelineRun, name: str, predicate: Callable[[Any], bool], yes: Node, no: Node
     ) -> None:
         """Ask `predicate(value)`."""
         self.name = name
@@ -77,7 +77,7 @@ class Branch:
 class InlineStage:
     """A stage without workers: a plain function that is called on the way."""
 
-    def __init__(self, run: Run, stage: Stage, following: Node) -> None:
+    def __init__(self, run: PipelineRun, stage: Stage, following: Node) -> None:
         """Do `stage`, and send its items on to `following`."""
         self.name = stage.name
         self.counts = StageCounts(run.now())

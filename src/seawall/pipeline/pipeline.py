@@ -28,8 +28,8 @@ from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
 from seawall.pipeline.inline import Branch, Exit, InlineStage, Node
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
-from seawall.pipeline.reader import Reader, source_snapshot
-from seawall.pipeline.run import Run
+from seawall.pipeline.reader import SourceReader, source_snapshot
+from seawall.pipeline.run import PipelineRun
 from seawall.pipeline.source import IterableSource, Source, as_source
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
 from seawall.pipeline.worker_stage import WorkerStage
@@ -341,8 +341,8 @@ class Pipeline:
         self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
         self._reads: list[_Read] = []
         self._steps: list[_Step] = []
-        self._run: Run | None = None
-        self._last: Run | None = None
+        self._run: PipelineRun | None = None
+        self._last: PipelineRun | None = None
         """The run that has ended last."""
         self._stop_grace: float | None = None
         registry.enter(self, "pipeline", name)
@@ -440,7 +440,7 @@ class Pipeline:
         letters = LetterSource(store) if isinstance(store, DeadLetters) else None
         bury = store if letters is None else letters.add
         sources = [read.source for read in self._reads]
-        run = Run(
+        run = PipelineRun(
             self.name,
             dead_letters=bury,
             rng=self._rng,
@@ -458,7 +458,7 @@ class Pipeline:
                 if isinstance(step, _Do):
                     step.stage = closed_stage(step.stage)
 
-    async def _carry_out(self, run: Run) -> bool:
+    async def _carry_out(self, run: PipelineRun) -> bool:
         self._run = run
         try:
             is_over = await run.run()
@@ -563,7 +563,7 @@ class Pipeline:
             ended[item.handle] = how
 
         async def main() -> None:
-            run = Run(self.name, dead_letters=keep, rng=Random(seed), on_end=on_end)  # noqa: S311 - a test
+            run = PipelineRun(self.name, dead_letters=keep, rng=Random(seed), on_end=on_end)  # noqa: S311 - a test
             source = IterableSource(items)
             sources: list[Source[Any]] = [source]
             sources += [IterableSource((), name=f"none-{n}") for n in range(1, len(self._reads))]
@@ -575,7 +575,7 @@ class Pipeline:
 
     def _build(
         self,
-        run: Run,
+        run: PipelineRun,
         sources: list[Source[Any]],
         letters: LetterSource | None,
         *,
@@ -602,7 +602,7 @@ class Pipeline:
             run.nodes.insert(0, made)
             nodes[id(step)] = made.queue if isinstance(made, WorkerStage) else made
         run.readers = [
-            Reader(run, source, nodes[id(read.following)])
+            SourceReader(run, source, nodes[id(read.following)])
             for source, read in zip(sources, self._reads, strict=True)
         ]
         if letters is not None:

@@ -298,16 +298,7 @@ def poll(
             if pause is not None:
                 return Page((), cursor, wait=max(every, pause))
         response.raise_for_status()
-        etag = response.headers.get("etag")
-        found, further = _read(response, read, onward)
-        if further is not None:
-            behind = {"url": further}
-        else:
-            behind = {"url": cursor["url"]} | ({} if etag is None else {"etag": etag})
-        # Not the URL itself: ids are seen in logs.
-        known = f"{cursor['url']} ".encode() + (response.content if etag is None else etag.encode())
-        named = blake2b(known, digest_size=8).hexdigest()
-        return Page(found, behind, more=further is not None, id=named)
+        return _page_of(response, cursor["url"], read, onward)
 
     return PageSource(
         ask,
@@ -319,6 +310,25 @@ def poll(
         name=(urlsplit(url).hostname or "poll") if name is None else name,
         clock=clock,
     )
+
+
+def _page_of(
+    response: Any,
+    url: str,
+    read: Callable[[Any], Iterable[Any]],
+    onward: Callable[[Any], str | None] | None,
+) -> Page[Any]:
+    """Return the items of an answer to `url`, and where to ask next."""
+    etag = response.headers.get("etag")
+    found, further = _read(response, read, onward)
+    if further is not None:
+        behind = {"url": further}
+    else:
+        behind = {"url": url} | ({} if etag is None else {"etag": etag})
+    # Not the URL itself: ids are seen in logs.
+    known = f"{url} ".encode() + (response.content if etag is None else etag.encode())
+    named = blake2b(known, digest_size=8).hexdigest()
+    return Page(found, behind, more=further is not None, id=named)
 
 
 def _read(

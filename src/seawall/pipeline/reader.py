@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._failures import described
 from seawall.events import SourceChanged
 from seawall.events.bus import emit
-from seawall.pipeline.counts import Rate, StageCounts
+from seawall.pipeline.counts import StageCounts, Throughput
 from seawall.pipeline.failures import BLOCKED, is_cancelled
 from seawall.pipeline.inline import Node
 from seawall.pipeline.item import Item
@@ -25,7 +25,7 @@ from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.pipeline.run import Run
+    from seawall.pipeline.run import PipelineRun
     from seawall.pipeline.source import Source
 
 READ_AT_ONCE: Final = 100
@@ -61,10 +61,10 @@ _value_of: Final = itemgetter(0)
 _log = logging.getLogger("seawall")
 
 
-class Reader:
+class SourceReader:
     """See the module's docstring."""
 
-    def __init__(self, run: Run, source: Source[Any], first: Node) -> None:
+    def __init__(self, run: PipelineRun, source: Source[Any], first: Node) -> None:
         """Begin with nothing to report."""
         self.source = source
         self.acknowledged: list[Any] = []
@@ -83,7 +83,7 @@ class Reader:
         self._failing_since = 0.0
         self._last_at: float | None = None
         """When the last item was read."""
-        self._rate = Rate(run.now())
+        self._rate = Throughput(run.now())
         self._waits = False
         """Whether it holds items for which there is no room."""
         self._run = run

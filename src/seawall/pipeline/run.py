@@ -32,7 +32,7 @@ from seawall.runtime.driver import sleep_async
 if TYPE_CHECKING:
     from random import Random
 
-    from seawall.pipeline.reader import Reader
+    from seawall.pipeline.reader import SourceReader
 
 CANCEL_WITHIN: Final = 5.0
 """Seconds that functions have to end after they were cancelled; then they are abandoned."""
@@ -43,7 +43,7 @@ _RETURNED: Final = Ending.RETURNED
 _log = logging.getLogger("seawall")
 
 
-class Run:
+class PipelineRun:
     """One run of a pipeline."""
 
     def __init__(
@@ -69,10 +69,10 @@ class Run:
             self.now = SystemClock.now  # the same, without a frame for each item
         self.random = rng.random
         self.nodes: list[WorkerStage | InlineStage | Branch] = []
-        self.readers: list[Reader] = []
-        self.replay: Reader | None = None
+        self.readers: list[SourceReader] = []
+        self.replay: SourceReader | None = None
         """Reads dead letters that are replayed."""
-        self.live: dict[Item, Reader] = {}
+        self.live: dict[Item, SourceReader] = {}
         """All items in flight with where they came from, the oldest first."""
         self.read = 0
         self.ends = dict.fromkeys(Ending, 0)
@@ -94,7 +94,7 @@ class Run:
 
     # Items
 
-    def begin(self, items: list[Item], reader: Reader) -> None:
+    def begin(self, items: list[Item], reader: SourceReader) -> None:
         """Account for items from the moment they were read."""
         self.read += len(items)
         self.live.update(dict.fromkeys(items, reader))
@@ -308,7 +308,7 @@ class Run:
         return done
 
     @property
-    def _all_readers(self) -> list[Reader]:
+    def _all_readers(self) -> list[SourceReader]:
         return self.readers if self.replay is None else [*self.readers, self.replay]
 
     @property

@@ -137,17 +137,7 @@ def make_stage(
         check.plain_function("ordered_by", ordered_by)
     if count == 0 and (guard, timeout, size, ordered_by) != (None, None, None, None):
         count = 1
-    if when_failed not in ("block", "set_aside"):
-        raise ValueError(f"when_failed={when_failed!r}: write 'block' or 'set_aside'")
-    if when_failed == "block" and ordered_by is None:
-        raise ValueError(
-            f"stage {name!r}: when_failed='block' needs ordered_by=, whose key it blocks"
-        )
-    if not isinstance(on_failure, Degrade) and on_failure not in ("dead_letter", "drop", "stop"):
-        raise ValueError(
-            f"stage {name!r}: on_failure={on_failure!r}: write 'dead_letter', 'drop', 'stop' or"
-            " degrade(function); retrying is a Retry in guard="
-        )
+    _check_failure_settings(name, when_failed, on_failure, ordered_by)
     if timeout is not None and kind == "sync" and pool is None:
         raise ValueError(
             f"stage {name!r}: timeout= cannot stop a plain function in the event loop; write"
@@ -170,6 +160,25 @@ def make_stage(
         most_deaths=check.count("most_deaths", most_deaths),
         capacity=room if capacity is None else check.count("capacity", capacity),
     )
+
+
+def _check_failure_settings(
+    name: str,
+    when_failed: WhenBlocked,
+    on_failure: OnFailure | Degrade,
+    ordered_by: Callable[[Any], Hashable] | None,
+) -> None:
+    if when_failed not in ("block", "set_aside"):
+        raise ValueError(f"when_failed={when_failed!r}: write 'block' or 'set_aside'")
+    if when_failed == "block" and ordered_by is None:
+        raise ValueError(
+            f"stage {name!r}: when_failed='block' needs ordered_by=, whose key it blocks"
+        )
+    if not isinstance(on_failure, Degrade) and on_failure not in ("dead_letter", "drop", "stop"):
+        raise ValueError(
+            f"stage {name!r}: on_failure={on_failure!r}: write 'dead_letter', 'drop', 'stop' or"
+            " degrade(function); retrying is a Retry in guard="
+        )
 
 
 def _checked_function(name: str, function: Any) -> tuple[Callable[..., Any], str]:

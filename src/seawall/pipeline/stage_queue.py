@@ -18,7 +18,7 @@ from seawall.pipeline.item import Item
 from seawall.pipeline.stage import Stage
 
 if TYPE_CHECKING:
-    from seawall.pipeline.run import Run
+    from seawall.pipeline.run import PipelineRun
 
 Waiters = deque[asyncio.Future[None]]
 
@@ -26,7 +26,7 @@ Waiters = deque[asyncio.Future[None]]
 class StageQueue:
     """Items that wait for the workers of one stage."""
 
-    def __init__(self, run: Run, stage: Stage, counts: StageCounts) -> None:
+    def __init__(self, run: PipelineRun, stage: Stage, counts: StageCounts) -> None:
         """Begin empty."""
         self.name = stage.name
         self.ready: deque[Item] = deque()

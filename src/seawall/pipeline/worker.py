@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from seawall.pipeline.worker_stage import WorkerStage
 
 
-class Worker:
+class StageWorker:
     """What one worker is doing; see `ItemWorker` and `BatchWorker`."""
 
     def __init__(self, node: WorkerStage) -> None:
@@ -70,7 +70,7 @@ class Worker:
             self.waits_for = ""
 
 
-class ItemWorker(Worker):
+class ItemWorker(StageWorker):
     """Does one item at a time."""
 
     def __init__(self, node: WorkerStage) -> None:

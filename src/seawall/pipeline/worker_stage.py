@@ -14,17 +14,17 @@ from seawall.pipeline.invocation import Invocation
 from seawall.pipeline.item import Item
 from seawall.pipeline.stage import Degrade, Stage
 from seawall.pipeline.stage_queue import StageQueue
-from seawall.pipeline.worker import ItemWorker, Worker
+from seawall.pipeline.worker import ItemWorker, StageWorker
 from seawall.policies.breaker import Breaker
 
 if TYPE_CHECKING:
-    from seawall.pipeline.run import Run
+    from seawall.pipeline.run import PipelineRun
 
 
 class WorkerStage:
     """A stage with workers; items come to it through its `queue`."""
 
-    def __init__(self, run: Run, stage: Stage, following: Node, *, in_memory: bool) -> None:
+    def __init__(self, run: PipelineRun, stage: Stage, following: Node, *, in_memory: bool) -> None:
         """Do `stage`, with `in_memory` without its pool, and send its items to `following`."""
         self.stage = stage
         self.run = run
@@ -46,7 +46,7 @@ class WorkerStage:
         policies = getattr(stage.guard, "policies", ())
         self._breakers = [policy for policy in policies if isinstance(policy, Breaker)]
         batch = stage.batch
-        self.workers: list[Worker] = [
+        self.workers: list[StageWorker] = [
             ItemWorker(self) if batch is None else BatchWorker(self, batch)
             for _ in range(stage.workers)
         ]

@@ -22,8 +22,8 @@ from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
 from seawall.pipeline.failures import BLOCKED
 from seawall.pipeline.inline import Node
 from seawall.pipeline.item import DeadLetter, Item
-from seawall.pipeline.reader import Reader
-from seawall.pipeline.run import Run
+from seawall.pipeline.reader import SourceReader
+from seawall.pipeline.run import PipelineRun
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async, wait_async
 
@@ -140,10 +140,10 @@ class LetterSource:
                     )
 
 
-class ReplayReader(Reader):
+class ReplayReader(SourceReader):
     """Sends letters that are to be replayed through the stages where they failed."""
 
-    def __init__(self, run: Run, letters: LetterSource, stages: Mapping[str, Node]) -> None:
+    def __init__(self, run: PipelineRun, letters: LetterSource, stages: Mapping[str, Node]) -> None:
         """Read `letters` of a run whose stages are known by name."""
         super().__init__(run, letters, next(iter(stages.values())))
         self._letters = letters

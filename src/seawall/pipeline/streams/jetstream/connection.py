@@ -27,7 +27,7 @@ class JetStreamMessage(NamedTuple):
     headers: dict[str, str]
 
 
-class Connection:
+class JetStreamConnection:
     """A connection to NATS: the user's, or one that is made when it is needed first."""
 
     def __init__(self, server: Any, user: str) -> None:

@@ -12,7 +12,7 @@ from seawall import _checks as check
 from seawall.pipeline.stage import BatchFailed, NotBefore
 from seawall.pipeline.streams.jetstream.connection import (
     MOST_PARTITIONS,
-    Connection,
+    JetStreamConnection,
     JetStreamMessage,
 )
 from seawall.redis.streams import partition_of
@@ -69,7 +69,7 @@ class JetStreamSink(Generic[T]):
         self._key = key
         self._identity = identity
         self._encode = as_bytes if encode is None else encode
-        self._connection = Connection(server, "JetStreamSink")
+        self._connection = JetStreamConnection(server, "JetStreamSink")
 
     def __repr__(self) -> str:
         return f"<JetStreamSink {self.subject!r}>"

@@ -32,7 +32,7 @@ from seawall.models.backoff import full_jitter
 from seawall.pipeline.source import Faulty, TooManyDeliveries
 from seawall.pipeline.streams.jetstream.connection import (
     MOST_PARTITIONS,
-    Connection,
+    JetStreamConnection,
     JetStreamMessage,
 )
 from seawall.runtime.abandon import end
@@ -87,7 +87,7 @@ class Delivery:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: ConsumerLane,
         sequence: int,
         deliveries: int,
         message: JetStreamMessage,
@@ -112,7 +112,7 @@ class Delivery:
         return self.message.id
 
 
-class Lane:
+class ConsumerLane:
     """A durable consumer on the server, and the request for its messages that is under way."""
 
     __slots__ = (
@@ -144,6 +144,24 @@ class Lane:
         self.pauses: Iterator[float] = UNREADY.delays(_random)
         self.pending = 0
         """How many messages wait on the server, as of the last delivery."""
+
+
+def _lanes(consumer: str, subject: str | None, partitions: int | None) -> list[ConsumerLane]:
+    """Return one lane, or one for each partition; raise if `subject` does not fit."""
+    if partitions is None:
+        if subject is not None and "{partition}" in subject:
+            raise ValueError(f"subject={subject!r}: write partitions=, their number")
+        return [ConsumerLane(consumer, subject)]
+    check.count("partitions", partitions, maximum=MOST_PARTITIONS)
+    if subject is None or "{partition}" not in subject:
+        raise ValueError(
+            f"subject={subject!r}: with partitions= write where the number of the partition"
+            " stands, such as 'orders.{partition}'"
+        )
+    return [
+        ConsumerLane(f"{consumer}-{number}", subject.replace("{partition}", str(number)))
+        for number in range(partitions)
+    ]
 
 
 class JetStreamSource(Generic[T]):
@@ -193,23 +211,9 @@ class JetStreamSource(Generic[T]):
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
         self._decode = None if decode is None else check.plain_function("decode", decode)
         self.partitions = partitions
-        if partitions is None:
-            if subject is not None and "{partition}" in subject:
-                raise ValueError(f"subject={subject!r}: write partitions=, their number")
-            self._lanes = [Lane(consumer, subject)]
-        else:
-            check.count("partitions", partitions, maximum=MOST_PARTITIONS)
-            if subject is None or "{partition}" not in subject:
-                raise ValueError(
-                    f"subject={subject!r}: with partitions= write where the number of the partition"
-                    " stands, such as 'orders.{partition}'"
-                )
-            self._lanes = [
-                Lane(f"{consumer}-{number}", subject.replace("{partition}", str(number)))
-                for number in range(partitions)
-            ]
+        self._lanes = _lanes(consumer, subject, partitions)
         self._lane_of = {lane.consumer: lane for lane in self._lanes}
-        self._connection = Connection(server, "JetStreamSource")
+        self._connection = JetStreamConnection(server, "JetStreamSource")
         self._client: Any = None
         self._context: Any = None
         self._inbox = ""
@@ -361,7 +365,7 @@ class JetStreamSource(Generic[T]):
         self._sure_at = asyncio.get_running_loop().time()
         self._keeper = asyncio.create_task(self._keep(), name=f"acknowledgements of {self.name}")
 
-    async def _make(self, lane: Lane, *, is_first: bool = False) -> None:
+    async def _make(self, lane: ConsumerLane, *, is_first: bool = False) -> None:
         """Make the consumer of a lane, or bring it up to date."""
         from nats.js.api import ConsumerConfig
         from nats.js.errors import APIError, ServiceUnavailableError
@@ -432,7 +436,7 @@ class JetStreamSource(Generic[T]):
             number = min(len(idle), max(most - len(self._ready), LANES_AT_ONCE))
             await self._ask_now([idle.popleft() for _ in range(number)], 1)
 
-    async def _ask_now(self, lanes: Sequence[Lane], most: int) -> None:
+    async def _ask_now(self, lanes: Sequence[ConsumerLane], most: int) -> None:
         """Get what there is already from each of these lanes."""
         for lane in lanes:
             await self._ask(lane, most, waits=False)
@@ -440,7 +444,7 @@ class JetStreamSource(Generic[T]):
         while any(lane.expected and now() < lane.until for lane in lanes):
             await self._wait()
 
-    async def _ask(self, lane: Lane, most: int, *, waits: bool) -> None:
+    async def _ask(self, lane: ConsumerLane, most: int, *, waits: bool) -> None:
         request: dict[str, Any] = {"batch": most}
         if waits:
             request["expires"] = int(REQUEST_SECONDS * 1e9)
