@@ -337,6 +337,8 @@ def test_a_replayed_letter_enters_again_where_it_failed(stores: Making) -> None:
             assert await ids_of(store) == ["s:1"]
             (item,) = (await store.abrowse()).items
             assert (item.attempts, item.error) == (2, "ValueError: poison 20")
+            assert item.traceback.startswith("Traceback (most recent call last)")
+            assert 'raise ValueError(f"poison {number}")' in item.traceback
             shot = pipeline.snapshot()
             words = ("read", "replayed", "sink", "dead_letter")
             assert [shot[word] for word in words] == [2, 2, 1, 1]

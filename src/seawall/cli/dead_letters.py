@@ -177,6 +177,7 @@ def _facts(item: WorkItem) -> dict[str, Any]:
         "age_seconds": item.age,
         "since_seconds": item.since,
         "cause": redacted(item.error),
+        "traceback": redacted(item.traceback),
         "value": value,
         "value_is_cut": is_cut,
         "acts": list(item.acts),
@@ -192,6 +193,8 @@ def _lines(item: WorkItem) -> Iterator[str]:
     yield f"cause     {_line(item.error)}"
     yield f"acts      {', '.join(item.acts) or 'none now'}"
     yield f"value     {value}{' (cut)' if is_cut else ''}"
+    for line in item.traceback.splitlines():
+        yield _line(line)
 
 
 def _line(text: str) -> str:

@@ -112,6 +112,8 @@ class DeadLetter(NamedTuple):
     at: float
     """When, in seconds since the epoch."""
     lesser: tuple[Lesser, ...] = ()
+    traceback: str = ""
+    """Where the error was raised, without secrets and bounded; empty if it was not."""
 
 
 class Ended(NamedTuple):

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._failures import described
+from seawall._failures import described, traceback_of
 from seawall.clock import SystemClock, current_clock, epoch_of
 from seawall.events import ItemDied, PipelineEnded, StageChanged
 from seawall.events.bus import emit
@@ -161,7 +161,9 @@ class PipelineRun:
         cause = described(error)
         keeps_id = getattr(item.source, "keeps_ids", False)
         id_ = item.id if keeps_id else self._letter_id(item.id)
-        letter = DeadLetter(id_, item.value, stage, cause, item.attempts, at, item.lesser)
+        letter = DeadLetter(
+            id_, item.value, stage, cause, item.attempts, at, item.lesser, traceback_of(error)
+        )
         pauses = BLOCKED.delays(self.random)
         while True:
             try:

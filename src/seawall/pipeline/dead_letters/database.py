@@ -11,7 +11,7 @@ from typing import Any
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._failures import described
+from seawall._failures import described, split_report
 from seawall.durable.database.connections import Query
 from seawall.durable.database.database import Database, Operation
 from seawall.durable.database.json_values import json_text
@@ -156,7 +156,7 @@ class DatabaseDeadLetters:
             "format": form,
             "value": text,
             "lesser": json.dumps(letter.lesser),
-            "error": letter.cause,
+            "error": f"{letter.cause}\n{letter.traceback}" if letter.traceback else letter.cause,
             "attempts": letter.attempts,
             "failed_at": whole_micros(letter.at),
             "epoch": 0 if claim is None else claim.epoch,
@@ -303,10 +303,12 @@ class DatabaseDeadLetters:
         else:
             value = text.encode() if form == "utf-8" else b64decode(text)
         why = tuple(Lesser(*one) for one in json.loads(lesser))
-        return DeadLetter(id_, value, stage, error, attempts, failed_at / 1e6, why)
+        cause, trace = split_report(error)
+        return DeadLetter(id_, value, stage, cause, attempts, failed_at / 1e6, why, trace)
 
     def _item(self, row: tuple[Any, ...]) -> WorkItem:
         changed, id_, state, stage, form, attempts, error, created, size, value, _, now = row
+        cause, trace = split_report(error)
         return WorkItem(
             id_,
             state,
@@ -316,10 +318,11 @@ class DatabaseDeadLetters:
             attempts,
             max(0, now - created) / 1e6,
             (now - changed) / 1e6,
-            error,
+            cause,
             size,
             (value or "").encode("utf-8", "replace"),
             acts_on(state, can_replay=form != "repr"),
+            trace,
         )
 
 

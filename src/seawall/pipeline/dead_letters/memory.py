@@ -243,6 +243,7 @@ class MemoryDeadLetters:
             len(value),
             value[:cut],
             acts_on(kept.state, can_replay=True),
+            letter.traceback,
         )
 
 
