@@ -11,6 +11,7 @@ import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -34,6 +35,7 @@ from seawall.pipeline import (
 )
 from seawall.resources import CpuPool
 from seawall.testing import run_virtual
+from tests.pipeline.slow_start import TAKES, dies_once
 
 
 class Recorded(IterableSource[Any]):
@@ -776,6 +778,17 @@ def test_attempts_are_those_of_the_guard_of_the_stage() -> None:
     assert [ended.ending for ended in pipeline.test([1, 2, 3])] == [Ending.SINK] * 3
     assert seen == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
     assert pipeline.snapshot()["stages"][0]["retries"] == 3
+
+
+def test_the_start_of_a_process_does_not_count_for_the_timeout(tmp_path: Path) -> None:
+    """Neither the first one, nor that of one which takes the place of a process that died."""
+    with CpuPool("slow", workers=1) as pool:
+        pipeline, stored = Pipeline("p"), []
+        paths = ["", str(tmp_path / "died"), ""]
+        pipeline.read(paths).stage(dies_once, workers=pool, timeout=TAKES / 1.5).sink(stored.append)
+        asyncio.run(pipeline.run())
+    assert stored == paths
+    assert pipeline.snapshot()["stages"][0]["deaths"] == 1
 
 
 # --- The same seed gives the same history ---

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seawall import Guard, Retry, registry
+from seawall import Breaker, Guard, Retry, registry
 from seawall.pipeline import DROP, IterableSource, MemoryDeadLetters, NotBefore, Pipeline, degrade
 from seawall.pipeline.counts import MOST_SAMPLES, StageCounts
 from seawall.testing import run_virtual
@@ -268,3 +268,20 @@ def test_the_facts_of_a_source_are_shown_and_a_broken_look_hides_nothing() -> No
     first, second = pipeline.snapshot()["sources"]
     assert (first["kind"], first["lag"], first["read"]) == ("known", 7, 0)
     assert second["snapshot_error"] == "ConnectionError: down"
+
+
+def test_the_reason_to_wait_for_a_breaker_has_no_seconds_that_grow_old() -> None:
+    """It says what is open and why, for as long as the item waits."""
+
+    async def store(_number: int) -> None:
+        raise ConnectionError("refused")
+
+    guard = Guard("database", Breaker(consecutive=1, break_for=50.0), replace=True)
+    pipeline = Pipeline("p", rng=Random(1))
+    pipeline.read(range(3)).sink(store, guard=guard)
+    (seen,) = watched(pipeline, [20.0])
+    (sink,) = seen["stages"]
+    assert sink["waits_for"] == (
+        "CircuitOpen: guard 'database': the circuit is open; the last failure:"
+        " ConnectionError: refused"
+    )

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from seawall._failures import described
 from seawall.errors import WorkerDied
 from seawall.pipeline.counts import StageCounts
-from seawall.pipeline.failures import BLOCKED, REFUSED
+from seawall.pipeline.failures import BLOCKED, REFUSED, reason_to_wait
 from seawall.pipeline.invocation import LOST, is_lost
 from seawall.pipeline.item import CURRENT, DROP, Item
 from seawall.pipeline.stage import BatchFailed, BatchSize
@@ -93,7 +92,7 @@ class BatchWorker(StageWorker):
                     await self._finish([item], keys)
                 return
             if failure is not None and seconds:
-                await self._wait(sleep_async(seconds), described(failure))
+                await self._wait(sleep_async(seconds), reason_to_wait(failure))
 
     async def _attempt(self, members: BatchMembers) -> Exception | None:
         """Call the function with those that are left; return why that failed, if it did."""

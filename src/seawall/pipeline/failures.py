@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from seawall._failures import described
-from seawall.errors import DeadlineExceeded, Rejected
+from seawall.errors import CircuitOpen, DeadlineExceeded, Rejected
 from seawall.models.backoff import full_jitter
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.invocation import LOST, is_lost
@@ -100,6 +100,14 @@ class FailureHandler:
         pending = self._following.take(item)
         if pending is not None:
             await pending
+
+
+def reason_to_wait(error: Exception) -> str:
+    """Describe why an item waits, without seconds that grow old meanwhile."""
+    if not isinstance(error, CircuitOpen):
+        return described(error)
+    last = f"; the last failure: {error.failure}" if error.failure else ""
+    return f"CircuitOpen: guard {error.guard!r}: the circuit is open{last}"
 
 
 def is_cancelled() -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from seawall._failures import described
 from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
-from seawall.pipeline.failures import REFUSED, FailureHandler
+from seawall.pipeline.failures import REFUSED, FailureHandler, reason_to_wait
 from seawall.pipeline.invocation import LOST, is_lost
 from seawall.pipeline.item import CURRENT, DROP, Item
 from seawall.pipeline.stage import Stage
@@ -131,7 +130,7 @@ class InlineStage:
         """Call the function again while it refuses the item; whoever brings it waits."""
         pauses = REFUSED.delays(self._run.random)
         while (seconds := self._failures.pause_after(error, pauses)) is not None:
-            self.counts.waits_for = described(error)
+            self.counts.waits_for = reason_to_wait(error)
             try:
                 await sleep_async(seconds)
             finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from seawall.errors import TimedOut, WorkerDied
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.item import CURRENT, Item
 from seawall.pipeline.stage import Stage
@@ -17,6 +18,7 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.rate_limit import RateLimit
 from seawall.policies.retry import Retry
 from seawall.policies.timeout import Timeout
+from seawall.resources.executors import CpuPool
 from seawall.runtime.call import further_attempts
 from seawall.runtime.functions import kind_of
 
@@ -77,6 +79,8 @@ class Invocation:
             call.__name__ = call.__qualname__ = stage.name
         if stage.timeout is not None:
             call = Timeout(stage.timeout)(call)
+            if isinstance(pool, CpuPool) and pool.kind == "process":
+                call = _with_started_process(call, function, pool)
         bound: Callable[[Any], Awaitable[Any]] = call if stage.guard is None else stage.guard(call)
         return bound
 
@@ -106,6 +110,33 @@ class Invocation:
             self._counts.retries += 1
         item.attempts += 1
         return True
+
+
+def _with_started_process(
+    call: Callable[[Any], Awaitable[Any]], function: Callable[..., Any], pool: CpuPool
+) -> Callable[[Any], Awaitable[Any]]:
+    """Return `call`, before which a process is started where one is missing.
+
+    So the start, and the import of the function, do not count for the timeout inside of `call`.
+    """
+    missing = pool.workers
+
+    async def started(value: Any) -> Any:
+        nonlocal missing
+        if missing:
+            missing -= 1
+            await pool.arun(_load, function)
+        try:
+            return await call(value)
+        except (WorkerDied, TimedOut):  # its process is gone
+            missing += 1
+            raise
+
+    return started
+
+
+def _load(_function: Callable[..., Any]) -> None:
+    """Do nothing, in a process that has imported the function to be called with it."""
 
 
 def is_lost(item: Item) -> bool:

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from types import coroutine
 from typing import TYPE_CHECKING, Any
 
-from seawall._failures import described
 from seawall.context import deadline_var
-from seawall.pipeline.failures import BLOCKED, REFUSED
+from seawall.pipeline.failures import BLOCKED, REFUSED, reason_to_wait
 from seawall.pipeline.inline import Exit
 from seawall.pipeline.invocation import LOST, ItemLost, is_lost
 from seawall.pipeline.item import CURRENT, DROP, Item
@@ -173,7 +172,7 @@ class ItemWorker(StageWorker):
                 node.counts.add_failure(error)
                 seconds = next(blocked)
             if seconds:
-                await self._wait(sleep_async(seconds), described(error))
+                await self._wait(sleep_async(seconds), reason_to_wait(error))
             if is_lost(item):
                 break
             try:
