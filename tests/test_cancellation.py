@@ -40,13 +40,13 @@ from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _Part
 from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.policies.cache.answers import Answers
 from seawall.policies.fallback import fallback_reason
-from seawall.policies.hedge.tasks import Copies
+from seawall.policies.hedge.tasks import TaskCopies
 from seawall.policies.rate_limit.gate import RateWaiter
 from seawall.policies.rate_limit.policy import RateGate
 from seawall.policies.retry import InFlightRatio, RequestRatio
 from seawall.policies.throttle import _ThrottleGate
 from seawall.policies.timeout import adaptive_timeout
-from seawall.policies.timeout.async_flow import AsyncTimeout, Lane
+from seawall.policies.timeout.async_flow import AsyncTimeout, ExpiryQueue
 from seawall.runtime import interpreter
 from seawall.runtime.call import Call, trace_var
 from seawall.runtime.layers import FAILED, OK
@@ -413,7 +413,7 @@ async def stopped_at(  # noqa: C901 - a list of what must hold
         assert not any(lane.pending for lane in layer._lanes.values())
     for timer in loop._scheduled:
         owner = getattr(timer._callback, "__self__", None)
-        assert timer.cancelled() or isinstance(owner, Lane), timer
+        assert timer.cancelled() or isinstance(owner, ExpiryQueue), timer
     if not world.stopped:
         return False
     world.stopped = False
@@ -821,8 +821,8 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "slots of a class are not given back": (PartitionedGate, "_give_back", forget, "partitions"),
     "a class keeps what it was granted": (_PartitionWaiter, "_give_up", forget, "partitions"),
     "cancelled calls count at the server": (_ThrottleGate, "leave", forget, "throttle"),
-    "copies run on": (Copies, "_cancel", forget, "hedge"),
-    "late copies are still made": (Copies, "in_time", forget, "hedge"),
+    "copies run on": (TaskCopies, "_cancel", forget, "hedge"),
+    "late copies are still made": (TaskCopies, "in_time", forget, "hedge"),
 }
 
 

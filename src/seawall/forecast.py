@@ -19,7 +19,7 @@ from seawall.events.bus import muted
 from seawall.policies.breaker import Breaker
 from seawall.policies.retry import Retry, RetryBudget
 from seawall.runtime.call import Call
-from seawall.runtime.interpreter import Request, Run, interpret
+from seawall.runtime.interpreter import Request, RunFunction, interpret
 from seawall.runtime.layers import Layer
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> F
         time.instant, _, call, steps, context = heappop(due)
         try:
             request = context.run(_step, steps, None)
-            while isinstance(request, Run):
+            while isinstance(request, RunFunction):
                 attempts += 1
                 failure = _Failure() if rng.random() < failing else None
                 request = context.run(_step, steps, failure)

@@ -18,7 +18,7 @@ from seawall.durable.database.leases import _asked
 from seawall.durable.database.migrations import migrations
 from seawall.durable.database.statements import TableNames, statements
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
-from seawall.models.lease import Busy, Granted, LeaseModel
+from seawall.models.lease import Busy, LeaseGranted, LeaseModel
 from tests.durable.postgres import Postgres
 from tests.support import falsified
 
@@ -33,7 +33,7 @@ COMMANDS = st.lists(
     ),
     max_size=10,
 )
-Answers = Callable[[int, Command], Granted | Busy]
+Answers = Callable[[int, Command], LeaseGranted | Busy]
 
 _serial = count()
 
@@ -71,7 +71,7 @@ def new_lease(dialect: str, request: pytest.FixtureRequest) -> Iterator[Callable
     def make() -> Answers:
         name = f"n{next(_serial)}"
 
-        def answer(now: int, command: Command) -> Granted | Busy:
+        def answer(now: int, command: Command) -> LeaseGranted | Busy:
             connection.run(set_clock(now))
             steps = _asked(name, command)
             raced = isinstance(command, Take) and command.attempt % 2
@@ -100,7 +100,7 @@ def check_agreement(answer: Answers, commands: list[tuple[int, str, str, int]]) 
     for jump, what, holder, which in commands:
         now = max(1, now + jump)
         token = tokens[-1 - which]
-        expected: Granted | Busy | bool
+        expected: LeaseGranted | Busy | bool
         command: Command
         if what.startswith("take"):
             attempt += 1
@@ -116,11 +116,11 @@ def check_agreement(answer: Answers, commands: list[tuple[int, str, str, int]]) 
             expected, command = model.release(now, token), Release(token)
         given_answer = answer(now, command)
         if isinstance(expected, bool):
-            assert isinstance(given_answer, Granted) == expected
+            assert isinstance(given_answer, LeaseGranted) == expected
             assert given_answer.token == model.token
         else:
             assert given_answer == expected
-        if isinstance(given_answer, Granted):
+        if isinstance(given_answer, LeaseGranted):
             tokens.append(given_answer.token)
 
 

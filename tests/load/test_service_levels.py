@@ -29,7 +29,7 @@ from seawall.events import CallRejected, LevelChanged, SettingsChanged
 from seawall.load import ServiceLevel, ServiceLevels
 from seawall.load.service_levels import LevelGate
 from seawall.load.signals import in_flight
-from seawall.models.service_levels import Cause, Move
+from seawall.models.service_levels import LevelCause, Move
 from seawall.policies.fallback import fallback_reason
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import run_sync
@@ -515,7 +515,7 @@ def test_a_look_does_not_overwrite_a_pin():
         """A model whose level is read while another thread pins."""
 
         def update(self, *_state: Any) -> Move:
-            return Move(FULL, CACHED, Cause.LOAD)
+            return Move(FULL, CACHED, LevelCause.LOAD)
 
         @property
         def level(self) -> ServiceLevel:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from seawall.clock import VirtualClock
 from seawall.members.keyring import Keyring
 from seawall.members.wire import SKEW, Codec, MessageRefused
-from seawall.models.detection.gossip import MOST_METADATA, MOST_NAME, MemberState, Update
+from seawall.models.detection.gossip import MOST_METADATA, MOST_NAME, GossipUpdate, MemberState
 from seawall.models.detection.messages import (
-    Change,
+    MembershipChange,
     Message,
     MessageKind,
     Send,
@@ -105,7 +105,7 @@ class Wires:
 def test_what_strangers_send_changes_nothing():
     """Random bytes, other keys, recordings and forged members, however many: all are counted."""
     node = Node()
-    known = Update(ALIVE, "b", 1, "b")
+    known = GossipUpdate(ALIVE, "b", 1, "b")
     peer = Codec(Keyring(KEY), group="g", clock=node.clock)
     recorded = peer.encode(Message(MessageKind.PUSH, "b", (known,)))
     node.take(recorded, "b", reliable=True)
@@ -113,7 +113,7 @@ def test_what_strangers_send_changes_nothing():
     random = Random(5)
     stranger = Codec(Keyring(b"a key that nobody else has"), group="g", clock=node.clock)
     elsewhere = Codec(Keyring(KEY), group="other", clock=node.clock)
-    forged = tuple(Update(ALIVE, f"forged-{number}", 1, "h:1") for number in range(10_000))
+    forged = tuple(GossipUpdate(ALIVE, f"forged-{number}", 1, "h:1") for number in range(10_000))
     sent = [
         recorded,
         stranger.encode(Message(MessageKind.PUSH, "b", forged)),
@@ -144,7 +144,7 @@ def test_forged_members_are_bounded_even_with_the_key():
             Message(
                 MessageKind.PUSH,
                 "evil",
-                tuple(Update(ALIVE, f"f{start + one}", 1, "h:1") for one in range(1000)),
+                tuple(GossipUpdate(ALIVE, f"f{start + one}", 1, "h:1") for one in range(1000)),
             ),
             reliable=True,
         )
@@ -152,15 +152,17 @@ def test_forged_members_are_bounded_even_with_the_key():
     assert node.swim.counts.refused == 10_000 - 49
     for number in range(2000):  # members that come and go take no more room either
         name = f"g{number}"
-        node.hear(Message(MessageKind.GOSSIP, "evil", (Update(LEFT, f"f{number}", 1, by="x"),)))
+        node.hear(
+            Message(MessageKind.GOSSIP, "evil", (GossipUpdate(LEFT, f"f{number}", 1, by="x"),))
+        )
         node.hear(
             Message(
                 MessageKind.GOSSIP,
                 "evil",
-                (Update(ALIVE, name, 1, "h:1"), Update(LEFT, name, 1, by=name)),
+                (GossipUpdate(ALIVE, name, 1, "h:1"), GossipUpdate(LEFT, name, 1, by=name)),
             )
         )
-        node.hear(Message(MessageKind.GOSSIP, "evil", (Update(ALIVE, name, number, "h:1"),)))
+        node.hear(Message(MessageKind.GOSSIP, "evil", (GossipUpdate(ALIVE, name, number, "h:1"),)))
     assert len(node.swim.members) <= 49
     assert len(node.swim._gossip) <= 50
     assert len(node.swim._order) <= 50
@@ -200,7 +202,7 @@ def test_a_datagram_cannot_ask_for_the_whole_view():
 def test_what_others_say_of_this_member_is_refuted(state):
     """It stays alive to itself, and contradicts."""
     node = Node()
-    node.hear(Message(MessageKind.GOSSIP, "evil", (Update(state, "a", 7, by="evil"),)))
+    node.hear(Message(MessageKind.GOSSIP, "evil", (GossipUpdate(state, "a", 7, by="evil"),)))
     assert node.swim.own.state is ALIVE
     assert node.swim.own.incarnation == 8
 
@@ -209,7 +211,7 @@ def test_a_forged_address_is_taken_back():
     """The member itself contradicts, and all reach it again."""
     wires = Wires("a", "b", "c")
     assert wires.agree()
-    wires.inject("a", Update(ALIVE, "b", 50, "192.0.2.1:80", b"forged"))
+    wires.inject("a", GossipUpdate(ALIVE, "b", 50, "192.0.2.1:80", b"forged"))
     assert wires.nodes["a"].swim.members["b"].address == "192.0.2.1:80"
     wires.run(90)
     assert wires.agree()
@@ -221,7 +223,7 @@ def test_no_incarnation_silences_a_member_for_ever(state):
     """The highest that is accepted is refuted once the clock has passed it."""
     wires = Wires("a", "b", "c")
     highest = int((wires.clock.now() + SKEW) * 1000)
-    told = Update(state, "b", highest, *(["evil:1"] if state is ALIVE else ["", b"", "evil"]))
+    told = GossipUpdate(state, "b", highest, *(["evil:1"] if state is ALIVE else ["", b"", "evil"]))
     for name in "abc":
         wires.inject(name, told, told._replace(incarnation=highest + 1))
         assert wires.nodes[name].codec.refused["incarnation"] == 1
@@ -236,7 +238,9 @@ def test_an_answer_to_another_member_proves_nothing():
     asked = []
     for seed in range(2):
         swim = Swim("a", "a", rng=Random(seed).random, now=clock.now())
-        swim.receive(Message(MessageKind.GOSSIP, "c", (Update(ALIVE, "c", 0, "c"),)), "c", START)
+        swim.receive(
+            Message(MessageKind.GOSSIP, "c", (GossipUpdate(ALIVE, "c", 0, "c"),)), "c", START
+        )
         asked += [
             one.message.number
             for step in range(20)
@@ -251,13 +255,13 @@ def test_a_lost_refutation_is_repeated():
     node = Node()
     for number in range(40):  # all places to which it could be passed on have been used up
         node.hear(Message(MessageKind.PING, "b", (), number, "a"))
-    old = Update(SUSPECTED, "a", 0, by="b")
+    old = GossipUpdate(SUSPECTED, "a", 0, by="b")
     node.hear(Message(MessageKind.GOSSIP, "b", (old,)))
     first = node.swim.own.incarnation
     for number in range(40):
         node.hear(Message(MessageKind.PING, "b", (), number, "a"))
     (answer,) = node.hear(Message(MessageKind.PING, "b", (old,), 50, "a"))
-    assert Update(ALIVE, "a", first, "a") in answer.message.updates
+    assert GossipUpdate(ALIVE, "a", first, "a") in answer.message.updates
     assert node.swim.own.incarnation == first, "nothing new was said, so nothing rises"
 
 
@@ -282,7 +286,7 @@ def test_every_datagram_fits_into_a_packet(messages, name, packet):
                     receiver = Codec(Keyring(KEY), group="g", clock=node.clock)
                     assert receiver.decode(data) == one.message
                 else:
-                    assert not isinstance(one, Change) or one.before is not one.after
+                    assert not isinstance(one, MembershipChange) or one.before is not one.after
     assert len(node.swim.members) < 5
 
 
@@ -290,7 +294,7 @@ def test_the_largest_update_is_gossiped():
     """The longest name, address and metadata fit into the smallest packet."""
     settings = SwimSettings(packet=1200)
     node = Node("n" * MOST_NAME, settings=settings)
-    longest = Update(ALIVE, "m" * MOST_NAME, 1, "h" * 255, b"m" * MOST_METADATA)
+    longest = GossipUpdate(ALIVE, "m" * MOST_NAME, 1, "h" * 255, b"m" * MOST_METADATA)
     node.hear(Message(MessageKind.PUSH, "b", (longest,)), reliable=True)
     sent = []
     for _ in range(20):

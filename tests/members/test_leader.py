@@ -17,7 +17,7 @@ from seawall.errors import LeaseLost, StoreUnavailable
 from seawall.leases import Lease
 from seawall.leases.store import Command, Release, Renew, Take, Withdraw
 from seawall.members import Leader, Term
-from seawall.models.lease import Busy, Granted, LeaseModel
+from seawall.models.lease import Busy, LeaseGranted, LeaseModel
 from seawall.runtime.layers import Kind
 from seawall.runtime.store import StoreQuestion
 from seawall.testing import run_virtual
@@ -87,7 +87,7 @@ class Memory:
     def _add(self, asking: StoreQuestion) -> None:
         asking.deliver(self._do(asking.item))
 
-    def _do(self, command: Command) -> Granted | Busy:
+    def _do(self, command: Command) -> LeaseGranted | Busy:
         if not self.is_up:
             raise StoreUnavailable("the store is down")
         now, model = round(self.clock.now() * 1e6) + 1, self.model
@@ -103,13 +103,13 @@ class Memory:
         if done and not isinstance(command, Renew):
             for heard in list(self._listeners):
                 heard()
-        return Granted(model.token) if done else Busy(model.token, 0)
+        return LeaseGranted(model.token) if done else Busy(model.token, 0)
 
-    def unwanted(self, item: Command, answer: Granted | Busy) -> None:
-        if isinstance(item, Take) and isinstance(answer, Granted):
+    def unwanted(self, item: Command, answer: LeaseGranted | Busy) -> None:
+        if isinstance(item, Take) and isinstance(answer, LeaseGranted):
             self.post(Release(answer.token))
 
-    async def call(self, command: Command, _patience: float) -> Granted | Busy:
+    async def call(self, command: Command, _patience: float) -> LeaseGranted | Busy:
         return self._do(command)
 
     def post(self, command: Command) -> None:

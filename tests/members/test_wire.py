@@ -28,8 +28,8 @@ from seawall.models.detection.gossip import (
     MOST_ADDRESS,
     MOST_METADATA,
     MOST_NAME,
+    GossipUpdate,
     MemberState,
-    Update,
 )
 from seawall.models.detection.messages import Message, MessageKind
 
@@ -67,7 +67,7 @@ NAMES = names(MOST_NAME) | st.just("n" * MOST_NAME)
 ADDRESSES = names(MOST_ADDRESS) | st.just("h" * MOST_ADDRESS)
 INCARNATIONS = st.integers(0, int(START * 1000))
 ALIVE = st.builds(
-    Update,
+    GossipUpdate,
     st.just(MemberState.ALIVE),
     NAMES,
     INCARNATIONS,
@@ -76,7 +76,7 @@ ALIVE = st.builds(
     st.just(""),
 )
 ACCUSED = st.builds(
-    Update,
+    GossipUpdate,
     st.sampled_from([MemberState.SUSPECTED, MemberState.CONFIRMED, MemberState.LEFT]),
     NAMES,
     INCARNATIONS,
@@ -135,7 +135,9 @@ def test_groups_with_the_same_key_do_not_mix(kind):
 def test_truncated_and_changed_messages_are_refused(kind):
     """At every byte, and with every bit turned; what is refused does not use up the message."""
     sender, receiver = pair(kind)
-    data = sender.encode(PING._replace(updates=(Update(MemberState.ALIVE, "c", 1, "h:1", b"m"),)))
+    data = sender.encode(
+        PING._replace(updates=(GossipUpdate(MemberState.ALIVE, "c", 1, "h:1", b"m"),))
+    )
     for end in range(len(data)):
         assert receiver.refusal(data[:end]) in ("size", "key")
     for place in range(8 * len(data)):
@@ -342,7 +344,7 @@ def test_without_the_extra_encrypted_messages_are_refused_as_such(monkeypatch):
 def test_encrypted_messages_show_nothing():
     """Neither names nor metadata; a signed one shows both."""
     message = Message(
-        MessageKind.GOSSIP, "orders-7", (Update(MemberState.ALIVE, "c", 1, "h:1", b"zone-a"),)
+        MessageKind.GOSSIP, "orders-7", (GossipUpdate(MemberState.ALIVE, "c", 1, "h:1", b"zone-a"),)
     )
     signed, encrypted = (Party(KEY, encrypt=on).encode(message) for on in (False, True))
     assert b"orders-7" in signed

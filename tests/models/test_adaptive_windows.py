@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seawall.models.concurrency.samples import ENOUGH, FEWEST, MOST, SPAN, Window, Windows
+from seawall.models.concurrency.samples import ENOUGH, FEWEST, MOST, SPAN, SampleWindow, Windows
 
 
 def _warm() -> Windows:
@@ -31,11 +31,11 @@ def test_a_window_needs_calls_and_time() -> None:
     windows.samples += [0.5] * (FEWEST - 1)
     assert windows.end(100.0) is None
     windows.samples.append(0.7)
-    assert windows.end(100.0) == Window(pytest.approx(0.52), dropped=False)
+    assert windows.end(100.0) == SampleWindow(pytest.approx(0.52), dropped=False)
     assert windows.due == pytest.approx(100.0 + SPAN * 0.52)
     windows.samples += [0.01] * 20
     assert windows.end(102.0) is None
-    assert windows.end(102.1) == Window(pytest.approx(0.01), dropped=False)
+    assert windows.end(102.1) == SampleWindow(pytest.approx(0.01), dropped=False)
     assert windows.due == pytest.approx(102.2)
     assert windows.samples == []
 
@@ -48,7 +48,7 @@ def test_calls_that_vary_make_longer_windows() -> None:
     assert windows.end(1.0) is None
     assert windows.due == pytest.approx(1.0 + (69 - 20) / 20)
     windows.samples += [0.0, 2.0] * 25
-    assert windows.end(4.0) == Window(1.0, dropped=False)
+    assert windows.end(4.0) == SampleWindow(1.0, dropped=False)
 
 
 def test_there_are_calls_enough_however_they_vary() -> None:
@@ -59,7 +59,7 @@ def test_there_are_calls_enough_however_they_vary() -> None:
     assert windows.end(1e6) is None
     assert windows.due <= 1e6 + SPAN
     windows.samples.append(0.0)
-    assert windows.end(1e6 + SPAN) == Window(1e4, dropped=False)
+    assert windows.end(1e6 + SPAN) == SampleWindow(1e4, dropped=False)
 
 
 def test_one_dropped_call_among_many_is_no_sign() -> None:
@@ -67,18 +67,18 @@ def test_one_dropped_call_among_many_is_no_sign() -> None:
     windows = _warm()
     windows.samples += [1.0] * 19
     windows.drops.append(5.0)
-    assert windows.end(0.0) == Window(1.0, dropped=False)
+    assert windows.end(0.0) == SampleWindow(1.0, dropped=False)
     assert windows.typical == 1.2
     windows.samples += [1.0] * 18
     windows.drops.append(5.0)
-    assert windows.end(1e3) == Window(1.0, dropped=True)
+    assert windows.end(1e3) == SampleWindow(1.0, dropped=True)
 
 
 def test_a_window_of_nothing_but_drops_ends_too() -> None:
     """An outage has no other calls; their time decides when the next window ends."""
     windows = _warm()
     windows.drops += [2.0] * FEWEST
-    assert windows.end(10.0) == Window(0.0, dropped=True)
+    assert windows.end(10.0) == SampleWindow(0.0, dropped=True)
     assert (windows.due, windows.typical) == (18.0, 2.0)
 
 
@@ -88,4 +88,4 @@ def test_at_high_rates_a_sample_makes_the_mean() -> None:
     windows.samples += [1.0, 3.0] * 50_000
     stride = 100_000 // MOST + 1
     assert stride % 2
-    assert windows.end(0.0) == Window(pytest.approx(2.0, abs=0.01), dropped=False)
+    assert windows.end(0.0) == SampleWindow(pytest.approx(2.0, abs=0.01), dropped=False)

@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from seawall.models.breaker.probes import (
+    CallVerdict,
     NOfM,
     Probe,
-    Verdict,
     growing,
     n_of_m,
     ramp,
@@ -17,17 +17,17 @@ from seawall.models.breaker.probes import (
 )
 from seawall.models.breaker.state import (
     TRANSITIONS,
+    BreakerCause,
+    BreakerChange,
     BreakerModel,
+    BreakerRefusal,
     BreakerSettings,
-    Cause,
-    Change,
-    Refusal,
-    State,
+    BreakerState,
     diagram,
 )
 from seawall.models.windows import CallCount, Tracked
 
-SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.NONE
 
 
 def breaker(**settings):
@@ -42,7 +42,7 @@ def breaker(**settings):
 def call(model, verdict, now=0.0):
     """Make a call that ends at once."""
     ticket = model.admit(now)
-    assert not isinstance(ticket, Refusal), ticket
+    assert not isinstance(ticket, BreakerRefusal), ticket
     model.settle(ticket, verdict, now)
 
 
@@ -59,9 +59,9 @@ def test_consecutive_failures_trip():
     """So many failures in a row open the breaker, and a success in between begins a new row."""
     model = breaker(consecutive=3)
     calls(model, "ffsff")
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_withdrawn_failure_leaves_the_streak_and_ends_no_other():
@@ -76,7 +76,7 @@ def test_a_withdrawn_failure_leaves_the_streak_and_ends_no_other():
             assert model.snapshot(0)["consecutive_failures"] == before
             model.settle(model.admit(0), FAILURE, 0, count)
         assert model.snapshot(0)["consecutive_failures"] == before + 1
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_withdrawn_failure_whose_call_succeeds_ends_the_streak():
@@ -99,27 +99,27 @@ def test_failure_ratio_trips_from_the_minimum_of_calls_on(window):
     """A ratio opens the breaker when it is reached, but not before there were enough calls."""
     model = breaker(consecutive=None, failure_ratio=0.5, min_calls=6, **window)
     calls(model, "fffss")
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_success_never_trips():
     """A success that completes the minimum of calls opens nothing; the next failure does."""
     model = breaker(consecutive=None, failure_ratio=0.5, min_calls=4)
     calls(model, "fffs")
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_ratio_is_met_exactly_in_spite_of_floats():
     """Seven failures of a hundred calls are 7 %."""
     model = breaker(consecutive=None, failure_ratio=0.07, window_calls=100, min_calls=100)
     calls(model, "s" * 93 + "f" * 6)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_failures_that_left_the_window_do_not_count():
@@ -127,7 +127,7 @@ def test_failures_that_left_the_window_do_not_count():
     model = breaker(consecutive=None, failure_ratio=0.5, min_calls=4, window=30)
     calls(model, "fff", now=0)
     calls(model, "f", now=31)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_slow_calls_trip():
@@ -137,7 +137,7 @@ def test_slow_calls_trip():
     assert isinstance(first, Tracked)
     model.settle(first, SUCCESS, 1.9)
     model.settle(second, SUCCESS, 2)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_calls_in_flight_trip_once_they_are_slow():
@@ -146,7 +146,7 @@ def test_calls_in_flight_trip_once_they_are_slow():
     for _ in range(3):
         model.admit(0)
     assert isinstance(model.admit(1.9), Tracked)
-    assert model.admit(2) == Refusal("open", 10)
+    assert model.admit(2) == BreakerRefusal("open", 10)
 
 
 def test_a_slow_call_is_counted_once():
@@ -173,7 +173,7 @@ def test_calls_without_a_verdict_count_as_nothing():
     calls(model, "fn" + "n" * 30)
     assert model.snapshot(0) | {"calls": 1, "consecutive_failures": 1} == model.snapshot(0)
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 # --- The break ---
@@ -183,8 +183,8 @@ def test_open_refuses_until_the_break_is_over():
     """An open breaker says how long it will stay so, and keeps its word."""
     model = breaker()
     calls(model, "f")
-    assert model.admit(0) == Refusal("open", 10)
-    assert model.admit(9.5) == Refusal("open", 0.5)
+    assert model.admit(0) == BreakerRefusal("open", 10)
+    assert model.admit(9.5) == BreakerRefusal("open", 0.5)
     assert isinstance(model.admit(10), Probe)
 
 
@@ -239,9 +239,9 @@ def test_one_probe_at_a_time_and_its_success_closes():
     model = breaker()
     calls(model, "f")
     probe = model.admit(10)
-    assert model.admit(10) == Refusal("probing", None)
+    assert model.admit(10) == BreakerRefusal("probing", None)
     model.settle(probe, SUCCESS, 11)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
     assert model.admit(11) == model.generation
 
 
@@ -250,7 +250,7 @@ def test_a_failed_probe_opens_again():
     model = breaker()
     calls(model, "f")
     model.settle(model.admit(10), FAILURE, 12)
-    assert model.admit(12) == Refusal("open", 10)
+    assert model.admit(12) == BreakerRefusal("open", 10)
 
 
 def test_a_hung_probe_has_failed():
@@ -258,10 +258,10 @@ def test_a_hung_probe_has_failed():
     model = breaker(probe_timeout=60)
     calls(model, "f")
     hung = model.admit(10)
-    assert model.admit(69) == Refusal("probing", None)
-    assert model.admit(70) == Refusal("open", 10)
+    assert model.admit(69) == BreakerRefusal("probing", None)
+    assert model.admit(70) == BreakerRefusal("open", 10)
     model.settle(hung, SUCCESS, 71)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_slow_probe_does_not_close_what_slowness_opened():
@@ -269,9 +269,9 @@ def test_a_slow_probe_does_not_close_what_slowness_opened():
     model = breaker(slow_after=2, slow_ratio=0.5)
     calls(model, "f")
     model.settle(model.admit(10), SUCCESS, 12)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
     model.admit(22)
-    assert model.admit(24) == Refusal("open", 10)
+    assert model.admit(24) == BreakerRefusal("open", 10)
 
 
 def test_a_cancelled_slow_probe_gives_its_permit_back():
@@ -285,22 +285,25 @@ def test_a_cancelled_slow_probe_gives_its_permit_back():
 # --- By hand ---
 
 
-@pytest.mark.parametrize("before", [State.CLOSED, State.OPEN, State.HALF_OPEN])
+@pytest.mark.parametrize("before", [BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN])
 def test_isolated_until_closed(before):
     """Isolated from any state, the breaker refuses for ever, until it is closed by hand."""
     model = breaker()
-    if before is not State.CLOSED:
+    if before is not BreakerState.CLOSED:
         calls(model, "f")
-    if before is State.HALF_OPEN:
+    if before is BreakerState.HALF_OPEN:
         model.admit(10)
     assert model.state is before
     model.isolate(10)
     model.isolate(10)
-    assert model.admit(10**9) == Refusal("isolated", None)
+    assert model.admit(10**9) == BreakerRefusal("isolated", None)
     model.close(10**9)
     model.close(10**9)
     calls(model, "s", now=10**9)
-    assert [change.cause for change in model.changes[-2:]] == [Cause.ISOLATE, Cause.CLOSE]
+    assert [change.cause for change in model.changes[-2:]] == [
+        BreakerCause.ISOLATE,
+        BreakerCause.CLOSE,
+    ]
 
 
 def test_closing_by_hand_forgets():
@@ -321,9 +324,11 @@ def test_changes_are_told():
     calls(model, "f", now=1)
     calls(model, "s", now=11)
     assert model.changes == [
-        Change(State.CLOSED, State.OPEN, Cause.TRIPPED, 1, 2),
-        Change(State.OPEN, State.HALF_OPEN, Cause.BREAK_OVER, 11, 3),
-        Change(State.HALF_OPEN, State.CLOSED, Cause.PROBES_PASSED, 11, 4),
+        BreakerChange(BreakerState.CLOSED, BreakerState.OPEN, BreakerCause.TRIPPED, 1, 2),
+        BreakerChange(BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerCause.BREAK_OVER, 11, 3),
+        BreakerChange(
+            BreakerState.HALF_OPEN, BreakerState.CLOSED, BreakerCause.PROBES_PASSED, 11, 4
+        ),
     ]
 
 
@@ -356,9 +361,9 @@ def test_reprs_say_what_matters():
 
 def test_every_state_can_be_reached_and_left():
     """The table has no dead end and nothing that cannot happen."""
-    assert {before for before, _ in TRANSITIONS} == set(State)
-    assert set(TRANSITIONS.values()) == set(State)
-    assert {cause for _, cause in TRANSITIONS} == set(Cause)
+    assert {before for before, _ in TRANSITIONS} == set(BreakerState)
+    assert set(TRANSITIONS.values()) == set(BreakerState)
+    assert {cause for _, cause in TRANSITIONS} == set(BreakerCause)
 
 
 def test_the_diagram_is_the_table():
@@ -417,10 +422,10 @@ def test_a_stale_reading_of_calm_does_no_harm():
     model = breaker()
     calls(model, "f")
     model.settle(model.generation, FAILURE, 1)
-    assert (model.state, model.generation) == (State.OPEN, 2)
+    assert (model.state, model.generation) == (BreakerState.OPEN, 2)
     model.admit(10)
     model.settle(model.generation, SUCCESS, 10)
-    assert (model.state, model.generation) == (State.HALF_OPEN, 3)
+    assert (model.state, model.generation) == (BreakerState.HALF_OPEN, 3)
 
 
 # --- Other settings while running ---
@@ -432,7 +437,7 @@ def test_update_keeps_the_window():
     calls(model, "ssff")
     model.update(model.settings.replace(failure_ratio=0.5), 0)
     calls(model, "f")
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_update_of_the_window_starts_it_anew():
@@ -449,7 +454,7 @@ def test_update_keeps_a_running_break():
     model = breaker()
     calls(model, "f")
     model.update(model.settings.replace(break_for=1), 1)
-    assert model.admit(2) == Refusal("open", 8)
+    assert model.admit(2) == BreakerRefusal("open", 8)
     assert not model.calm
 
 
@@ -462,7 +467,7 @@ def test_update_forgets_a_streak_nobody_counts():
     model.success(0)
     model.update(with_rule, 0)
     calls(model, "f")
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_update_of_the_slow_rule_reaches_calls_in_flight():

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.breaker.probes import Countdown, Probe, Verdict, n_of_m, ramp, slow_start
-from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.breaker.probes import CallVerdict, Countdown, Probe, n_of_m, ramp, slow_start
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerSettings, BreakerState
 
-SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.NONE
 LETTERS = {"s": SUCCESS, "f": FAILURE, "n": NONE}
 
 
@@ -30,14 +30,14 @@ def offer(model, count, now):
 @pytest.mark.parametrize(
     ("verdicts", "state"),
     [
-        ("s", State.HALF_OPEN),
-        ("ss", State.CLOSED),
-        ("sfs", State.CLOSED),
-        ("f", State.HALF_OPEN),
-        ("ff", State.OPEN),
-        ("fsf", State.OPEN),
-        ("nnnnss", State.CLOSED),
-        ("nfnnf", State.OPEN),
+        ("s", BreakerState.HALF_OPEN),
+        ("ss", BreakerState.CLOSED),
+        ("sfs", BreakerState.CLOSED),
+        ("f", BreakerState.HALF_OPEN),
+        ("ff", BreakerState.OPEN),
+        ("fsf", BreakerState.OPEN),
+        ("nnnnss", BreakerState.CLOSED),
+        ("nfnnf", BreakerState.OPEN),
     ],
 )
 def test_two_of_three(verdicts, state):
@@ -55,7 +55,7 @@ def test_no_more_than_m_probes():
     probes = offer(model, 50, now=10)
     assert len(probes) == 3
     model.settle(probes[0], SUCCESS, 10)
-    assert model.admit(10) == Refusal("probing", None)
+    assert model.admit(10) == BreakerRefusal("probing", None)
 
 
 def test_each_hung_probe_has_failed():
@@ -63,19 +63,19 @@ def test_each_hung_probe_has_failed():
     model = half_open(probes=n_of_m(2, 3), probe_timeout=5)
     offer(model, 1, now=10)
     offer(model, 2, now=12)
-    assert model.admit(15) == Refusal("probing", None)
-    assert model.admit(17) == Refusal("open", 10)
+    assert model.admit(15) == BreakerRefusal("probing", None)
+    assert model.admit(17) == BreakerRefusal("open", 10)
 
 
 def test_a_probe_given_up_is_not_counted_again():
     """The late verdict of a hung probe changes nothing, although the generation is the same."""
     model = half_open(probes=n_of_m(1, 2), probe_timeout=5)
     hung, second = offer(model, 1, now=10) + offer(model, 1, now=14)
-    assert model.admit(15) == Refusal("probing", None)
+    assert model.admit(15) == BreakerRefusal("probing", None)
     model.settle(hung, SUCCESS, 16)
-    assert model.state is State.HALF_OPEN
+    assert model.state is BreakerState.HALF_OPEN
     model.settle(second, FAILURE, 16)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_verdict_before_anybody_asked_counts():
@@ -83,7 +83,7 @@ def test_a_verdict_before_anybody_asked_counts():
     model = half_open(probe_timeout=5)
     (late,) = offer(model, 1, now=10)
     model.settle(late, SUCCESS, 30)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 # --- The ramp ---
@@ -95,11 +95,11 @@ def test_ramp_step_by_step():
     for start, share in ((10, 2), (15, 10), (20, 50)):
         probes = offer(model, 200, start)
         assert len(probes) == share
-        assert model.state is State.HALF_OPEN
+        assert model.state is BreakerState.HALF_OPEN
         for probe in probes:
             model.settle(probe, SUCCESS, start + 1)
     assert model.admit(25) == model.generation
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_the_first_call_of_a_stage_is_a_probe():
@@ -109,16 +109,16 @@ def test_the_first_call_of_a_stage_is_a_probe():
         (probe,) = offer(model, 1, now)
         model.settle(probe, SUCCESS, now)
     model.admit(20)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_a_stage_waits_for_a_success():
     """A stage without a success lasts until it has one; that success ends it at once."""
     model = half_open(probes=ramp((0.5,), step=5))
     (probe,) = offer(model, 1, now=10)
-    assert model.admit(40) == Refusal("probing", None)
+    assert model.admit(40) == BreakerRefusal("probing", None)
     model.settle(probe, SUCCESS, 41)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_each_stage_needs_a_success_of_its_own():
@@ -129,18 +129,18 @@ def test_each_stage_needs_a_success_of_its_own():
     (probe,) = offer(model, 1, now=15)
     assert model.admit(40) != model.generation
     model.settle(probe, SUCCESS, 41)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 @pytest.mark.parametrize(
     ("ratio", "verdicts", "state"),
     [
-        (None, "f", State.OPEN),
-        (None, "sf", State.OPEN),
-        (None, "ssf", State.HALF_OPEN),
-        (None, "ssff", State.OPEN),
-        (0.25, "ssssf", State.HALF_OPEN),
-        (0.25, "sssf", State.OPEN),
+        (None, "f", BreakerState.OPEN),
+        (None, "sf", BreakerState.OPEN),
+        (None, "ssf", BreakerState.HALF_OPEN),
+        (None, "ssff", BreakerState.OPEN),
+        (0.25, "ssssf", BreakerState.HALF_OPEN),
+        (0.25, "sssf", BreakerState.OPEN),
     ],
 )
 def test_ramp_gives_up_at_the_ratio_that_trips(ratio, verdicts, state):
@@ -165,7 +165,7 @@ def test_a_hung_probe_of_the_ramp_has_failed():
     """On the ramp too a probe without a verdict cannot hold the breaker for ever."""
     model = half_open(probes=ramp(step=5), probe_timeout=60)
     offer(model, 50, now=10)
-    assert model.admit(70) == Refusal("open", 10)
+    assert model.admit(70) == BreakerRefusal("open", 10)
 
 
 # --- Countdown ---
@@ -217,7 +217,7 @@ def test_a_slow_start_doubles_while_calls_are_refused():
             model.settle(probe, SUCCESS, now + 1)
         now += 1
     assert sizes == [1, 2, 4, 8]
-    assert model.state is State.HALF_OPEN
+    assert model.state is BreakerState.HALF_OPEN
 
 
 def test_a_slow_start_closes_when_a_stage_refused_nobody():
@@ -228,7 +228,7 @@ def test_a_slow_start_closes_when_a_stage_refused_nobody():
     for now in (12, 14, 15):
         for probe in offer(model, 2, now):
             model.settle(probe, SUCCESS, now)
-        assert model.state is (State.CLOSED if now == 15 else State.HALF_OPEN)
+        assert model.state is (BreakerState.CLOSED if now == 15 else BreakerState.HALF_OPEN)
 
 
 def test_slow_answers_slow_the_start():
@@ -237,18 +237,18 @@ def test_slow_answers_slow_the_start():
     (probe,) = offer(model, 4, now=10)
     model.settle(probe, SUCCESS, 11)
     assert len(offer(model, 9, now=11)) == 2
-    assert model.admit(15) == Refusal("probing", None)
+    assert model.admit(15) == BreakerRefusal("probing", None)
 
 
 def test_a_hanging_probe_does_not_keep_a_slow_start_from_trying():
     """It may have begun before the recovery: one more is let through every `step`, and decides."""
     model = half_open(probes=slow_start(step=5), probe_timeout=1000)
     (hanging,) = offer(model, 4, now=10)
-    assert model.admit(14) == Refusal("probing", None)
+    assert model.admit(14) == BreakerRefusal("probing", None)
     (second,) = offer(model, 2, now=15)
     model.settle(second, SUCCESS, 16)
     model.settle(hanging, FAILURE, 17)  # of an earlier stage
-    assert model.state is State.HALF_OPEN
+    assert model.state is BreakerState.HALF_OPEN
     assert len(offer(model, 4, now=17)) == 2
 
 
@@ -258,7 +258,7 @@ def test_a_slow_start_opens_when_half_of_a_stage_fails():
     for now, verdicts in ((10, "s"), (11, "ss"), (12, "fssf")):
         for probe, letter in zip(offer(model, 9, now), verdicts, strict=True):
             model.settle(probe, LETTERS[letter], now)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_slow_start_stays_where_a_quarter_fails():

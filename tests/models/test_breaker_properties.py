@@ -16,13 +16,13 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from seawall.models.breaker.probes import (
+    CallVerdict,
     Countdown,
     NOfM,
     Probe,
     Ramp,
     SlowStart,
     Trial,
-    Verdict,
     _CountedTrial,
     _RampTrial,
     _SlowStartTrial,
@@ -31,10 +31,16 @@ from seawall.models.breaker.probes import (
     single_probe,
     slow_start,
 )
-from seawall.models.breaker.state import BreakerModel, BreakerSettings, Cause, Refusal, State
+from seawall.models.breaker.state import (
+    BreakerCause,
+    BreakerModel,
+    BreakerRefusal,
+    BreakerSettings,
+    BreakerState,
+)
 from seawall.models.windows import TimeWindow
 
-SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.NONE
 SEARCH = settings(max_examples=5000, database=None, phases=[Phase.generate])
 
 
@@ -44,7 +50,7 @@ class Step(NamedTuple):
     wait: int
     action: str
     which: int
-    verdict: Verdict
+    verdict: CallVerdict
 
 
 def histories(*actions, waits=12, size=80):
@@ -54,7 +60,7 @@ def histories(*actions, waits=12, size=80):
         st.integers(0, waits),
         st.sampled_from(actions),
         st.integers(0, 9),
-        st.sampled_from(Verdict),
+        st.sampled_from(CallVerdict),
     )
     # Hypothesis likes its lists short; half of these are long.
     return st.lists(step, max_size=size) | st.lists(step, min_size=size // 2, max_size=size)
@@ -107,7 +113,7 @@ class Run:
     def admit(self):
         """Offer a call, and return the answer."""
         answer = self.model.admit(self.now)
-        if not isinstance(answer, Refusal):
+        if not isinstance(answer, BreakerRefusal):
             self.flying.append(answer)
         return answer
 
@@ -166,7 +172,7 @@ def over_share(options, history):
             continue
         run.now += step.wait
         answer = run.admit()
-        if run.model.state is not State.HALF_OPEN:
+        if run.model.state is not BreakerState.HALF_OPEN:
             continue
         here = (run.model.generation, run.model._trial._stage)
         if here != stage:
@@ -249,7 +255,7 @@ class Forgetful(BreakerModel):
 
     def settle(self, ticket, verdict, now):
         """Settle, but not by the ticket's own generation."""
-        if isinstance(ticket, int) or self.state is State.CLOSED:
+        if isinstance(ticket, int) or self.state is BreakerState.CLOSED:
             ticket = self.generation
         super().settle(ticket, verdict, now)
 
@@ -286,7 +292,7 @@ def lost_permits(options, history):
                 bad.append(answer)
             else:
                 run.model.settle(again, NONE, run.now)
-        elif not isinstance(answer, Refusal):
+        elif not isinstance(answer, BreakerRefusal):
             run.flying.append(answer)
     return bad
 
@@ -302,7 +308,7 @@ def test_without_giving_it_back_the_permit_is_lost(monkeypatch):
     with_permit = Trial.settle
 
     def settle(self, probe, verdict, now):
-        return Verdict.NONE if verdict is NONE else with_permit(self, probe, verdict, now)
+        return CallVerdict.NONE if verdict is NONE else with_permit(self, probe, verdict, now)
 
     monkeypatch.setattr(Trial, "settle", settle)
     is_found(lost_permits, SETTINGS, ANYTHING)
@@ -316,15 +322,15 @@ def is_stuck(options, history, settles):
     run = Run(BreakerModel(options))
     for step in history:
         run.step(step)
-    if run.model.state is State.ISOLATED:
+    if run.model.state is BreakerState.ISOLATED:
         run.model.close(run.now)
     while settles and run.flying:
         run.model.settle(run.flying.pop(), SUCCESS, run.now)
     for _ in range(100):
         answer = run.model.admit(run.now)
-        if not isinstance(answer, Refusal):
+        if not isinstance(answer, BreakerRefusal):
             run.model.settle(answer, SUCCESS, run.now)
-        if run.model.state is State.CLOSED:
+        if run.model.state is BreakerState.CLOSED:
             return False
         run.now += 5
     return True
@@ -355,7 +361,7 @@ def admitted_during_the_break(break_for, set_backs):
     for elapsed, back in set_backs:
         real += elapsed
         clock += elapsed - (back if back % 3 == 0 else 0)
-        if not isinstance(model.admit(clock), Refusal):
+        if not isinstance(model.admit(clock), BreakerRefusal):
             return [real] if real < break_for else []
     return []
 
@@ -366,7 +372,7 @@ def open_too_long(break_for, back):
     model.settle(model.admit(10_000), FAILURE, 10_000)
     clock = 10_000 - back
     model.admit(clock)
-    return isinstance(model.admit(clock + 2 * break_for), Refusal)
+    return isinstance(model.admit(clock + 2 * break_for), BreakerRefusal)
 
 
 @given(st.integers(1, 40), SET_BACKS)
@@ -408,10 +414,10 @@ def test_retry_after_is_honest(break_for, start, share):
     model.settle(model.admit(start), FAILURE, start)
     now = start + break_for * share
     refused = model.admit(now)
-    if isinstance(refused, Refusal):
+    if isinstance(refused, BreakerRefusal):
         early = now + refused.retry_after / 2
         if early < start + break_for:
-            assert isinstance(model.admit(early), Refusal)
+            assert isinstance(model.admit(early), BreakerRefusal)
         assert isinstance(model.admit(now + refused.retry_after), Probe)
 
 
@@ -525,7 +531,7 @@ def disagreements(kind, options, history):
                 model.success(now)
             else:
                 model.settle(ticket, step.verdict, now)
-        if reference.tripped != (model.state is State.OPEN):
+        if reference.tripped != (model.state is BreakerState.OPEN):
             return [number]
         if reference.tripped:
             return []
@@ -622,7 +628,7 @@ def test_every_change_is_told_and_begins_a_generation(options, history):
     run = Run(BreakerModel(options))
     for step in history:
         run.step(step)
-    state, generation = State.CLOSED, 1
+    state, generation = BreakerState.CLOSED, 1
     for change in run.model.changes:
         assert change.before is state
         assert change.generation > generation
@@ -630,4 +636,4 @@ def test_every_change_is_told_and_begins_a_generation(options, history):
     assert run.model.state is state
     closes = sum(step.action == "close" for step in history)
     assert generation <= run.model.generation <= 1 + len(run.model.changes) + closes
-    assert all(isinstance(change.cause, Cause) for change in run.model.changes)
+    assert all(isinstance(change.cause, BreakerCause) for change in run.model.changes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from seawall.models.breaker.probes import Probe, Verdict, n_of_m, ramp, single_probe, slow_start
-from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.breaker.probes import CallVerdict, Probe, n_of_m, ramp, single_probe, slow_start
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerSettings, BreakerState
 
-SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.NONE
 
 EVERY_KIND = pytest.mark.parametrize(
     "probes",
@@ -36,7 +36,7 @@ def test_a_cancelled_probe_is_not_a_success(probes):
     model, probe = half_open(probes=probes)
     for moment in range(10, 40):
         model.settle(probe, NONE, moment)
-        assert model.state is State.HALF_OPEN
+        assert model.state is BreakerState.HALF_OPEN
         probe = model.admit(moment)
         assert isinstance(probe, Probe)
 
@@ -46,7 +46,7 @@ def test_a_cancelled_call_is_not_a_success():
     model = BreakerModel(BreakerSettings(consecutive=2))
     for verdict in (FAILURE, NONE, FAILURE):
         model.settle(model.admit(0), verdict, 0)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_a_cancelled_call_is_not_a_failure():
@@ -54,7 +54,7 @@ def test_a_cancelled_call_is_not_a_failure():
     model = BreakerModel(BreakerSettings(consecutive=1, failure_ratio=0.01, min_calls=1))
     for _ in range(1000):
         model.settle(model.admit(0), NONE, 0)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 @EVERY_KIND
@@ -72,13 +72,13 @@ def test_a_late_success_from_before_the_trip_does_not_close(slow):
     early, failing = model.admit(0), model.admit(0)
     model.settle(failing, FAILURE, 1)
     model.settle(early, SUCCESS, 2)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
     another = closed(**slow)
     early, failing = another.admit(0), another.admit(0)
     another.settle(failing, FAILURE, 1)
     another.admit(11)
     another.settle(early, SUCCESS, 12)
-    assert another.state is State.HALF_OPEN
+    assert another.state is BreakerState.HALF_OPEN
 
 
 def test_a_late_failure_from_before_the_trip_does_not_open():
@@ -88,21 +88,21 @@ def test_a_late_failure_from_before_the_trip_does_not_open():
     model.settle(stragglers.pop(), FAILURE, 0)
     probe = model.admit(10)
     model.settle(stragglers.pop(), FAILURE, 11)
-    assert model.state is State.HALF_OPEN
+    assert model.state is BreakerState.HALF_OPEN
     model.settle(probe, SUCCESS, 12)
     model.settle(stragglers.pop(), FAILURE, 13)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 def test_a_probe_of_an_earlier_trial_decides_nothing():
     """A hung probe that comes back during a later trial neither closes nor opens."""
     model, hung = half_open(probe_timeout=5)
-    assert model.admit(15) == Refusal("open", 10)
+    assert model.admit(15) == BreakerRefusal("open", 10)
     probe = model.admit(25)
     model.settle(hung, SUCCESS, 26)
-    assert model.state is State.HALF_OPEN
+    assert model.state is BreakerState.HALF_OPEN
     model.settle(probe, SUCCESS, 27)
-    assert model.state is State.CLOSED
+    assert model.state is BreakerState.CLOSED
 
 
 @EVERY_KIND
@@ -119,7 +119,7 @@ def test_a_hung_probe_does_not_hold_the_breaker_half_open(probes):
     model, _ = half_open(probes=probes, probe_timeout=30)
     for _ in range(9):
         model.admit(10)
-    assert model.admit(40) == Refusal("open", 10)
+    assert model.admit(40) == BreakerRefusal("open", 10)
     assert isinstance(model.admit(50), Probe)
 
 
@@ -127,23 +127,23 @@ def test_a_slow_dependency_is_seen_while_every_call_hangs():
     """If no call ever ends, the breaker opens all the same."""
     model = BreakerModel(BreakerSettings(slow_after=2, slow_ratio=0.5, min_calls=20))
     answers = [model.admit(0.1 * number) for number in range(60)]
-    assert isinstance(answers[-1], Refusal)
+    assert isinstance(answers[-1], BreakerRefusal)
 
 
 def test_a_clock_set_back_neither_shortens_nor_freezes_the_break():
     """An hour back, the break begins again once; it neither ends at once nor in an hour."""
     model = closed()
     model.settle(model.admit(4000), FAILURE, 4000)
-    assert model.admit(400) == Refusal("open", 10)
-    assert model.admit(409) == Refusal("open", 1)
+    assert model.admit(400) == BreakerRefusal("open", 10)
+    assert model.admit(409) == BreakerRefusal("open", 1)
     assert isinstance(model.admit(410), Probe)
 
 
 def test_a_clock_set_back_does_not_hold_a_hung_probe():
     """A probe from before the clock was set back is given up after one more timeout."""
     model, _ = half_open(probe_timeout=30)
-    assert model.admit(-3600) == Refusal("probing", None)
-    assert model.admit(-3570) == Refusal("open", 10)
+    assert model.admit(-3600) == BreakerRefusal("probing", None)
+    assert model.admit(-3570) == BreakerRefusal("open", 10)
 
 
 def test_a_clock_set_back_does_not_hide_slow_calls():
@@ -152,7 +152,7 @@ def test_a_clock_set_back_does_not_hide_slow_calls():
     model.admit(4000)
     for moment in (400, 403):
         model.settle(model.admit(moment), SUCCESS, moment + 2)
-    assert model.state is State.OPEN
+    assert model.state is BreakerState.OPEN
 
 
 def test_no_outcome_is_remembered_for_ever():

@@ -15,8 +15,8 @@ from seawall.models.idempotency import (
     Mismatch,
     Pending,
     Record,
+    RecordState,
     Replay,
-    State,
     check_key,
     decide,
     fingerprint_of,
@@ -113,7 +113,7 @@ def test_what_who_asks_gets():
     assert decide(record(), b"") == decide(record(), b"f")
     assert decide(record(), b"f") == Replay(Answer(201, [], b"x"))
     assert decide(record(state=2), b"f") == Replay(Answer(201, [], b"x"), failed=True)
-    pending = {"state": State.PENDING, "form": None}
+    pending = {"state": RecordState.PENDING, "form": None}
     assert decide(record(**pending, lease_until=50), b"f") == "free"
     assert decide(record(**pending, lease_until=51), b"f") == Pending(0.1)
     assert decide(record(**pending, lease_until=50 + 2_500_000), b"f") == Pending(2.5)

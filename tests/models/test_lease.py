@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.lease import Busy, Granted, LeaseModel
+from seawall.models.lease import Busy, LeaseGranted, LeaseModel
 from tests.support import falsified
 
 TTL = 10
@@ -59,9 +59,9 @@ def check_one_holder(steps, *, model=LeaseModel, since="sent"):
             pod.attempt += 1
             granted = lease.take(now, step.holder, pod.attempt, TTL)
             pod.heard = pod.heard if step.lost else pod.attempt
-            assert isinstance(granted, (Granted, Busy))
+            assert isinstance(granted, (LeaseGranted, Busy))
         elif step.what == "renew":
-            granted = lease.renew(now, pod.token, TTL) and Granted(pod.token)
+            granted = lease.renew(now, pod.token, TTL) and LeaseGranted(pod.token)
         elif step.what == "withdraw":
             if pod.heard < pod.attempt:  # of its last attempt it has not heard
                 lease.withdraw(now, step.holder, pod.attempt)
@@ -70,7 +70,7 @@ def check_one_holder(steps, *, model=LeaseModel, since="sent"):
             pod.until = 0  # it stops to believe before it says so
             lease.release(now, pod.token)
         now += step.coming
-        if isinstance(granted, Granted) and not step.lost:
+        if isinstance(granted, LeaseGranted) and not step.lost:
             pod.token = granted.token
             pod.until = {"sent": sent, "answered": now}[since] + TTL
         believers = [name for name, pod in pods.items() if now < pod.until]
@@ -131,7 +131,7 @@ def test_what_was_never_heard_of_is_withdrawn():
     assert not lease.withdraw(101, "b", 2)
     assert lease.withdraw(101, "a", 2)
     assert not lease.withdraw(101, "a", 2)
-    assert lease.take(101, "b", 1, TTL) == Granted(101)
+    assert lease.take(101, "b", 1, TTL) == LeaseGranted(101)
 
 
 MOMENTS = st.lists(
@@ -152,7 +152,7 @@ def check_tokens(moments, *, model=LeaseModel, back=True):
         elif not forgets:
             attempt += 1
             granted = lease.take(now, "a", attempt, TTL)
-            assert isinstance(granted, Granted)
+            assert isinstance(granted, LeaseGranted)
             assert granted.token > highest
             highest = granted.token
 
@@ -183,9 +183,9 @@ class ByCount(LeaseModel):
     def take(self, now, holder, attempt, ttl):
         before = self.token
         answer = super().take(now, holder, attempt, ttl)
-        if isinstance(answer, Granted):
+        if isinstance(answer, LeaseGranted):
             self.token = before + 1
-            return Granted(self.token)
+            return LeaseGranted(self.token)
         return answer
 
 
@@ -198,16 +198,16 @@ def test_neither_the_clock_nor_a_count_alone_would_do():
 def test_a_holder_has_it_until_its_time_is_over():
     """Others are told how long it may take; renewing winds it up; the end belongs to the next."""
     lease = LeaseModel()
-    assert lease.take(100, "a", 1, TTL) == Granted(100)
+    assert lease.take(100, "a", 1, TTL) == LeaseGranted(100)
     assert lease.take(104, "b", 1, TTL) == Busy(100, 6)
     assert lease.renew(109, 100, TTL)
     assert lease.take(118, "b", 2, TTL) == Busy(100, 1)
-    assert lease.take(119, "b", 3, TTL) == Granted(119)
+    assert lease.take(119, "b", 3, TTL) == LeaseGranted(119)
     assert not lease.renew(120, 100, TTL)
     assert not lease.release(120, 100)
     assert lease.release(121, 119)
     assert not lease.release(121, 119)
-    assert lease.take(121, "a", 2, TTL) == Granted(121)
+    assert lease.take(121, "a", 2, TTL) == LeaseGranted(121)
 
 
 def test_what_is_over_cannot_be_renewed():
@@ -224,13 +224,15 @@ def test_what_is_over_cannot_be_renewed():
 def test_a_holder_whose_answer_was_lost_takes_over_from_itself():
     """A later attempt succeeds with a new token, and one that arrives late cannot undo it."""
     lease = LeaseModel()
-    assert lease.take(100, "a", 1, TTL) == Granted(100)
-    assert lease.take(101, "a", 3, TTL) == Granted(101)
+    assert lease.take(100, "a", 1, TTL) == LeaseGranted(100)
+    assert lease.take(101, "a", 3, TTL) == LeaseGranted(101)
     assert lease.take(102, "a", 2, TTL) == Busy(101, 9)
     assert lease.renew(103, 101, TTL)
     generous = Generous()
     generous.take(100, "a", 3, TTL)
-    assert isinstance(generous.take(101, "a", 2, TTL), Granted), "the safeguard is what refuses it"
+    assert isinstance(generous.take(101, "a", 2, TTL), LeaseGranted), (
+        "the safeguard is what refuses it"
+    )
     assert not generous.renew(102, 100, TTL)
 
 
@@ -244,4 +246,4 @@ def test_a_clock_that_was_set_back_keeps_nobody_out_for_longer_than_a_lease_last
     assert isinstance(answer, Busy)
     assert answer.left <= TTL
     if later >= answer.left:
-        assert isinstance(lease.take(now + later, "b", 2, TTL), Granted)
+        assert isinstance(lease.take(now + later, "b", 2, TTL), LeaseGranted)

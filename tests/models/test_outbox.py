@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from seawall.models import outbox as model
 from seawall.models.backoff import as_backoff, full_jitter
-from seawall.models.outbox import Settings, after_failure, first_failure, next_pause
+from seawall.models.outbox import OutboxSettings, after_failure, first_failure, next_pause
 from tests.support import falsified
 
 HISTORIES = st.tuples(
@@ -18,7 +18,7 @@ HISTORIES = st.tuples(
 def bounded(case: tuple[int, Any, list[bool]]) -> None:
     """No event is tried more often than it may, and the last failure is the policy's."""
     attempts, poison, progress = case
-    settings = Settings(attempts, full_jitter(0.5, cap=4.0), poison)
+    settings = OutboxSettings(attempts, full_jitter(0.5, cap=4.0), poison)
     failed = 0
     for progressed in progress:
         verdict = after_failure(settings, failed, progressed=progressed, rng=lambda: 1.0)
@@ -40,7 +40,7 @@ def test_attempts_are_bounded(case: tuple[int, Any, list[bool]]):
 def test_unbounded_attempts_would_be_noticed(monkeypatch: Any):
     """Ablation: if a failure never counts as the last, the property fails."""
 
-    def lenient(settings: Settings, *args: Any, **options: Any) -> Any:
+    def lenient(settings: OutboxSettings, *args: Any, **options: Any) -> Any:
         return model.after_failure(settings._replace(attempts=1_000), *args, **options)
 
     monkeypatch.setitem(bounded.__globals__, "after_failure", lenient)
@@ -49,7 +49,7 @@ def test_unbounded_attempts_would_be_noticed(monkeypatch: Any):
 
 def test_pauses_grow_with_the_failures_of_one_event():
     """The backoff goes on where it was, and begins anew for another event."""
-    settings = Settings(10, as_backoff([1.0, 5.0, 25.0]), "block")
+    settings = OutboxSettings(10, as_backoff([1.0, 5.0, 25.0]), "block")
     delays, failed = [], 0
     for progressed in (False, False, False, False, True, False):
         verdict = after_failure(settings, failed, progressed=progressed, rng=lambda: 1.0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from seawall.models.outliers import (
     ActionBound,
     Checked,
+    HostRecord,
     OutlierModel,
     Outliers,
-    Record,
     worst_normal,
 )
 from tests.support import SEEDS, falsified
@@ -24,7 +24,7 @@ class Hosts:
 
     def __init__(self, count: int, **settings) -> None:
         self.model = OutlierModel(Outliers(**settings))
-        self.records = [Record(self.model.settings, 0.0) for _ in range(count)]
+        self.records = [HostRecord(self.model.settings, 0.0) for _ in range(count)]
 
     @property
     def out(self) -> list[int]:

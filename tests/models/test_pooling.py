@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.pooling import AT_MOST, LIFETIME_SPREAD, Usage, advise, lifetime
+from seawall.models.pooling import AT_MOST, LIFETIME_SPREAD, PoolUsage, advise, lifetime
 from tests.support import quarters
 
 CHANCES = st.floats(0.0, 1.0, exclude_max=True)
@@ -32,7 +32,7 @@ def test_without_a_limit_a_lifetime_is_endless():
 @given(BATCHES)
 def test_usage_is_that_of_the_last_one_to_two_spans(batches: list[tuple[float, list[float], int]]):
     """What is younger than one span counts, what is older than two does not."""
-    usage = Usage(0.0, span=10.0)
+    usage = PoolUsage(0.0, span=10.0)
     history: list[tuple[float, list[float], int]] = []
     now = 0.0
     for step, uses, refused in batches:
@@ -56,7 +56,7 @@ def test_usage_is_that_of_the_last_one_to_two_spans(batches: list[tuple[float, l
 
 def test_an_idle_window_forgets():
     """After two spans without a use nothing is known any more."""
-    usage = Usage(0.0, span=10.0)
+    usage = PoolUsage(0.0, span=10.0)
     usage.add_all([1.0] * 50, 5.0)
     assert (usage.mean(9.0), usage.count(19.0)) == (1.0, 50)
     assert (usage.mean(40.0), usage.count(40.0), usage.rate(40.0)) == (None, 0, 0.0)
@@ -65,7 +65,7 @@ def test_an_idle_window_forgets():
 
 def test_many_uses_are_sampled_and_totals_exact():
     """A large batch costs the histogram no more than a small one."""
-    usage = Usage(0.0)
+    usage = PoolUsage(0.0)
     usage.add_all([0.5] * (3 * AT_MOST), 1.0)
     assert usage.total == usage.count(1.0) == usage.latency.count == 3 * AT_MOST
 
@@ -73,7 +73,7 @@ def test_many_uses_are_sampled_and_totals_exact():
 @given(st.integers(20, 2000), quarters(40, least=1), st.integers(1, 50), st.integers(0, 100))
 def test_advice_is_littles_law_with_headroom(uses: int, seconds: float, size: int, refused: int):
     """Throughput times time of use, half as much again; what was refused is throughput too."""
-    usage = Usage(0.0)
+    usage = PoolUsage(0.0)
     usage.add_all([seconds] * uses, 10.0, refused)
     advice = advise(usage, 10.0, size)
     busy = (uses + refused) / 10.0 * seconds
@@ -93,7 +93,7 @@ def test_advice_is_littles_law_with_headroom(uses: int, seconds: float, size: in
 )
 def test_too_little_is_no_ground_for_advice(uses: int, now: float):
     """It says so, and leaves the size as it is."""
-    usage = Usage(0.0)
+    usage = PoolUsage(0.0)
     usage.add_all([1.0] * uses, now)
     advice = advise(usage, now, 7)
     assert advice.size == 7

@@ -20,7 +20,7 @@ from seawall.models.rate.batches import (
 )
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
@@ -31,7 +31,7 @@ Taken = list[tuple[float, int]]
 class Shared:
     """The limit itself, as the store keeps it."""
 
-    def __init__(self, rule: Rule[Any]) -> None:
+    def __init__(self, rule: RateRule[Any]) -> None:
         self.rule = rule
         self.state = rule.fresh(0.0)
         self.grants: list[int] = []
@@ -112,7 +112,7 @@ class Pod:
             self.travel(now)
 
 
-RULES: list[Rule[Any]] = [
+RULES: list[RateRule[Any]] = [
     TokenBucket(Rate(20, SECOND), 20),
     TokenBucket(Rate(30, 60 * SECOND), 30),
     FixedWindow(Rate(20, SECOND)),
@@ -137,7 +137,7 @@ CASES = st.tuples(st.integers(0, len(RULES) - 1), st.integers(1, 8), STEPS)
 Case = tuple[int, int, list[Step]]
 
 
-def play(case: Case, lease: float | None = None) -> tuple[Rule[Any], int, list[Pod]]:
+def play(case: Case, lease: float | None = None) -> tuple[RateRule[Any], int, list[Pod]]:
     """Let three pods live through a history."""
     which, batch, steps = case
     shared = Shared(RULES[which])
@@ -159,7 +159,7 @@ def within_the_bound(case: Case, lease: float | None = None) -> None:
     assert over <= bound_of(rule, batch, 3).excess, over
 
 
-def most_over(rule: Rule[Any], spent: Taken) -> float:
+def most_over(rule: RateRule[Any], spent: Taken) -> float:
     """Return by how much what was spent exceeds the algorithm's own bound, at most."""
     limit, period = rule.rate
     most = 0.0
@@ -401,7 +401,9 @@ def test_a_purse_is_idle_when_nothing_is_left_or_on_its_way() -> None:
         (SlidingCounter(Rate(1000, 60 * SECOND)), 10, 20, 200),
     ],
 )
-def test_the_usual_batch_and_its_bound(rule: Rule[Any], pods: int, batch: int, excess: int) -> None:
+def test_the_usual_batch_and_its_bound(
+    rule: RateRule[Any], pods: int, batch: int, excess: int
+) -> None:
     """A fifth of the limit over all pods; a slow bucket is exceeded by what it refills at most."""
     assert batch_for(rule, pods) == batch
     assert bound_of(rule, batch, pods).excess == excess

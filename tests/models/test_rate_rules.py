@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from seawall.models.rate.accounts import SettledBucket
 from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
-RULES: dict[str, Callable[[Rate, int], Rule[Any]]] = {
+RULES: dict[str, Callable[[Rate, int], RateRule[Any]]] = {
     "token_bucket": TokenBucket,
     "settled_bucket": lambda rate, burst: SettledBucket(TokenBucket(rate, burst)),
     "leaky_bucket": lambda rate, _burst: LeakyBucket(rate),
@@ -70,7 +70,7 @@ class Admitted(NamedTuple):
     cost: int
 
 
-def play(rule: Rule[Any], history: History) -> list[Admitted]:
+def play(rule: RateRule[Any], history: History) -> list[Admitted]:
     """Ask by the history; return what was admitted."""
     now = latest = history.start
     state = rule.fresh(float(now))
@@ -317,7 +317,7 @@ def _burns(rule: Any, state: Any, now: float, cost: int) -> Any:
 
 def test_a_rule_that_counts_refusals_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what was refused too, and who asked in vain has less."""
-    monkeypatch.setattr(Rule, "decide", _burns)
+    monkeypatch.setattr(RateRule, "decide", _burns)
     assert falsified(lambda history: burns_nothing(history, "sliding_log"), HISTORIES)
 
 

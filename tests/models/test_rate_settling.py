@@ -15,7 +15,7 @@ from seawall.models.rate import accounts as rate_accounts
 from seawall.models.rate.accounts import Account, SettledBucket
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.support import falsified
 
@@ -62,14 +62,14 @@ class Used(NamedTuple):
     cost: int
 
 
-def estimate(rule: Rule[Any], state: Any, now: float, cost: int) -> tuple[Any, float]:
+def estimate(rule: RateRule[Any], state: Any, now: float, cost: int) -> tuple[Any, float]:
     """Take what will be settled."""
     if isinstance(rule, SettledBucket):
         return rule.estimate(state, now, cost)
     return rule.take(state, now, cost)
 
 
-def settle(rule: Rule[Any], state: Any, now: float, taken: int, used: int, mark: float) -> Any:
+def settle(rule: RateRule[Any], state: Any, now: float, taken: int, used: int, mark: float) -> Any:
     """Tell the actual cost; an account without open estimates is no more than its debt."""
     if not isinstance(rule, SettledBucket):
         return rule.give_back(state, now, taken, used, mark)
@@ -78,7 +78,7 @@ def settle(rule: Rule[Any], state: Any, now: float, taken: int, used: int, mark:
     return state if state.open else Account(state.owed_until)
 
 
-def work(rule: Rule[Any], shift: Shift) -> list[Used]:
+def work(rule: RateRule[Any], shift: Shift) -> list[Used]:
     """Do the jobs; return what was used by those that were admitted."""
     now = 0
     state = rule.fresh(0.0)
@@ -97,7 +97,7 @@ def work(rule: Rule[Any], shift: Shift) -> list[Used]:
     return used
 
 
-def token_bound(rule: Callable[[Rate, int], Rule[Any]]) -> Callable[[Shift], None]:
+def token_bound(rule: Callable[[Rate, int], RateRule[Any]]) -> Callable[[Shift], None]:
     def check(shift: Shift) -> None:
         rate, burst = shift.rate, shift.burst
         used = work(rule(rate, burst), shift)
@@ -123,7 +123,7 @@ def spacing(shift: Shift) -> None:
         assert (following.at - one.at) * shift.rate.limit >= one.cost * shift.rate.period
 
 
-def stretch(rule: Callable[[Rate], Rule[Any]], times: int) -> Callable[[Shift], None]:
+def stretch(rule: Callable[[Rate], RateRule[Any]], times: int) -> Callable[[Shift], None]:
     def check(shift: Shift) -> None:
         limit, period = shift.rate
         used = work(rule(shift.rate), shift)
@@ -364,7 +364,7 @@ def test_an_account_without_open_estimates_notes_nothing() -> None:
 @pytest.mark.parametrize("name", BOUNDS)
 def test_what_is_given_back_at_once_was_never_taken(name: str) -> None:
     """A call that is refused further in leaves no trace."""
-    rules: dict[str, Callable[[Rate, int], Rule[Any]]] = {
+    rules: dict[str, Callable[[Rate, int], RateRule[Any]]] = {
         "token_bucket": TokenBucket,
         "settled_bucket": settled,
         "leaky_bucket": lambda rate, _burst: LeakyBucket(rate),

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from seawall.models.rate import split as rate_split
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule
-from seawall.models.rate.split import BEAT, LIFE, VALID, Members, divided, excess_of, follow
+from seawall.models.rate.rule import RateRule
+from seawall.models.rate.split import BEAT, LIFE, VALID, SplitMembers, divided, excess_of, follow
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.models.test_rate_batches import Taken, most_over
 from tests.support import falsified
 
 SECOND = 1_000_000
 
-RULES: list[Rule[Any]] = [
+RULES: list[RateRule[Any]] = [
     TokenBucket(Rate(12, SECOND), 12),
     TokenBucket(Rate(10, SECOND), 7),
     FixedWindow(Rate(12, SECOND)),
@@ -32,11 +32,11 @@ RULES: list[Rule[Any]] = [
 class Pod:
     """One process with its part of the limit."""
 
-    def __init__(self, whole: Rule[Any], name: int) -> None:
+    def __init__(self, whole: RateRule[Any], name: int) -> None:
         self.name = name
-        self.members = Members()
+        self.members = SplitMembers()
         self.whole = whole
-        self.rule: Rule[Any] | None = None
+        self.rule: RateRule[Any] | None = None
         self.state: Any = None
         self.pods = 0
         self.valid_until = 0.0
@@ -60,7 +60,7 @@ class Pod:
             self.state = new.adopt(self.state, self.rule or self.whole, now)
         self.rule = new
 
-    def _nobody_before(self, part: Rule[Any]) -> bool:
+    def _nobody_before(self, part: RateRule[Any]) -> bool:
         """Tell whether nobody else can have spent anything that still counts."""
         quiet = self.members.quiet
         return self.pods == 1 and (quiet is None or quiet >= 2 * part.rate.period)
@@ -250,7 +250,7 @@ def test_a_newcomer_must_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         (SlidingLog(Rate(10, SECOND)), 1, "10 in 1000000, 10"),
     ],
 )
-def test_the_part_of_one_pod(rule: Rule[Any], pods: int, text: str) -> None:
+def test_the_part_of_one_pod(rule: RateRule[Any], pods: int, text: str) -> None:
     """Rounded down, at least one; a bucket's rate is divided exactly."""
     part = divided(rule, pods)
     assert f"{part.rate.limit} in {part.rate.period}, {part.capacity}" == text
@@ -263,7 +263,7 @@ def test_more_pods_than_the_limit_has() -> None:
 
 
 @pytest.mark.parametrize("whole", RULES)
-def test_a_key_that_was_never_heard_of_has_the_gain_taken_too(whole: Rule[Any]) -> None:
+def test_a_key_that_was_never_heard_of_has_the_gain_taken_too(whole: RateRule[Any]) -> None:
     """What a pod gains counts as taken for every key, also for those that come later."""
     alone = divided(whole, 1)
     of_two = follow(divided(whole, 2), None, 0.0)
@@ -273,7 +273,7 @@ def test_a_key_that_was_never_heard_of_has_the_gain_taken_too(whole: Rule[Any]) 
     assert of_two.capacity is not None
     assert grown.left(grown.fresh(10.0 * SECOND), 10.0 * SECOND) <= of_two.capacity + 1
     assert grown.left(grown.fresh(30.0 * SECOND), 30.0 * SECOND) == alone.capacity
-    assert repr(Members()) == "Members(1?)"
+    assert repr(SplitMembers()) == "Members(1?)"
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingCounter])

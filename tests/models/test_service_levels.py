@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seawall.models.service_levels import (
     THRESHOLDS,
-    Cause,
+    LevelCause,
     LevelModel,
     LevelSettings,
     Move,
@@ -52,9 +52,9 @@ def test_it_recovers_after_calm_and_one_level_at_a_time():
     seen = {now: levels.update(0.1, FULL, now) for now in range(3, 40)}
     moves = {now: move for now, move in seen.items() if move is not None}
     assert moves == {
-        13: Move(STATIC, PARTIAL, Cause.RECOVERED),
-        23: Move(PARTIAL, CACHED, Cause.RECOVERED),
-        33: Move(CACHED, FULL, Cause.RECOVERED),
+        13: Move(STATIC, PARTIAL, LevelCause.RECOVERED),
+        23: Move(PARTIAL, CACHED, LevelCause.RECOVERED),
+        33: Move(CACHED, FULL, LevelCause.RECOVERED),
     }
 
 
@@ -73,18 +73,18 @@ def test_after_a_recovery_load_is_met_at_once():
     levels = model(hold=5.0, recover_after=10.0)
     levels.update(0.75, FULL, 0.0)
     levels.update(0.0, FULL, 1.0)
-    assert levels.update(0.0, FULL, 11.0) == Move(CACHED, FULL, Cause.RECOVERED)
-    assert levels.update(0.75, FULL, 11.0) == Move(FULL, CACHED, Cause.LOAD)
+    assert levels.update(0.0, FULL, 11.0) == Move(CACHED, FULL, LevelCause.RECOVERED)
+    assert levels.update(0.75, FULL, 11.0) == Move(FULL, CACHED, LevelCause.LOAD)
 
 
 def test_what_a_dependency_demands_is_met_at_once():
     """No step in between, no hold; and it is kept for as long as it is demanded."""
     levels = model(recover_after=10.0)
-    assert levels.update(0.0, STATIC, 0.0) == Move(FULL, STATIC, Cause.DEPENDENCY)
+    assert levels.update(0.0, STATIC, 0.0) == Move(FULL, STATIC, LevelCause.DEPENDENCY)
     for now in range(1, 100):
         assert levels.update(0.0, STATIC, now) is None
     assert levels.update(0.0, FULL, 100.0) is None
-    assert levels.update(0.0, FULL, 110.0) == Move(STATIC, PARTIAL, Cause.RECOVERED)
+    assert levels.update(0.0, FULL, 110.0) == Move(STATIC, PARTIAL, LevelCause.RECOVERED)
 
 
 def test_it_never_recovers_beyond_what_is_demanded():
@@ -140,10 +140,10 @@ def play(history):
 def check_steps(history):
     """Load and calm move it by one level."""
     for _, moment, move in play(history):
-        if move is not None and move.cause is Cause.LOAD:
+        if move is not None and move.cause is LevelCause.LOAD:
             assert move.after - move.before == 1
             assert moment.load >= THRESHOLDS[move.after]
-        if move is not None and move.cause is Cause.RECOVERED:
+        if move is not None and move.cause is LevelCause.RECOVERED:
             assert move.before - move.after == 1
 
 
@@ -151,14 +151,14 @@ def check_pace(history):
     """No step by load follows another step down within the hold."""
     moves = [(now, move) for now, _, move in play(history) if move and move.after > move.before]
     for (first, _), (second, move) in pairwise(moves):
-        assert move.cause is not Cause.LOAD or second - first >= HOLD
+        assert move.cause is not LevelCause.LOAD or second - first >= HOLD
 
 
 def check_calm(history):
     """Before each step back there was calm for as long as is asked for."""
     happened = play(history)
     for now, _, move in happened:
-        if move is None or move.cause is not Cause.RECOVERED:
+        if move is None or move.cause is not LevelCause.RECOVERED:
             continue
         easy = THRESHOLDS[move.before] - 0.1
         seen = [(at, moment) for at, moment, _ in happened if now - RECOVER < at <= now]

@@ -8,7 +8,7 @@ import pytest
 
 from seawall import Breaker, Guard, Retry, Timeout, subscribe
 from seawall.events import BreakerChanged, RetryStopped
-from seawall.models.breaker.state import Change, State, Told
+from seawall.models.breaker.state import BreakerChange, BreakerState, Told
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 Events = list[BreakerChanged | RetryStopped]
@@ -99,7 +99,9 @@ def test_what_others_have_changed_is_not_put_down_to_a_failure_here(events: Even
     with virtual_time() as clock:
         breaker = Breaker(consecutive=9)
         guard = Guard("vendor", breaker)
-        told = Change(State.CLOSED, State.OPEN, Told.STORE, clock.now() - 1.0, 2)
+        told = BreakerChange(
+            BreakerState.CLOSED, BreakerState.OPEN, Told.STORE, clock.now() - 1.0, 2
+        )
         breaker.model.changes.append(told)
         guard.attempt(ScriptedService(fail(ConnectionError)).call)
     assert _reasons(events) == [("open", "")]

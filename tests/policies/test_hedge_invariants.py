@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, Bulkhead, Cache, Hedge, RetryBudget, Timeout
 from seawall.policies.hedge.policy import HedgeBound
-from seawall.policies.hedge.race import Race, Watch
-from seawall.policies.hedge.tasks import Copies
+from seawall.policies.hedge.race import Race, RaceWatch
+from seawall.policies.hedge.tasks import TaskCopies
 from seawall.policies.retry import InFlightRatio
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
@@ -204,7 +204,7 @@ def test_the_hedge_shares_the_load_it_may_add(seed: int) -> None:
     run_virtual(main())
 
 
-def _never_cancel(self: Copies, **_: Any) -> None:
+def _never_cancel(self: TaskCopies, **_: Any) -> None:
     self.in_time()
 
 
@@ -212,7 +212,7 @@ async def _keep(*_: Any) -> None:
     pass
 
 
-async def _do_not_wait(_self: Copies, race: Race) -> Any:
+async def _do_not_wait(_self: TaskCopies, race: Race) -> Any:
     return race.value
 
 
@@ -231,9 +231,9 @@ def _second_value_too(self: Race, number: int, value: Any) -> bool:
 ABLATIONS: dict[str, tuple[Any, str, Any]] = {
     "no cap": (Hedge, "_try_hedge", lambda _: True),
     "any call is repeated": (HedgeBound, "begin", _any_call),
-    "losers are not cancelled": (Copies, "_cancel", _never_cancel),
-    "losers are not waited for": (Copies, "_answer", _do_not_wait),
-    "values are not disposed of": (Copies, "_dispose", _keep),
+    "losers are not cancelled": (TaskCopies, "_cancel", _never_cancel),
+    "losers are not waited for": (TaskCopies, "_answer", _do_not_wait),
+    "values are not disposed of": (TaskCopies, "_dispose", _keep),
     "a later value wins too": (Race, "returned", _second_value_too),
     "the budget is not told of ends": (HedgeBound, "copy_ended", lambda _: None),
 }
@@ -284,23 +284,23 @@ def test_the_same_in_a_deadline_and_for_a_result(act: Any) -> None:
     assert cancel_everywhere(STACKS["all"], act=act, script=("hang",), hows=hows) >= 2
 
 
-def _cancellations_of_others_are_ours(self: Copies, race: Race, error: BaseException) -> Any:
+def _cancellations_of_others_are_ours(self: TaskCopies, race: Race, error: BaseException) -> Any:
     self._cancelling = 99
     return real_first_failed(self, race, error)
 
 
-real_first_failed = Copies.first_failed
+real_first_failed = TaskCopies.first_failed
 
 
-async def _no_stop(_self: Copies, _race: Race, error: BaseException) -> Any:
+async def _no_stop(_self: TaskCopies, _race: Race, error: BaseException) -> Any:
     raise error
 
 
 SWEPT_ABLATIONS: dict[str, tuple[Any, str, Any]] = {
-    "copies are not stopped": (Copies, "_stop", _no_stop),
-    "copies are not let go": (Copies, "_let_go", lambda *_: None),
+    "copies are not stopped": (TaskCopies, "_stop", _no_stop),
+    "copies are not let go": (TaskCopies, "_let_go", lambda *_: None),
     "others' cancellations are swallowed": (
-        Copies,
+        TaskCopies,
         "first_failed",
         _cancellations_of_others_are_ours,
     ),
@@ -329,7 +329,7 @@ def test_a_watch_that_comes_late_is_told_at_once() -> None:
     assert race.returned(1, "value")
     race.ended(1)
     rung: list[bool] = []
-    watch = Watch(race)
+    watch = RaceWatch(race)
     watch.publish(lambda: rung.append(True) or True)
     assert rung == [True]
     assert watch.claim()

@@ -610,7 +610,7 @@ def test_every_call_has_exactly_the_time_that_was_the_limit_when_it_began(case: 
 def test_without_arming_again_later_calls_never_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the lane's timer serve its first call only, and the property is falsified."""
     monkeypatch.setattr(
-        _async_timeout.Lane,
+        _async_timeout.ExpiryQueue,
         "_fire",
         lambda lane: (
             [task.cancel(_expiry.EXPIRED) for task in list(lane.pending)[:1]]

@@ -32,7 +32,7 @@ from seawall.policies.timeout import adaptive_timeout
 from seawall.resources import check_threads
 from seawall.runtime.call import Abandoned
 from seawall.runtime.threads import ThreadDriver
-from seawall.runtime.workers import Job
+from seawall.runtime.workers import ThreadJob
 from seawall.testing import virtual_time
 
 _serial = count()
@@ -408,15 +408,15 @@ def test_a_result_at_the_very_moment_of_expiry_is_the_result(clock: Stopwatch) -
     """If the work is done when the caller gives up, its value is not thrown away."""
     guard = _guard(Timeout(1.0, sync="thread"), clock=clock)
     done = threading.Event()
-    finished = Job.finished
+    finished = ThreadJob.finished
 
-    def tell(job: Job) -> None:
+    def tell(job: ThreadJob) -> None:
         finished(job)
         if job.guard == guard.name:  # threads of other tests may still be ending
             done.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Job, "finished", tell)
+        patch.setattr(ThreadJob, "finished", tell)
         clock.expire_when(done)
         assert guard.call(lambda: "just in time") == "just in time"
         done.clear()
@@ -431,15 +431,15 @@ def test_a_result_at_the_very_moment_of_expiry_is_the_result(clock: Stopwatch) -
 def test_a_result_just_after_giving_up_is_thrown_away(clock: Stopwatch, hanging: Hanging) -> None:
     """Exactly one side sees the work to its end: the caller has TimedOut, and nothing is kept."""
     guard = _guard(Timeout(1.0, sync="thread"), clock=clock)
-    jobs: list[Job] = []
-    give_up = Job.give_up
+    jobs: list[ThreadJob] = []
+    give_up = ThreadJob.give_up
 
-    def tell(job: Job) -> Any:
+    def tell(job: ThreadJob) -> Any:
         jobs.append(job)
         return give_up(job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Job, "give_up", tell)
+        patch.setattr(ThreadJob, "give_up", tell)
         error = _abandon(guard, clock, hanging)
     _let_go(hanging, error)
     assert (jobs[0]._state, jobs[0]._value, jobs[0]._error) == ("done", None, None)
@@ -552,10 +552,10 @@ def test_time_that_is_over_before_a_thread_begins_is_a_refusal(
     guard = _guard(policy, clock=clock)
     now = threading.Event()
     now.set()
-    jobs: list[Job] = []
+    jobs: list[ThreadJob] = []
     submit = policy.pool.submit
 
-    def never_run(job: Job) -> bool:
+    def never_run(job: ThreadJob) -> bool:
         policy.pool._shared.taken += 1
         jobs.append(job)
         return True
@@ -578,7 +578,7 @@ def test_without_the_last_look_a_finished_result_would_be_lost(
     """Give up without asking whether the work is done, and a result of that moment is lost."""
     late = ThreadDriver._raise_late
 
-    def hasty(driver: ThreadDriver, job: Job, seconds: float) -> None:
+    def hasty(driver: ThreadDriver, job: ThreadJob, seconds: float) -> None:
         late(driver, job, seconds)
         raise driver.late(seconds, began=True)
 

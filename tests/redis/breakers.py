@@ -16,7 +16,7 @@ import redis
 
 from seawall import Breaker, CircuitOpen
 from seawall.clock import SYSTEM, VirtualClock
-from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.probes import CallVerdict
 from seawall.policies.breaker import single_probe
 from seawall.redis.breaker.wire import parse_replies
 from seawall.redis.store import RedisStore
@@ -28,7 +28,7 @@ from tests.support import new_guard
 START = 1_000_000
 """Where all clocks begin, in seconds."""
 
-OUTCOMES = {Verdict.SUCCESS: OK, Verdict.FAILURE: FAILED, Verdict.NONE: CANCELLED}
+OUTCOMES = {CallVerdict.SUCCESS: OK, CallVerdict.FAILURE: FAILED, CallVerdict.NONE: CANCELLED}
 
 names = (f"breaker-{number}" for number in count())
 """Names that no other test has."""
@@ -91,7 +91,7 @@ class Pod:
         """Offer a call; return its ticket, or the refusal."""
         return entered(self.gate, self.clock.now())
 
-    def leave(self, ticket: Any, verdict: Verdict) -> None:
+    def leave(self, ticket: Any, verdict: CallVerdict) -> None:
         """End a call."""
         self.gate.leave(ticket, OUTCOMES[verdict], None, self.clock.now())
 
@@ -99,7 +99,7 @@ class Pod:
         """End a call that was refused further in."""
         self.gate.leave(ticket, UNUSED, None, self.clock.now())
 
-    def call(self, verdict: Verdict) -> bool:
+    def call(self, verdict: CallVerdict) -> bool:
         """Make a call, if it is let through."""
         ticket = self.enter()
         if isinstance(ticket, CircuitOpen):

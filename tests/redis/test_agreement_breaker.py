@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from seawall import Breaker, CircuitOpen
-from seawall.models.breaker.probes import Verdict
-from seawall.models.breaker.state import BreakerModel, BreakerSettings, Refusal, State
+from seawall.models.breaker.probes import CallVerdict
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerSettings, BreakerState
 from seawall.models.windows import CallCount, Tracked
 from seawall.policies.breaker import growing, n_of_m, ramp, single_probe, slow_start
 from seawall.runtime.policy import bindings_of
@@ -80,7 +80,9 @@ REST = st.fixed_dictionaries(
 )
 
 
-VERDICTS = st.sampled_from([Verdict.FAILURE, Verdict.FAILURE, Verdict.SUCCESS, Verdict.NONE])
+VERDICTS = st.sampled_from(
+    [CallVerdict.FAILURE, CallVerdict.FAILURE, CallVerdict.SUCCESS, CallVerdict.NONE]
+)
 
 
 class Agreement(RuleBasedStateMachine):
@@ -113,14 +115,14 @@ class Agreement(RuleBasedStateMachine):
         """Let time pass, everywhere."""
         self.world.pass_time(quarters / 4)
 
-    @precondition(lambda self: self.model.state is State.OPEN)
+    @precondition(lambda self: self.model.state is BreakerState.OPEN)
     @rule()
     def wait_out_the_break(self) -> None:
         """Let the break pass, to the very instant."""
         self.world.pass_time(self.model.retry_after(self.clock.now()))
 
     @rule(verdicts=st.lists(VERDICTS, min_size=1, max_size=4))
-    def call(self, verdicts: list[Verdict]) -> None:
+    def call(self, verdicts: list[CallVerdict]) -> None:
         """Make calls, one after the other."""
         for verdict in verdicts:
             if self.offer():
@@ -139,7 +141,7 @@ class Agreement(RuleBasedStateMachine):
         answer = self.model.admit(now)
         local, shared = entered(self.gate, now), self.pod.enter()
         self.pod.flush()
-        if isinstance(answer, Refusal):
+        if isinstance(answer, BreakerRefusal):
             assert isinstance(local, CircuitOpen)
             assert isinstance(shared, CircuitOpen)
             assert local.retry_after == shared.retry_after == answer.retry_after
@@ -152,11 +154,11 @@ class Agreement(RuleBasedStateMachine):
 
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, 20), verdict=VERDICTS)
-    def settle(self, which: int, verdict: Verdict) -> None:
+    def settle(self, which: int, verdict: CallVerdict) -> None:
         """End a call that was left running."""
         self.end(self.flying.pop(which % len(self.flying)), verdict)
 
-    def end(self, tickets: tuple[Any, Any, Any], verdict: Verdict) -> None:
+    def end(self, tickets: tuple[Any, Any, Any], verdict: CallVerdict) -> None:
         """End a call."""
         now = self.clock.now()
         ticket, local, shared = tickets
@@ -168,7 +170,7 @@ class Agreement(RuleBasedStateMachine):
         self.pod.flush()
 
     @rule(which=st.integers(0, 4), verdict=VERDICTS)
-    def attempt(self, which: int, verdict: Verdict) -> None:
+    def attempt(self, which: int, verdict: CallVerdict) -> None:
         """Make an attempt of a call: of a new one, or of one of those that have made some."""
         if not self.offer():
             return

@@ -15,7 +15,7 @@ import redis
 from seawall import Breaker, CircuitOpen, Guard, RedisStore, subscribe
 from seawall.errors import StoreUnavailable
 from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
-from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.probes import CallVerdict
 from seawall.policies.breaker import growing, n_of_m, single_probe
 from seawall.redis.breaker.wire import InvalidReply, parse_push, parse_replies
 from seawall.runtime.layers import FAILED
@@ -23,7 +23,7 @@ from tests.redis.breakers import eventually, names, quiet_world
 from tests.redis.support import keys_without_expiry, mutate
 from tests.support import let_pass, new_guard
 
-FAILURE, SUCCESS, NONE = Verdict.FAILURE, Verdict.SUCCESS, Verdict.NONE
+FAILURE, SUCCESS, NONE = CallVerdict.FAILURE, CallVerdict.SUCCESS, CallVerdict.NONE
 
 
 def fail() -> None:

@@ -17,9 +17,9 @@ import redis
 
 from seawall import Breaker, CircuitOpen, Guard, RedisStore
 from seawall.errors import StoreUnavailable
-from seawall.models.breaker.probes import Verdict
-from seawall.models.breaker.report import Report
-from seawall.models.breaker.state import Refusal
+from seawall.models.breaker.probes import CallVerdict
+from seawall.models.breaker.report import BreakerReport
+from seawall.models.breaker.state import BreakerRefusal
 from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.redis.breaker import share as breaker_share
 from seawall.redis.breaker.mirror import (
@@ -37,7 +37,7 @@ from tests.redis.breakers import Pod, World, eventually, names, quiet_world
 from tests.redis.support import mutate
 from tests.support import new_guard
 
-FAILURE, SUCCESS, NONE = Verdict.FAILURE, Verdict.SUCCESS, Verdict.NONE
+FAILURE, SUCCESS, NONE = CallVerdict.FAILURE, CallVerdict.SUCCESS, CallVerdict.NONE
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def one_late_answer(pods: Callable[..., list[Pod]], world: World) -> tuple[Pod, 
     passed = 0
     for _ in range(10):
         answer = no_answer(unlucky) if unlucky.mirror.away is None else unlucky.enter()
-        if not isinstance(answer, (CircuitOpen, Refusal)):
+        if not isinstance(answer, (CircuitOpen, BreakerRefusal)):
             unlucky.leave(answer, SUCCESS)
             passed += 1
     return unlucky, passed
@@ -1000,7 +1000,7 @@ def test_what_the_parent_counted_is_not_told_by_the_child(pods, monkeypatch):
 
     def keeping(self: BreakerMirror) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Report, "take", lambda _self: [])
+            patch.setattr(BreakerReport, "take", lambda _self: [])
             forked(self)
 
     monkeypatch.setattr(BreakerMirror, "forked", keeping)

@@ -13,14 +13,14 @@ import redis
 from hypothesis import given, settings
 
 from seawall import CircuitOpen
-from seawall.models.breaker.probes import Verdict
+from seawall.models.breaker.probes import CallVerdict
 from seawall.policies.breaker import n_of_m, ramp, single_probe
 from seawall.redis.breaker.mirror import GrantedProbe
 from tests.redis.breakers import Pod, World, quiet_world
 from tests.redis.support import mutate
 from tests.support import SEEDS, falsified
 
-SUCCESS, FAILURE, NONE = Verdict.SUCCESS, Verdict.FAILURE, Verdict.NONE
+SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.NONE
 EXAMPLES = settings(max_examples=40)
 PROBES = (single_probe(), n_of_m(1, 2), n_of_m(2, 3))
 
@@ -48,7 +48,9 @@ class History:
         self.pods = world.add(**self.options)
         self.flying: list[tuple[Pod, Any]] = []
 
-    def step(self, verdicts: tuple[Verdict, ...] = tuple(Verdict), longest: int = 6) -> None:
+    def step(
+        self, verdicts: tuple[CallVerdict, ...] = tuple(CallVerdict), longest: int = 6
+    ) -> None:
         """Let a pod do something, or time pass; some pods hear of it, others do not yet."""
         pod = self.rng.choice(self.pods)
         action = self.rng.choice(("enter", "enter", "leave", "wait", "flush"))

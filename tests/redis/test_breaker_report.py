@@ -13,10 +13,10 @@ from seawall.models.breaker.report import (
     MOST,
     MOST_PLACES,
     ORDER,
+    BreakerReport,
     CountReport,
-    Entry,
-    Place,
-    Report,
+    ReportEntry,
+    ReportPlace,
     TimeReport,
     at_once,
     reported,
@@ -61,12 +61,12 @@ class Others:
         window = self.window
         return window.since(0) if isinstance(window, CountWindow) else window.totals(now)
 
-    def hear(self, report: Report, now: float) -> None:
+    def hear(self, report: BreakerReport, now: float) -> None:
         """Take in all that there is to tell, and answer where it was counted."""
         for entry, place in self.take_in(report, now):
             entry.counted(place)
 
-    def take_in(self, report: Report, now: float) -> list[tuple[Entry, int]]:
+    def take_in(self, report: BreakerReport, now: float) -> list[tuple[ReportEntry, int]]:
         """Take in all that there is to tell; return the reply, which has not arrived yet."""
         reply = []
         for entry in report.take():
@@ -85,9 +85,9 @@ class Others:
 class Marked:
     """Calls that a report has counted and that may be marked otherwise."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: BreakerReport) -> None:
         self.report = report
-        self.calls: list[tuple[Place, int]] = []
+        self.calls: list[tuple[ReportPlace, int]] = []
 
     def add(self, marks: int, now: float) -> None:
         """Count a call."""
@@ -128,7 +128,7 @@ def test_calls_that_change_before_the_reply_arrives_are_found_again(kind, steps)
     """The reply says where calls were counted by the marks that were sent, not by those of now."""
     report, others = reported(LARGE[kind]()), Others(kind, LARGE)
     marked = Marked(report)
-    reply: list[tuple[Entry, int]] = []
+    reply: list[tuple[ReportEntry, int]] = []
     for action, _wait, which, marks in [*steps, ("tell", 0, 0, 0), ("tell", 0, 0, 0)]:
         if action == "success":
             report.success(1000.0)

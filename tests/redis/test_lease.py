@@ -25,7 +25,7 @@ from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedO
 from seawall.events import LeaseChanged, subscribe
 from seawall.leases import lease as leasing
 from seawall.leases.lease import Lease, ReleaseBell
-from seawall.models.lease import Busy, Granted, LeaseModel
+from seawall.models.lease import Busy, LeaseGranted, LeaseModel
 from seawall.redis import lease as lease_module
 from seawall.redis.connections import LoopConnection
 from seawall.redis.lease import answer_of
@@ -129,9 +129,9 @@ def check_agreement(store, frozen, commands):
         if not isinstance(expected, bool):
             assert answer == expected
         else:
-            assert isinstance(answer, Granted) == expected
+            assert isinstance(answer, LeaseGranted) == expected
             assert answer.token == model.token
-        if isinstance(answer, Granted):
+        if isinstance(answer, LeaseGranted):
             tokens.append(answer.token)
 
 
@@ -339,7 +339,7 @@ def check_seen(store):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leasing.LeaseTerms, "until", look_first)
-        lease._holding._renewed(sent, Granted(lease.token))
+        lease._holding._renewed(sent, LeaseGranted(lease.token))
     assert seen == [False]
     assert not lease.held
 
@@ -727,7 +727,7 @@ def test_what_is_granted_when_the_store_was_closed_is_not_held(new_store, events
     next(steps)
     store.close()
     with pytest.raises(StoreUnavailable, match="closed"):
-        steps.send(Granted(7))
+        steps.send(LeaseGranted(7))
     assert not lease.held
     assert lease.token == 0
     assert not lease.release()

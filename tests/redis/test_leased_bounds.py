@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seawall import RateLimit
 from seawall.clock import VirtualClock
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import BEAT
 from seawall.redis import pods as pods_module
 from seawall.redis.limits.leased import purses
@@ -61,7 +61,7 @@ class World:
 
     async def _play(
         self, sharing: str, options: dict[str, Any], steps: list[Step]
-    ) -> tuple[Rule[Any], Taken]:
+    ) -> tuple[RateRule[Any], Taken]:
         self.clock = VirtualClock(1000.0)
         prefix = f"world-{self._name}"
         text = options.pop("limit")

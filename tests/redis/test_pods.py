@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
-from seawall.models.rate.split import BEAT, LIFE, SETTLED, Members
+from seawall.models.rate.split import BEAT, LIFE, SETTLED, SplitMembers
 from seawall.redis import pods as pods_module
 from seawall.redis.pods import LivePods
 from seawall.redis.store import RedisStore
@@ -219,7 +219,7 @@ def test_who_believes_the_past_never_settles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ablation: times of before the clock was set back are no times any more."""
-    monkeypatch.setattr(Members, "_set_back", lambda _self, _by: None)
+    monkeypatch.setattr(SplitMembers, "_set_back", lambda _self, _by: None)
     assert not after_the_clock_was_set_back(new_store, frozen, store)[1]
 
 
@@ -330,10 +330,10 @@ def never_too_few(steps: list[Step]) -> None:
     """Each settled pod counts all that are settled, whatever came, went or was forgotten."""
     now = 0.0
     seen: dict[int, float] = {}
-    pods: dict[int, Members] = {}
+    pods: dict[int, SplitMembers] = {}
     for number, (who, what) in enumerate(steps):
         if what == "join" and who not in pods:
-            pods[who] = Members()
+            pods[who] = SplitMembers()
             others = [at for other, at in seen.items() if other != who]
             _tell(pods[who], who, seen, now, max(others) if others else None)
         elif what == "kill":
@@ -349,7 +349,7 @@ def never_too_few(steps: list[Step]) -> None:
 
 
 def _tell(
-    members: Members, who: int, seen: dict[int, float], now: float, last: float | None
+    members: SplitMembers, who: int, seen: dict[int, float], now: float, last: float | None
 ) -> None:
     seen[who] = now
     live = sum(at > now - LIFE for at in seen.values())
@@ -389,12 +389,12 @@ def test_without_a_memory_of_larger_numbers_a_flush_makes_them_grow(
 ) -> None:
     """Ablation: who believes the latest number alone grows when the store forgets."""
 
-    def believe(self: Members, now: float, live: int, quiet: float | None) -> None:
+    def believe(self: SplitMembers, now: float, live: int, quiet: float | None) -> None:
         self._heard.clear()
         hear(self, now, live, quiet)
 
-    hear = Members.hear
-    monkeypatch.setattr(Members, "hear", believe)
+    hear = SplitMembers.hear
+    monkeypatch.setattr(SplitMembers, "hear", believe)
     assert falsified(never_too_few, STEPS.map(_forgetting_rarely))
 
 

@@ -647,13 +647,13 @@ def test_one_loop_after_the_other(real_edge: Edge) -> None:
 
 def test_two_loops_in_two_threads(real_edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is cut off in its own loop, however they take turns."""
-    lane, made = _async_timeout.Lane, []
+    lane, made = _async_timeout.ExpiryQueue, []
 
     def make(*args: Any) -> Any:
         made.append(1)
         return lane(*args)
 
-    monkeypatch.setattr(_async_timeout, "Lane", make)
+    monkeypatch.setattr(_async_timeout, "ExpiryQueue", make)
     seen: list[list[int]] = []
     ready = threading.Barrier(2)
 
@@ -770,7 +770,7 @@ def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.Monk
 
         return slow
 
-    for module, name in ((_async_timeout, "Lane"), (timers, "get_ident")):
+    for module, name in ((_async_timeout, "ExpiryQueue"), (timers, "get_ident")):
         monkeypatch.setattr(module, name, interrupting(getattr(module, name)))
     asyncio.run(find())
     edge.close()

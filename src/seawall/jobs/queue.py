@@ -47,10 +47,10 @@ from seawall.models.queue.jobs import (
     PRIORITIES,
     TOTALS,
     Browsed,
-    Counts,
-    Granted,
     How,
+    JobGranted,
     NewJob,
+    QueueCounts,
     QueueRules,
     Seen,
 )
@@ -440,7 +440,7 @@ class JobQueue:
                 if ended():
                     return []
 
-    def _asking_for(self, count: int, lease: int) -> QueueSteps[tuple[list[Granted], int]]:
+    def _asking_for(self, count: int, lease: int) -> QueueSteps[tuple[list[JobGranted], int]]:
         """Claim jobs and confirm the claim; otherwise undo it, so that no job waits a whole lease.
 
         A claim is returned only after the queue has confirmed that it arrived, which counts as an
@@ -614,7 +614,7 @@ class JobQueue:
         ]
 
     def _counting(self) -> QueueSteps[dict[str, Any]]:
-        counts: Counts = yield QueueCall("counts", ())
+        counts: QueueCounts = yield QueueCall("counts", ())
         totals = dict(zip(TOTALS, counts.totals, strict=True))
         counted = {
             "name": self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from seawall.models.queue.jobs import Granted
+from seawall.models.queue.jobs import JobGranted
 from seawall.runtime.layers import Waiter
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Claim:
         "waited",
     )
 
-    def __init__(self, granted: Granted, payload: Any, lease: float, until: float) -> None:
+    def __init__(self, granted: JobGranted, payload: Any, lease: float, until: float) -> None:
         """Copy the fields of the grant."""
         self.id = granted.id
         self.payload = payload

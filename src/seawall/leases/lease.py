@@ -30,7 +30,7 @@ from seawall.events import LeaseChanged
 from seawall.events.bus import emit
 from seawall.leases.store import LeaseStore, Release, Renew, Take, Withdraw
 from seawall.models.backoff import full_jitter
-from seawall.models.lease import Busy, Granted
+from seawall.models.lease import Busy, LeaseGranted
 from seawall.runtime.driver import Steps, adrive, drive, sleep_async, wait_async, wait_sync
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
@@ -220,7 +220,7 @@ class Lease:
             self._vacate()
         if isinstance(answer, str):
             raise StoreUnavailable(answer)
-        return isinstance(answer, Granted)
+        return isinstance(answer, LeaseGranted)
 
     def _acquiring(self, kind: Kind, timeout: float | None) -> Steps[None]:
         wait = inf
@@ -238,7 +238,7 @@ class Lease:
             while True:
                 bell.rung = False
                 answer = yield from self._ask(kind, bound)
-                if isinstance(answer, Granted):
+                if isinstance(answer, LeaseGranted):
                     return
                 now = self.clock.now()
                 if until is not None and now >= until:
@@ -283,7 +283,7 @@ class Lease:
         self._refuse_if_closed()
         return rung
 
-    def _ask(self, kind: Kind, until: float | None) -> Steps[Granted | Busy | str]:
+    def _ask(self, kind: Kind, until: float | None) -> Steps[LeaseGranted | Busy | str]:
         """Ask for the lease once and hold it if granted; return a failure as its text."""
         self._refuse_if_closed()
         self._attempt += 1
@@ -291,9 +291,9 @@ class Lease:
         sent = self.clock.now()
         self._unheard = True
         asking = self._share.ask(kind, take, self.clock)
-        answer: Granted | Busy | str = yield LeaseQuestion(asking, until)
+        answer: LeaseGranted | Busy | str = yield LeaseQuestion(asking, until)
         self._unheard = isinstance(answer, str)
-        if isinstance(answer, Granted) and not self._hold(answer.token, sent):
+        if isinstance(answer, LeaseGranted) and not self._hold(answer.token, sent):
             self._terms.give_back(answer.token)
             self._refuse_if_closed()
             return Busy(answer.token, 0)
@@ -303,7 +303,7 @@ class Lease:
         token = self._let_go()
         if token is None:
             return False
-        answer: Granted | Busy | str = ""
+        answer: LeaseGranted | Busy | str = ""
         try:
             answer = yield LeaseQuestion(self._share.ask(kind, Release(token), self.clock))
         finally:
@@ -503,13 +503,13 @@ class LeaseHolding:
                 return
         self._forget()
 
-    def _renewed(self, sent: float, answer: Granted | Busy) -> None:
+    def _renewed(self, sent: float, answer: LeaseGranted | Busy) -> None:
         with self._mutex:
             # An answer that arrives after the guaranteed end cannot bring the lease back.
-            if self.left and isinstance(answer, Granted):
+            if self.left and isinstance(answer, LeaseGranted):
                 self._since, self._until = sent, self._terms.until(sent)
                 return
-        self._lose("expired" if isinstance(answer, Granted) else "taken")
+        self._lose("expired" if isinstance(answer, LeaseGranted) else "taken")
 
     def _on_health(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - the store calls it
         if up:
@@ -584,10 +584,10 @@ class LeaseQuestion:
         self.publish = asking.publish
         self.abandon = asking.abandon
 
-    def claim(self) -> Granted | Busy | str:
+    def claim(self) -> LeaseGranted | Busy | str:
         """Return the answer, or the text of the failure."""
         try:
-            answer: Granted | Busy = self._asking.claim()
+            answer: LeaseGranted | Busy = self._asking.claim()
         except StoreUnavailable as error:
             return str(error)
         return answer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.models.lease import Busy, Granted
+    from seawall.models.lease import Busy, LeaseGranted
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import StoreQuestion
 
@@ -86,12 +86,12 @@ class LeaseShare(Protocol):
         """Return the maximum number of seconds between two questions of a waiter."""
 
     def ask(self, kind: Kind, command: Command, clock: Clock) -> StoreQuestion:
-        """Return a waiter for the answer to `command`, a `Granted` or a `Busy`.
+        """Return a waiter for the answer to `command`, a `LeaseGranted` or a `Busy`.
 
         A lease that is granted after the caller has stopped waiting is released again.
         """
 
-    async def call(self, command: Command, patience: float) -> Granted | Busy:
+    async def call(self, command: Command, patience: float) -> LeaseGranted | Busy:
         """Return the answer to `command`. Call it in the event loop that runs the jobs."""
 
     def post(self, command: Command) -> None:

@@ -25,7 +25,13 @@ from seawall.errors import Overloaded
 from seawall.events import LevelChanged, SettingsChanged
 from seawall.events.bus import emit
 from seawall.load.signals import GAUGE_EVERY, Load, Signal, as_signal, clock_of
-from seawall.models.service_levels import THRESHOLDS, Cause, LevelModel, LevelSettings, ServiceLevel
+from seawall.models.service_levels import (
+    THRESHOLDS,
+    LevelCause,
+    LevelModel,
+    LevelSettings,
+    ServiceLevel,
+)
 from seawall.runtime.degradation import Degradation
 from seawall.runtime.layers import Host, Inline
 from seawall.runtime.mutex import Mutex
@@ -128,11 +134,11 @@ class ServiceLevels:
 
     def pin(self, level: LevelName) -> None:
         """Stay at `level`, whatever happens, until `unpin`."""
-        self._pin(ServiceLevel.of(level), Cause.PINNED)
+        self._pin(ServiceLevel.of(level), LevelCause.PINNED)
 
     def unpin(self) -> None:
         """Follow load and dependencies again, from the next check on."""
-        self._pin(None, Cause.UNPINNED)
+        self._pin(None, LevelCause.UNPINNED)
 
     def update(self, **changes: Any) -> None:
         """Change `thresholds`, `gap`, `hold` or `recover_after` at run time; the level stays.
@@ -188,12 +194,12 @@ class ServiceLevels:
         if move is not None:
             self._stand(move.cause, now)
 
-    def _pin(self, level: ServiceLevel | None, cause: Cause) -> None:
+    def _pin(self, level: ServiceLevel | None, cause: LevelCause) -> None:
         with self._mutex:
             self._pinned = level
         self._stand(cause, self._now())
 
-    def _stand(self, cause: Cause, now: float) -> None:
+    def _stand(self, cause: LevelCause, now: float) -> None:
         with self._mutex:  # so that a check that began before a pin cannot overwrite it
             after = self._model.level if self._pinned is None else self._pinned
             before, self._standing = self._standing, after

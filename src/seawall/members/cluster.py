@@ -44,8 +44,8 @@ from seawall.members.transport import (
 from seawall.members.wire import SKEW, Codec
 from seawall.models.detection.gossip import MOST_NAME, Member, MemberState
 from seawall.models.detection.messages import (
-    Change,
     Directive,
+    MembershipChange,
     Message,
     MessageKind,
     MissedDatagram,
@@ -361,7 +361,7 @@ class Cluster:
                 transport.send(one.address, one.message, reliable=one.reliable)
         self._set_timer(swim)
         for one in directives:
-            if isinstance(one, Change):
+            if isinstance(one, MembershipChange):
                 self._publish(one, swim.own.name)
             elif isinstance(one, RoundTrip):
                 self.group.round_trips.add(one.seconds)
@@ -370,7 +370,7 @@ class Cluster:
             elif isinstance(one, MissedDatagram):
                 self._note_missed_datagram(one.name, swim)
 
-    def _publish(self, change: Change, own: str) -> None:
+    def _publish(self, change: MembershipChange, own: str) -> None:
         before = change.before or MemberState.UNKNOWN
         was_suspected = before is MemberState.SUSPECTED
         self.group.publish(

@@ -41,8 +41,8 @@ from seawall.models.detection.peer import (
     LEFT,
     SUSPECTED,
     UNKNOWN,
-    Change,
     Peer,
+    PeerChange,
 )
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
@@ -342,7 +342,7 @@ class Heartbeats:
 
     # Changes are published in order, one thread at a time, and never under the lock
 
-    def _post(self, change: Change | None) -> None:
+    def _post(self, change: PeerChange | None) -> None:
         """Queue `change` for publication. Call under the lock."""
         if change is not None:
             fields = change._asdict()

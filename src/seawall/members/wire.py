@@ -27,8 +27,8 @@ from seawall.models.detection.gossip import (
     MOST_ADDRESS,
     MOST_METADATA,
     MOST_NAME,
+    GossipUpdate,
     MemberState,
-    Update,
 )
 from seawall.models.detection.messages import Message, MessageKind
 
@@ -277,7 +277,7 @@ class _Reader:
             raise MessageRefused("malformed")
         return name
 
-    def update(self) -> Update:
+    def update(self) -> GossipUpdate:
         code, incarnation = _UPDATE.unpack(self._take(_UPDATE.size))
         if code >= len(_STATES):
             raise MessageRefused("malformed")
@@ -294,7 +294,7 @@ class _Reader:
                 raise MessageRefused("malformed")
         elif address or metadata or not by:
             raise MessageRefused("malformed")
-        return Update(state, name, incarnation, address, metadata, by)
+        return GossipUpdate(state, name, incarnation, address, metadata, by)
 
     def end(self) -> None:
         if self._at != len(self._data):

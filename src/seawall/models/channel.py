@@ -80,9 +80,9 @@ class Buffer(Generic[T]):
         self.closed = False
         self.put = self.got = 0
         self.items: deque[T] = deque()
-        self.ready: Tokens[float] = Tokens()
+        self.ready: ChannelTokens[float] = ChannelTokens()
         """Arrival times: one for each item that is not promised to a waiter."""
-        self.room: Tokens[None] = Tokens()
+        self.room: ChannelTokens[None] = ChannelTokens()
         self.withheld = capacity
         """Tokens of room that are out of use: not requested yet, or the channel is closed.
 
@@ -234,7 +234,7 @@ class Buffer(Generic[T]):
         )
 
 
-class Tokens(deque[T]):
+class ChannelTokens(deque[T]):
     """Tokens, with a way to take one that no signal can interrupt.
 
     CPython runs signal handlers after a call of a C function, but not where a `for` loop takes the
@@ -254,7 +254,7 @@ _NEVER: Any = object()
 """Sentinel that is equal to no token."""
 
 
-def take(tokens: Tokens[Any]) -> bool:
+def take(tokens: ChannelTokens[Any]) -> bool:
     """Take the oldest token and return whether there was one.
 
     Checking first would be a race between threads.

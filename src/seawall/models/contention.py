@@ -33,7 +33,7 @@ class Lost:
         self.error = error
 
 
-class Update(NamedTuple):
+class OptimisticUpdate(NamedTuple):
     """The functions and settings of an optimistic update."""
 
     read: Callable[[], Any]
@@ -44,7 +44,7 @@ class Update(NamedTuple):
 
 
 def optimistic_steps(
-    update: Update, rng: Rng, now: Callable[[], float], left: Callable[[], float]
+    update: OptimisticUpdate, rng: Rng, now: Callable[[], float], left: Callable[[], float]
 ) -> Generator[float | Callable[[], Any], Any, Any]:
     """Yield pauses and functions to call, receive the results, and return the value written.
 

@@ -52,7 +52,7 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _SECOND: Final = 1_000_000
 
 
-class State(IntEnum):
+class RecordState(IntEnum):
     """State of a record."""
 
     PENDING = 0
@@ -232,7 +232,7 @@ def decide(record: Record | None, fingerprint: bytes) -> KeyState | Literal["fre
     state = _state(record.state)
     if not same_payload(record.fingerprint, fingerprint):
         return Mismatch()
-    if state is not State.PENDING:
+    if state is not RecordState.PENDING:
         return replay_of(record)
     rest = _whole(record.lease_until) - now
     return Pending(max(rest / _SECOND, SHORTEST_PAUSE)) if rest > 0 else "free"
@@ -259,12 +259,12 @@ def replay_of(record: Record) -> Replay:
         raise Garbled("a body that is no bytes")
     kept = record.kept is None or bool(record.kept)
     answer = Answer(status, headers_of(record.headers), body, kept)
-    return Replay(answer, _state(record.state) is State.FAILED, form)
+    return Replay(answer, _state(record.state) is RecordState.FAILED, form)
 
 
-def _state(said: object) -> State:
+def _state(said: object) -> RecordState:
     try:
-        return State(said)  # type: ignore[arg-type]
+        return RecordState(said)  # type: ignore[arg-type]
     except ValueError:
         raise Garbled(f"a state that is not known: {said!r}") from None
 

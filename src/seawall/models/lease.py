@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Granted(NamedTuple):
+class LeaseGranted(NamedTuple):
     """The lease was taken. `token` is the fencing token of this holder."""
 
     token: int
@@ -40,7 +40,7 @@ class LeaseModel:
         self.ttl = 0
         self.until = 0
 
-    def take(self, now: int, holder: str, attempt: int, ttl: int) -> Granted | Busy:
+    def take(self, now: int, holder: str, attempt: int, ttl: int) -> LeaseGranted | Busy:
         """Take the lease for `holder`, if it is free or expired.
 
         A holder numbers its attempts. If a reply was lost, a later attempt of the same holder takes
@@ -54,7 +54,7 @@ class LeaseModel:
         self.token = max(self.token + 1, now)
         self.holder, self.attempt = holder, attempt
         self.ttl, self.until = ttl, now + ttl
-        return Granted(self.token)
+        return LeaseGranted(self.token)
 
     def renew(self, now: int, token: int, ttl: int) -> bool:
         """Renew the lease of `token` from `now`. Return False if it no longer holds the lease."""

@@ -20,7 +20,7 @@ MICROSECONDS: Final = 1_000_000
 MOST_ATTEMPTS: Final = 1_000
 
 
-class Settings(NamedTuple):
+class OutboxSettings(NamedTuple):
     """Number of attempts, pauses between them, and what to do after the last one."""
 
     attempts: int
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     poison: Poison
 
 
-class Verdict(NamedTuple):
+class DeliveryVerdict(NamedTuple):
     """Result of a failure: try again after `delay` microseconds, block, or skip the event."""
 
     action: Literal["again", "block", "skip"]
@@ -37,18 +37,18 @@ class Verdict(NamedTuple):
 
 
 def after_failure(
-    settings: Settings, attempts: int, *, progressed: bool, rng: Callable[[], float]
-) -> Verdict:
+    settings: OutboxSettings, attempts: int, *, progressed: bool, rng: Callable[[], float]
+) -> DeliveryVerdict:
     """Return the verdict on a failure of an event that failed `attempts` times before.
 
     With `progressed`, other events were delivered first, so this event failed for the first time.
     """
     failed = 1 if progressed else max(0, attempts) + 1
     if failed >= settings.attempts:
-        return Verdict(settings.poison, failed, 0)
+        return DeliveryVerdict(settings.poison, failed, 0)
     delays = settings.backoff.delays(rng)
     delay = next(islice(delays, min(failed, MOST_ATTEMPTS) - 1, None))
-    return Verdict("again", failed, round(delay * MICROSECONDS))
+    return DeliveryVerdict("again", failed, round(delay * MICROSECONDS))
 
 
 def next_pause(pause: float, *, found: bool, shortest: float, longest: float) -> float:

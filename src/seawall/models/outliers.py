@@ -155,7 +155,7 @@ class Ejection(NamedTuple):
     seconds: float
 
 
-class Record:
+class HostRecord:
     """Record of one host. Calls that began in an older `generation` do not count."""
 
     __slots__ = ("ejections", "generation", "since", "streak", "until", "window")
@@ -214,7 +214,7 @@ class OutlierModel:
         self._next_look = float("-inf")
 
     def judge(
-        self, record: Record, records: Iterable[Record], out: int, now: float
+        self, record: HostRecord, records: Iterable[HostRecord], out: int, now: float
     ) -> Ejection | None:
         """Eject the host of `record` if a rule says so and there is room, or return None.
 
@@ -227,7 +227,7 @@ class OutlierModel:
         cause = self._cause(record, everyone, now)
         return None if cause is None else Ejection(cause, record.eject(self.settings, now))
 
-    def _cause(self, record: Record, everyone: list[Record], now: float) -> str | None:
+    def _cause(self, record: HostRecord, everyone: list[HostRecord], now: float) -> str | None:
         s = self.settings
         if s.consecutive is not None and record.streak >= s.consecutive:
             return f"{record.streak} failures in a row"

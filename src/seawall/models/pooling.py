@@ -81,7 +81,7 @@ def lifetime(longest: float | None, chance: float) -> float:
     return inf if longest is None else longest * (1 - LIFETIME_SPREAD * chance)
 
 
-class Usage:
+class PoolUsage:
     """Number and duration of uses in the last `span` to twice `span` seconds.
 
     `now` must not go back.
@@ -155,7 +155,7 @@ class Advice(NamedTuple):
         return self.text
 
 
-def advise(usage: Usage, now: float, size: int) -> Advice:
+def advise(usage: PoolUsage, now: float, size: int) -> Advice:
     """Return the size that a pool of `size` needs for its recent traffic, by Little's law."""
     rate, use_time = usage.rate(now), usage.mean(now)
     count = usage.count(now)

@@ -41,7 +41,7 @@ class ServiceLevel(IntEnum):
         return self.name.lower()
 
 
-class Cause(Enum):
+class LevelCause(Enum):
     """Reason for a change of level."""
 
     LOAD = "load"
@@ -107,7 +107,7 @@ class Move(NamedTuple):
 
     before: ServiceLevel
     after: ServiceLevel
-    cause: Cause
+    cause: LevelCause
 
 
 class LevelModel:
@@ -133,12 +133,12 @@ class LevelModel:
         """Process the load and the demand at `now`. Return the resulting move, if any."""
         s = self.settings
         if demanded > self.level:
-            return self._move(demanded, Cause.DEPENDENCY, now)
+            return self._move(demanded, LevelCause.DEPENDENCY, now)
         worse = next((level for level in s.thresholds if level > self.level), None)
         if worse is not None and load >= s.thresholds[worse]:
             self._calm_since = None
             if now - self._worse_at >= s.hold:
-                return self._move(worse, Cause.LOAD, now)
+                return self._move(worse, LevelCause.LOAD, now)
             return None
         if self.level is ServiceLevel.FULL or demanded == self.level or not self._eased(load):
             self._calm_since = None
@@ -146,7 +146,7 @@ class LevelModel:
         if self._calm_since is None or now < self._calm_since:
             self._calm_since = now
         if now - self._calm_since >= s.recover_after:
-            return self._move(max(demanded, self._better()), Cause.RECOVERED, now)
+            return self._move(max(demanded, self._better()), LevelCause.RECOVERED, now)
         return None
 
     def _eased(self, load: float) -> bool:
@@ -161,7 +161,7 @@ class LevelModel:
         rungs = (ServiceLevel.FULL, *self.settings.thresholds)
         return max(level for level in rungs if level < self.level)
 
-    def _move(self, to: ServiceLevel, cause: Cause, now: float) -> Move:
+    def _move(self, to: ServiceLevel, cause: LevelCause, now: float) -> Move:
         move = Move(self.level, to, cause)
         if to > self.level:
             self._worse_at = now

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from seawall.models.windows import Bucket, TimeWindow
+from seawall.models.windows import TimeWindow, WindowBucket
 
-Ticket = Bucket
+Ticket = WindowBucket
 """The bucket in which a request was counted.
 
 Its end is counted there too, so both leave together.
@@ -24,7 +24,7 @@ def reject_share(requests: int, accepts: int, k: float) -> float:
     return max(0.0, (requests - k * accepts) / (requests + 1))
 
 
-class Recent(NamedTuple):
+class ThrottleCounts(NamedTuple):
     """Contents of the window."""
 
     requests: int
@@ -53,12 +53,12 @@ class ThrottleModel(TimeWindow):
         self.probe_every = probe_every
         self._sent_at = self._sent_before = float("-inf")
 
-    def recent(self, now: float) -> Recent:
+    def recent(self, now: float) -> ThrottleCounts:
         """Return the contents of the window at `now`."""
         requests, refused, _ = self.totals(now)
         accepts = requests - refused
         self.calm = requests <= self._k * accepts
-        return Recent(requests, accepts)
+        return ThrottleCounts(requests, accepts)
 
     def may_reject(self, now: float) -> bool:
         """Return whether a request may be rejected; not if none was sent for `probe_every`."""

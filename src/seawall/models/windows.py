@@ -180,7 +180,7 @@ class CountWindow:
         self._slow += (mark >> 1) - (old >> 1)
 
 
-class Bucket:
+class WindowBucket:
     """The calls of one tenth of a time window, up to the time `end`."""
 
     __slots__ = ("calls", "end", "failures", "index", "slow")
@@ -206,12 +206,12 @@ class TimeWindow:
 
     def __init__(self, span: float) -> None:
         self._width = span / _BUCKETS
-        self.bucket = Bucket(float("-inf"), float("-inf"))
+        self.bucket = WindowBucket(float("-inf"), float("-inf"))
         """The current bucket. Until its `end` a success may be added to its `calls` directly."""
-        self._kept: tuple[Bucket, ...] = ()
+        self._kept: tuple[WindowBucket, ...] = ()
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[WindowBucket, ...]:
         """The latest buckets, oldest first. Some may have left the window."""
         return self._kept
 
@@ -249,12 +249,12 @@ class TimeWindow:
             slow += bucket.slow
         return Totals(calls, failures, slow)
 
-    def live(self, now: float) -> list[Bucket]:
+    def live(self, now: float) -> list[WindowBucket]:
         """Return the buckets that are still in the window."""
         self._turn(now)
         return self._live()
 
-    def _live(self) -> list[Bucket]:
+    def _live(self) -> list[WindowBucket]:
         newest = self.bucket.index
         return [kept for kept in self._kept if newest - _BUCKETS < kept.index <= newest]
 
@@ -262,7 +262,7 @@ class TimeWindow:
         index = now // self._width
         if index == self.bucket.index:
             return
-        fresh = Bucket(index, (index + 1) * self._width)
+        fresh = WindowBucket(index, (index + 1) * self._width)
         # No call and no loop from here on: of two threads at a boundary one turns, the other sees
         # it.
         ahead = index - self.bucket.index

@@ -129,7 +129,7 @@ class _FallbackBound(Bound):
         return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
 
 
-class _Memory(Need):
+class _FallbackMemory(Need):
     """State of one call: why a fallback is needed, and which level is next."""
 
     __slots__ = ("level",)
@@ -166,12 +166,12 @@ class _FallbackFlow(Flow):
         """Pass a value on; on an error try the next level."""
         if ticket is not None:
             end_scope(ticket)  # the levels have all of the caller's time
-        memory: _Memory | None = call.memory.get(self)
+        memory: _FallbackMemory | None = call.memory.get(self)
         error = call.error
         if memory is None:
             if not isinstance(error, Exception) or not matches(error, self._policy.on):
                 return None
-            memory = call.memory[self] = _Memory(error)
+            memory = call.memory[self] = _FallbackMemory(error)
         if isinstance(error, Exception) and memory.level < len(self._policy.levels):
             level = self._policy.levels[memory.level]
             memory.level += 1
@@ -184,7 +184,7 @@ class _FallbackFlow(Flow):
             self._give_up(call, memory)
         return None
 
-    def _answered(self, call: Call, memory: _Memory) -> None:
+    def _answered(self, call: Call, memory: _FallbackMemory) -> None:
         source = self._policy.names[memory.level - 1]
         less = Degradation(source, memory.level, memory.error, memory.age)
         call.degradation = less
@@ -194,7 +194,7 @@ class _FallbackFlow(Flow):
         self._bound.used[memory.level - 1] += 1
         less.report(call.host.name)
 
-    def _give_up(self, call: Call, memory: _Memory) -> None:
+    def _give_up(self, call: Call, memory: _FallbackMemory) -> None:
         """Raise the error of the real call, with the last level's own error in its notes."""
         last, call.error = call.error, memory.error
         if last is not call.error and not isinstance(last, CacheMiss):

@@ -45,7 +45,7 @@ class Shed(GatePolicy):
         """
         super().__init__(mode)
         self.rules, self.load = _check(rules, load)
-        self._reading = _Reading(self.load or float)
+        self._reading = _LoadReading(self.load or float)
 
     def __repr__(self) -> str:
         return f"Shed({', '.join(repr(rule) for rule in self.rules)})"
@@ -74,7 +74,7 @@ class Shed(GatePolicy):
                 bound.choose()
 
 
-class _Reading:
+class _LoadReading:
     """A signal that counts as 0 while it fails: no call is shed because of a failed measurement."""
 
     __slots__ = ("_failing", "_read")
@@ -148,7 +148,7 @@ class _ShedGate(GateBound):
         host = self.host
         sources = Sources(
             load=self.policy._reading.read,
-            signal=lambda read: _Reading(read).read,
+            signal=lambda read: _LoadReading(read).read,
             rank=current_criticality,
             tier=current_tier,
             uniform=lambda: host.rng.random(),  # noqa: PLW0108 - a fork makes another rng

@@ -18,12 +18,12 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.settings import BreakerSettings
-from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
 from seawall.models.rate.accounts import Account, SettledBucket
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.caps import Caps
 from seawall.models.rate.rates import whole_microseconds
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import check_divisible
 from seawall.redis.keys import key_part
 from seawall.runtime.store import (
@@ -109,7 +109,7 @@ class FakeStore:
         """Return the state of the store."""
         return {"name": self.name, "at": "memory", "up": self.up}
 
-    def _limits(self, name: str, rules: Sequence[Rule[Any]], **how: Any) -> LimitShare:
+    def _limits(self, name: str, rules: Sequence[RateRule[Any]], **how: Any) -> LimitShare:
         """Return the rate limits that are shared under `name`; see `LimitStore`."""
         share = _Limits(self, name, rules, **how)
         self._shares[share] = None
@@ -147,21 +147,21 @@ class _Place:
 
     __slots__ = ("_bucket", "caps", "rule", "state")
 
-    def __init__(self, rule: Rule[Any], now: float) -> None:
+    def __init__(self, rule: RateRule[Any], now: float) -> None:
         self.caps = Caps()
         self._set(rule, rule.fresh(now))
 
-    def _set(self, rule: Rule[Any], state: Any) -> None:
+    def _set(self, rule: RateRule[Any], state: Any) -> None:
         """Count by `rule`; a token bucket tracks estimates, as in a server."""
         self.rule = rule
         self._bucket = SettledBucket(rule) if isinstance(rule, TokenBucket) else None
         self.state = state if self._bucket is None else Account(state)
 
     @property
-    def _counting(self) -> Rule[Any]:
+    def _counting(self) -> RateRule[Any]:
         return self.rule if self._bucket is None else self._bucket
 
-    def follow(self, rule: Rule[Any], now: float) -> None:
+    def follow(self, rule: RateRule[Any], now: float) -> None:
         """Continue with `rule`; one of another algorithm starts over."""
         state = self.state.owed_until if isinstance(self.state, Account) else self.state
         same = type(rule) is type(self.rule)
@@ -253,7 +253,7 @@ class _Limits:
         self,
         store: FakeStore,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         *,
         sharing: str,
         on_store_failure: str,
@@ -285,7 +285,7 @@ class _Limits:
         before, after = _modes(self._store, self._failing)
         self._changed(before, after, cause)
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         if self.sharing != "exact":
             check_divisible(self.sharing, rules)
         self._rules = tuple(rules)
@@ -552,11 +552,11 @@ class _SharedModel(BreakerModel):
         self._share = share
         super().__init__(settings)
 
-    def admit(self, now: float) -> Ticket | Refusal:
+    def admit(self, now: float) -> Ticket | BreakerRefusal:
         """Admit a call, or return why not."""
         away = self._share.away
-        if away in ("open", "closed") and self.state is not State.ISOLATED:
-            return UNCOUNTED if away == "open" else Refusal("store", None)
+        if away in ("open", "closed") and self.state is not BreakerState.ISOLATED:
+            return UNCOUNTED if away == "open" else BreakerRefusal("store", None)
         return super().admit(now)
 
     def recount(self) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from seawall.clock import SYSTEM
-from seawall.models.breaker.probes import Verdict, growing
+from seawall.models.breaker.probes import CallVerdict, growing
 from seawall.models.breaker.settings import BreakerSettings
-from seawall.models.breaker.state import BreakerModel, Refusal, State
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState
 from seawall.runtime.mutex import Mutex
 
 FAILURES: Final = 3
@@ -100,8 +100,8 @@ class StoreHealth:
                 self._returns = 0
             self.full, self._missed = full, 0
             for _ in range(FAILURES if certain or full else 1):
-                self._model.settle(self._model.generation, Verdict.FAILURE, now)
-                if self._model.state is not State.CLOSED:
+                self._model.settle(self._model.generation, CallVerdict.FAILURE, now)
+                if self._model.state is not BreakerState.CLOSED:
                     break
         self._tell(cause)
 
@@ -130,8 +130,8 @@ class StoreHealth:
         with self._mutex:
             self.full, self._missed = full, 0
             permit = self._model.admit(now)
-            if not isinstance(permit, Refusal):
-                verdict = Verdict.SUCCESS if cause is None else Verdict.FAILURE
+            if not isinstance(permit, BreakerRefusal):
+                verdict = CallVerdict.SUCCESS if cause is None else CallVerdict.FAILURE
                 self._model.settle(permit, verdict, now)
         self._tell(cause or "it answers again")
 
@@ -149,7 +149,7 @@ class StoreHealth:
         they happened.
         """
         with self._mutex:
-            up = self._model.state is State.CLOSED
+            up = self._model.state is BreakerState.CLOSED
             if up == self.up:
                 return
             self.up = up

@@ -18,7 +18,7 @@ from seawall.leases.store import (
     Withdraw,
     close_all,
 )
-from seawall.models.lease import Busy, Granted
+from seawall.models.lease import Busy, LeaseGranted
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -76,7 +76,7 @@ class RedisLease:
         """Return a waiter for the answer to `command`."""
         return self._store.ask(kind, self, command, clock)
 
-    async def call(self, command: Command, patience: float) -> Granted | Busy:
+    async def call(self, command: Command, patience: float) -> LeaseGranted | Busy:
         """Return the answer to `command`."""
         arguments = self._arguments(command)
         return answer_of(await self._store.acall("lease", [self._key], arguments, patience))
@@ -118,13 +118,13 @@ class RedisLease:
         """Return key and arguments of the script call for the one item."""
         return [self._key], self._arguments(items[0])
 
-    def unpack(self, reply: Any, _items: Any) -> list[Granted | Busy]:
+    def unpack(self, reply: Any, _items: Any) -> list[LeaseGranted | Busy]:
         """Return the answer."""
         return [answer_of(reply)]
 
-    def unwanted(self, item: Command, answer: Granted | Busy) -> None:
+    def unwanted(self, item: Command, answer: LeaseGranted | Busy) -> None:
         """Give back what was taken for a caller that is gone."""
-        if isinstance(item, Take) and isinstance(answer, Granted):
+        if isinstance(item, Take) and isinstance(answer, LeaseGranted):
             self.post(Release(answer.token))
 
     # Jobs, messages, closing
@@ -158,7 +158,7 @@ class RedisLease:
         _held.get(self._store, set[KeptHolding]()).discard(holding)
 
 
-def answer_of(reply: Any) -> Granted | Busy:
+def answer_of(reply: Any) -> LeaseGranted | Busy:
     """Return the parsed reply of the script `lease`; raise `StoreUnavailable` if it is invalid."""
     try:
         done, token, left = reply
@@ -167,4 +167,4 @@ def answer_of(reply: Any) -> Granted | Busy:
         numbers = (-1, 0, 0)
     if numbers[0] not in {0, 1} or not all(0 <= number <= MOST for number in numbers):
         raise StoreUnavailable("the store's answer about a lease makes no sense")
-    return Granted(numbers[1]) if numbers[0] else Busy(numbers[1], numbers[2])
+    return LeaseGranted(numbers[1]) if numbers[0] else Busy(numbers[1], numbers[2])

@@ -22,7 +22,7 @@ from seawall._forks import survives_fork
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
-from seawall.models.rate.split import BEAT, LIFE, VALID, Members
+from seawall.models.rate.split import BEAT, LIFE, VALID, SplitMembers
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import MEMORY, MemberBeat, Sighting
 
@@ -47,7 +47,7 @@ class LivePods:
         self._store = store
         self._expected = expected
         self._keys = [store.key("pods", "all"), store.key("pods", "all", "runs")]
-        self._members = Members()
+        self._members = SplitMembers()
         self._valid_until = 0.0
         self._mutex = Mutex()
         self._watchers: tuple[Watcher, ...] = ()
@@ -159,7 +159,7 @@ class LivePods:
         """Become another, unknown pod; assume no fewer pods than the parent knew."""
         self._mutex = Mutex()
         self._expected = self.without_store
-        self._members = Members()
+        self._members = SplitMembers()
         self._valid_until = 0.0
         self._changed()
 

@@ -32,9 +32,9 @@ from seawall.models.queue.jobs import (
     PRIORITIES,
     TOTALS,
     Browsed,
-    Counts,
-    Granted,
+    JobGranted,
     Letter,
+    QueueCounts,
     Seen,
 )
 from seawall.redis.store import RedisStore, StoreCore, core_of
@@ -373,9 +373,9 @@ def _read_push(reply: list[bytes]) -> list[str] | None:
     return [_str(id_) for id_ in reply] or None
 
 
-def _read_claim(reply: list[bytes]) -> tuple[list[Granted], int]:
+def _read_claim(reply: list[bytes]) -> tuple[list[JobGranted], int]:
     granted = [
-        Granted(
+        JobGranted(
             _str(id_),
             _int(fence),
             _int(attempt),
@@ -440,13 +440,13 @@ def _read_inspect(reply: list[bytes]) -> Browsed | None:
     return found[0] if found else None
 
 
-def _read_counts(reply: list[bytes]) -> Counts:
+def _read_counts(reply: list[bytes]) -> QueueCounts:
     numbers = [_int(value) for value in reply]
     waiting, rest = numbers[:PRIORITIES], numbers[PRIORITIES:]
     delayed, claimed, dead, oldest, *totals = rest
     if len(totals) != len(TOTALS):
         raise StoreUnavailable("the store's answer makes no sense")
-    return Counts(tuple(waiting), delayed, claimed, dead, oldest, tuple(totals))
+    return QueueCounts(tuple(waiting), delayed, claimed, dead, oldest, tuple(totals))
 
 
 _READERS: Final = {

@@ -22,8 +22,8 @@ from typing import Any, Literal, Self
 
 from seawall.runtime.call import STREAMED, Call
 from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
-from seawall.runtime.hold import Verdict, explained
-from seawall.runtime.interpreter import Request, Run, interpret, result_of
+from seawall.runtime.hold import BlockVerdict, explained
+from seawall.runtime.interpreter import Request, RunFunction, interpret, result_of
 from seawall.runtime.layers import Host, Kind, Layer
 
 State = Literal["before", "given", "inside", "over"]
@@ -101,7 +101,7 @@ class _Block:
 
     def approach(self, request: Request | None) -> Steps[Request | None]:
         """Yield this and all further requests up to the block; return None if it is not reached."""
-        while request is not None and not isinstance(request, Run):
+        while request is not None and not isinstance(request, RunFunction):
             try:
                 result = yield request
             except BaseException as error:  # noqa: BLE001 - the interpreter decides
@@ -155,7 +155,7 @@ class _Block:
             self.call.error = None
 
 
-class _Attempt(Verdict):
+class _AnyAttempt(BlockVerdict):
     """One attempt at a block; the block may report its own outcome, as a `hold` block may."""
 
     __slots__ = ("_block", "number")
@@ -177,7 +177,7 @@ class _Attempt(Verdict):
         return self
 
 
-class BlockAttempt(_Attempt):
+class BlockAttempt(_AnyAttempt):
     """An item of a `for` over `guard.attempts()`: `with attempt:`."""
 
     __slots__ = ()
@@ -186,7 +186,7 @@ class BlockAttempt(_Attempt):
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
         request = block.start()
-        if not isinstance(request, Run):
+        if not isinstance(request, RunFunction):
             wait = partial(wait_sync, clock=block.call.host.clock)
             request = drive(block.approach(request), wait)
         return self._reached(request)
@@ -201,7 +201,7 @@ class BlockAttempt(_Attempt):
         return self._block.end(error, self._end(error))
 
 
-class AsyncBlockAttempt(_Attempt):
+class AsyncBlockAttempt(_AnyAttempt):
     """An item of an `async for` over `guard.attempts()`: `async with attempt:`."""
 
     __slots__ = ()
@@ -210,7 +210,7 @@ class AsyncBlockAttempt(_Attempt):
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
         request = block.start()
-        if not isinstance(request, Run):
+        if not isinstance(request, RunFunction):
             wait = partial(wait_async, clock=block.call.host.clock)
             request = await adrive(block.approach(request), wait)
         return self._reached(request)

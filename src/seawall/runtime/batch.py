@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from seawall._failures import reason_of
 from seawall.errors import Rejected
 from seawall.runtime.result import Result
-from seawall.runtime.workers import Job, WorkerPool
+from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -217,12 +217,12 @@ def _run_in_threads(schedule: _Schedule[A], concurrency: int) -> Batch[A, Any]:
     found: dict[int, Result[Any]] = {}
     pool = WorkerPool(concurrency, 0, "map")
     ended: SimpleQueue[int] = SimpleQueue()
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, ThreadJob] = {}
     try:
         while True:
             while (number := schedule.begin()) is not None:
                 room, done = schedule.room_of(number), partial(ended.put, number)
-                job = Job(room.attempt, (schedule.items[number],), {}, done, room.name, pool)
+                job = ThreadJob(room.attempt, (schedule.items[number],), {}, done, room.name, pool)
                 jobs[number] = job
                 pool.submit(job)
             if not jobs:

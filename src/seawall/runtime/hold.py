@@ -1,6 +1,6 @@
 """The gates of a guard around a block of code that cannot be a function.
 
-The block may report its own outcome (`Verdict`): a response with status 503 raises nothing.
+The block may report its own outcome (`BlockVerdict`): a response with status 503 raises nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seawall.runtime.interpreter import release, run_async, run_sync
 from seawall.runtime.layers import Host, Layer
 
 
-class Verdict:
+class BlockVerdict:
     """A block's report about itself; the last report counts, whatever the block raises."""
 
     __slots__ = ("_open", "_said")
@@ -59,7 +59,7 @@ class _NoVerdict(BaseException):
     no_verdict = True
 
 
-class Hold(Verdict):
+class Hold(BlockVerdict):
     """`with guard.hold() as call:` or `async with guard.hold() as call:`; one use each."""
 
     __slots__ = ("_call",)

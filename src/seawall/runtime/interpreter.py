@@ -1,8 +1,8 @@
 """The rules by which a call goes down through its layers and up again, written once.
 
 `interpret` is a generator that never blocks: it yields what takes time (a `Waiter`, a pause as a
-float of seconds, a `Run`) and receives the result or the error. `run_sync` and `run_async` carry
-that out. A cancellation is therefore an error thrown in at a `yield`, and is handled here:
+float of seconds, a `RunFunction`) and receives the result or the error. `run_sync` and `run_async`
+carry that out. A cancellation is therefore an error thrown in at a `yield`, and is handled here:
 every entered layer is left exactly once, whatever happens.
 """
 
@@ -33,10 +33,10 @@ from seawall.runtime.call import (
 from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.functions import WrongCall
 from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait, Waiter
-from seawall.runtime.workers import Job
+from seawall.runtime.workers import ThreadJob
 
 
-class Run:
+class RunFunction:
     """A request to the runner: call this function with the call's arguments.
 
     The guarded function is of the runner's own kind; a substitute (`instead`) in an async call may
@@ -51,7 +51,7 @@ class Run:
         self.substitute = substitute
 
 
-Request = Waiter | float | Run
+Request = Waiter | float | RunFunction
 
 
 def interpret(
@@ -118,7 +118,7 @@ def _instead(
     token = need_var.set(need)
     traced = trace_var.set(None)
     try:
-        call.value = yield Run(substitute, substitute=True)
+        call.value = yield RunFunction(substitute, substitute=True)
         call.error = None
     except BaseException as error:  # noqa: BLE001 - not raised here: a generator cannot raise StopIteration
         call.value, call.error = None, error
@@ -164,7 +164,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     # trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
     try:
-        call.value = yield Run(call.function)
+        call.value = yield RunFunction(call.function)
         call.error = None
     except BaseException as error:  # noqa: BLE001 - not raised here: a generator cannot raise StopIteration
         call.value, call.error = None, error
@@ -288,9 +288,9 @@ def _stand_by(host: Host) -> None:
         job.waits = True
 
 
-def _own_job(host: Host) -> Job | None:
+def _own_job(host: Host) -> ThreadJob | None:
     job = job_var.get()
-    return job if isinstance(job, Job) and job.guard == host.name else None
+    return job if isinstance(job, ThreadJob) and job.guard == host.name else None
 
 
 def count_refusal(host: Host, policy: str, reason: str) -> None:
@@ -347,7 +347,7 @@ def run_sync(call: Call, *, waiter: Waiter | None = None, upwards: bool = False)
     clock = call.host.clock
 
     def carry_out(request: Request) -> Any:
-        if not isinstance(request, Run):
+        if not isinstance(request, RunFunction):
             return wait_sync(request, clock)
         result = request.function(*call.args, **call.kwargs)
         if type(result) is CoroutineType:
@@ -365,7 +365,7 @@ async def run_async(call: Call, *, waiter: Waiter | None = None, upwards: bool =
     clock = call.host.clock
 
     async def carry_out(request: Request) -> Any:
-        if not isinstance(request, Run):
+        if not isinstance(request, RunFunction):
             return await wait_async(request, clock)
         result = request.function(*call.args, **call.kwargs)
         if not request.substitute or hasattr(result, "__await__"):

@@ -17,7 +17,7 @@ REREAD: Final = 0.25
 """Seconds for which a cached number is good enough."""
 
 
-class Recent:
+class RecentStats:
     """The cached result of `read(now)`. Two threads may read at once; that does no harm."""
 
     __slots__ = ("_due", "_every", "_read", "_value")
@@ -37,9 +37,9 @@ class Recent:
         return self._value
 
 
-def service_time(host: Host, quantile: float = 0.5) -> Recent:
+def service_time(host: Host, quantile: float = 0.5) -> RecentStats:
     """Return a cached `quantile` of the guard's latency; it is None if unknown."""
-    return Recent(lambda now: host.stats.quantile(quantile, now))
+    return RecentStats(lambda now: host.stats.quantile(quantile, now))
 
 
 class ResponseTimes:
@@ -62,7 +62,7 @@ class ResponseTimes:
         if len(samples) > MOST:  # not read for a long time, and need not be
             del samples[: MOST // 2]
 
-    def quantile(self, p: float) -> Recent:
+    def quantile(self, p: float) -> RecentStats:
         """Return a cached quantile `p` of the durations; None without samples."""
         known: list[float | None] = [None]
 
@@ -78,7 +78,7 @@ class ResponseTimes:
                     self._lock.release()
             return known[0]
 
-        return Recent(read)
+        return RecentStats(read)
 
     def _after_fork(self) -> None:
         self._lock = Lock()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.models.breaker.settings import BreakerSettings
     from seawall.models.breaker.state import BreakerModel
-    from seawall.models.rate.rule import Rule
+    from seawall.models.rate.rule import RateRule
     from seawall.runtime.mutex import Mutex
 
 
@@ -269,7 +269,7 @@ class LimitShare(Protocol):
     def see(self) -> None:
         """Add the state of the limits to receipts, if the store was asked."""
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Use other numbers from now on."""
 
     def snapshot(self) -> dict[str, Any]:
@@ -282,14 +282,14 @@ class LimitStore(Protocol):
     def _limits(
         self,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         *,
         sharing: str,
         batch: int | None,
         on_store_failure: str,
         changed: Callable[[str, str, str], None],
         differs: Callable[[str, str], None],
-        rerule: Callable[[Iterable[Rule[Any]]], None],
+        rerule: Callable[[Iterable[RateRule[Any]]], None],
     ) -> LimitShare:
         """Return what is shared under `name`.
 

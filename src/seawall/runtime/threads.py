@@ -13,8 +13,8 @@ from seawall.events.bus import emit
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.recent import Recent, service_time
-from seawall.runtime.workers import Job, WorkerPool
+from seawall.runtime.recent import RecentStats, service_time
+from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -28,7 +28,7 @@ class ThreadDriver(Driver):
     """What its errors call the host (`whose`) and one of its workers (`worker`)."""
 
     def __init__(
-        self, host: Host, pool: WorkerPool, policy: str, typical: Recent | None = None
+        self, host: Host, pool: WorkerPool, policy: str, typical: RecentStats | None = None
     ) -> None:
         """Use the threads of `pool`; `typical` is how long a call takes, if known."""
         self.host = host
@@ -111,10 +111,10 @@ class ThreadDriver(Driver):
         done: Callable[[], object],
         *,
         in_task: bool,
-    ) -> tuple[Job, float | None]:
+    ) -> tuple[ThreadJob, float | None]:
         seconds, scope = self._times(in_task=in_task)
         if scope is None:
-            job = Job(inner, args, kwargs, done, self.host.name, self.pool)
+            job = ThreadJob(inner, args, kwargs, done, self.host.name, self.pool)
         else:
 
             def ended() -> None:
@@ -122,7 +122,7 @@ class ThreadDriver(Driver):
                 done()
 
             token = deadline_var.set(scope)
-            job = Job(inner, args, kwargs, ended, self.host.name, self.pool)
+            job = ThreadJob(inner, args, kwargs, ended, self.host.name, self.pool)
             deadline_var.reset(token)
         if self._nested() or not self.pool.submit(job):
             self.refused += 1
@@ -174,7 +174,7 @@ class ThreadDriver(Driver):
             self._raise_late(job, seconds or 0.0)
         return job.result()
 
-    def _raise_late(self, job: Job, seconds: float) -> None:
+    def _raise_late(self, job: ThreadJob, seconds: float) -> None:
         """Raise, unless the work ended at this very moment."""
         left = self.pool.give_up(job)
         if left is True:
@@ -188,7 +188,7 @@ class ThreadDriver(Driver):
         finally:
             del error  # break the reference cycle between the error and this frame
 
-    def _give_up(self, job: Job, error: BaseException) -> None:
+    def _give_up(self, job: ThreadJob, error: BaseException) -> None:
         self._left_running(self.pool.give_up(job), error)
 
     def _left_running(self, left: object, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from seawall._forks import survives_fork
 from seawall.runtime.call import Abandoned, job_var
 
 
-class Job:
+class ThreadJob:
     """One piece of blocking work. Exactly one of its caller and its worker finishes it."""
 
     __slots__ = (
@@ -147,13 +147,13 @@ class _Shared:
         # moment.
         self.lock = RLock()
         self.ready = Condition(self.lock)
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[ThreadJob] = deque()
         self.stopping = False
         self.taken = 0
         self.threads = 0
         self.abandoned = 0
 
-    def get(self) -> Job | None:
+    def get(self) -> ThreadJob | None:
         """Wait for a job; return None when the pool is gone."""
         with self.ready:
             while not self.jobs:
@@ -162,7 +162,7 @@ class _Shared:
                 self.ready.wait()
             return self.jobs.popleft()
 
-    def withdraw(self, job: Job) -> None:
+    def withdraw(self, job: ThreadJob) -> None:
         with self.lock:
             self.taken -= 1
             if job in self.jobs:
@@ -223,7 +223,7 @@ class WorkerPool:
         """Number of threads whose caller no longer waits for them."""
         return self._shared.abandoned
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: ThreadJob) -> bool:
         """Accept the job, or return False if all threads and queue places are taken."""
         shared, jobs = self._shared, self._shared.jobs
         taken = queued = False
@@ -257,7 +257,7 @@ class WorkerPool:
             raise
         return True
 
-    def give_up(self, job: Job) -> Abandoned | bool:
+    def give_up(self, job: ThreadJob) -> Abandoned | bool:
         """Stop waiting for `job`, as `Job.give_up` does, and count work that is still running."""
         left = job.give_up()
         if left is False:

@@ -20,7 +20,7 @@ from seawall.members.transport import (
     Transport,
 )
 from seawall.members.wire import MOST_BYTES, Codec
-from seawall.models.detection.gossip import MemberState, Update
+from seawall.models.detection.gossip import GossipUpdate, MemberState
 from seawall.models.detection.messages import Message, MessageKind
 from tests.members.cluster.network import PATIENCE, until
 
@@ -199,7 +199,7 @@ def test_strangers_fill_no_memory_and_members_get_through(monkeypatch):
             await until(lambda: here.transport.traffic.refused["buffer"] > 0)
             assert here.transport.buffered <= 2**20
             updates = tuple(
-                Update(MemberState.ALIVE, f"m{number}", 1, "10.0.0.1:1", b"m" * 100)
+                GossipUpdate(MemberState.ALIVE, f"m{number}", 1, "10.0.0.1:1", b"m" * 100)
                 for number in range(1000)
             )
             push = codec().encode(Message(MessageKind.PUSH, "peer", updates))
@@ -242,7 +242,7 @@ def test_a_peer_that_does_not_read_is_cut_off(monkeypatch):
             await here.talk(peer)
             monkeypatch.setattr(transport, "SLOWEST", 0.2)
             view = tuple(
-                Update(MemberState.ALIVE, f"m{number}", 1, "10.0.0.1:1", b"m" * 500)
+                GossipUpdate(MemberState.ALIVE, f"m{number}", 1, "10.0.0.1:1", b"m" * 500)
                 for number in range(10_000)
             )
             large = Message(MessageKind.PULL, "own", view)
@@ -278,7 +278,7 @@ def test_what_strangers_send_changes_nothing(tcp_only):
             host, _, port = first.address.rpartition(":")
             endpoint = host, int(port)
             forged = tuple(
-                Update(MemberState.ALIVE, f"forged-{number}", 1, "192.0.2.1:1")
+                GossipUpdate(MemberState.ALIVE, f"forged-{number}", 1, "192.0.2.1:1")
                 for number in range(10_000)
             )
             stranger = codec("another secret of 16 bytes")

@@ -17,8 +17,8 @@ from random import Random
 
 from seawall.models.detection.gossip import MemberState
 from seawall.models.detection.messages import (
-    Change,
     Directive,
+    MembershipChange,
     Message,
     Send,
 )
@@ -46,7 +46,7 @@ class Node:
     name: str
     swim: Swim
     rate: float
-    changes: list[Change] = field(default_factory=list)
+    changes: list[MembershipChange] = field(default_factory=list)
     is_up: bool = True
     wakes_at: float = inf
     paused_until: float = 0.0
@@ -210,7 +210,7 @@ class Network:
         own = node.swim.own
         self.highest[node.name] = max(self.highest.get(node.name, 0), own.incarnation)
         for directive in directives:
-            if isinstance(directive, Change):
+            if isinstance(directive, MembershipChange):
                 node.changes.append(directive)
             elif not isinstance(directive, Send):
                 continue

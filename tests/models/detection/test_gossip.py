@@ -5,14 +5,14 @@ from math import ceil, log10
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.detection.gossip import GossipQueue, MemberState, Update
+from seawall.models.detection.gossip import GossipQueue, GossipUpdate, MemberState
 
 names = st.text("abcdefgh", min_size=1, max_size=30)
 
 
-def alive(name: str, incarnation: int = 0) -> Update:
+def alive(name: str, incarnation: int = 0) -> GossipUpdate:
     """Return the statement that a member is alive."""
-    return Update(MemberState.ALIVE, name, incarnation, "address")
+    return GossipUpdate(MemberState.ALIVE, name, incarnation, "address")
 
 
 @given(st.integers(1, 6), st.integers(1, 2000))
@@ -68,6 +68,6 @@ def test_what_goes_first_takes_room_and_is_not_sent_twice():
     queue = GossipQueue(4)
     queue.add(alive("a", 1))
     queue.add(alive("b", 1))
-    first = Update(MemberState.SUSPECTED, "a", 1, by="c")
+    first = GossipUpdate(MemberState.SUSPECTED, "a", 1, by="c")
     assert queue.take(1400, 10, [first]) == [first, alive("b", 1)]
     assert queue.take(first.size, 10, [first]) == [first]

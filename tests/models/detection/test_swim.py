@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from seawall.models.detection.gossip import MemberState, Update
+from seawall.models.detection.gossip import GossipUpdate, MemberState
 from seawall.models.detection.messages import (
-    Change,
+    MembershipChange,
     Message,
     MessageKind,
     MissedDatagram,
@@ -41,7 +41,7 @@ def everybody(network: Network) -> set[str]:
     return {node.name for node in network.nodes.values() if node.is_up}
 
 
-def suspicions(changes: list[Change]) -> dict[str, list[MemberState]]:
+def suspicions(changes: list[MembershipChange]) -> dict[str, list[MemberState]]:
     """Return the states that each member was given after the first, by name."""
     states: dict[str, list[MemberState]] = {}
     for change in changes:
@@ -133,7 +133,7 @@ def test_suspicion_can_be_paused():
 def test_an_answer_that_waited_for_heavy_work_to_end_is_no_failure():
     """The probe before it is forgotten, and the next accusation takes an interval more."""
     swim = Swim("a", "a", rng=Random(1).random, now=0.0)
-    swim.receive(Message(MessageKind.GOSSIP, "b", (Update(ALIVE, "b", 0, "b"),)), "b", 0.0)
+    swim.receive(Message(MessageKind.GOSSIP, "b", (GossipUpdate(ALIVE, "b", 0, "b"),)), "b", 0.0)
     sent = swim.advance(1.0)
     assert any(isinstance(one, Send) and one.message.kind == MessageKind.PING for one in sent)
     swim.pause_suspicion()
@@ -148,7 +148,7 @@ def test_an_answer_that_waited_for_heavy_work_to_end_is_no_failure():
 def test_a_pause_and_round_trips_are_reported_with_their_length():
     """For metrics; the state says why and by whom."""
     swim = Swim("a", "a", rng=Random(1).random, now=0.0)
-    swim.receive(Message(MessageKind.GOSSIP, "b", (Update(ALIVE, "b", 0, "b"),)), "b", 0.0)
+    swim.receive(Message(MessageKind.GOSSIP, "b", (GossipUpdate(ALIVE, "b", 0, "b"),)), "b", 0.0)
     assert (swim.members["b"].reason, swim.members["b"].by) == ("it joined", "b")
     pings = [one for one in swim.advance(1.0) if isinstance(one, Send)]
     number = max(one.message.number for one in pings)
@@ -170,8 +170,8 @@ def test_joining_exchanges_views_with_each_address():
 def test_a_member_that_has_left_waits_for_no_verdict():
     """One that was suspected before must not keep it awake."""
     swim = Swim("a", "a", rng=Random(1).random, now=0.0)
-    alive = Update(MemberState.ALIVE, "b", 0, "b")
-    suspected = Update(MemberState.SUSPECTED, "b", 0, by="c")
+    alive = GossipUpdate(MemberState.ALIVE, "b", 0, "b")
+    suspected = GossipUpdate(MemberState.SUSPECTED, "b", 0, by="c")
     swim.receive(Message(MessageKind.GOSSIP, "c", (alive, suspected)), "c", 0.1)
     swim.leave(0.2)
     now = 0.2
@@ -186,7 +186,7 @@ def test_a_member_that_has_left_waits_for_no_verdict():
 def test_the_view_is_bounded():
     """Forged members beyond it are refused and counted; the first ones stay."""
     swim = Swim("a", "a", settings=SwimSettings(max_members=10), rng=Random(1).random, now=0.0)
-    forged = tuple(Update(MemberState.ALIVE, f"x{n}", 0, f"x{n}") for n in range(10_000))
+    forged = tuple(GossipUpdate(MemberState.ALIVE, f"x{n}", 0, f"x{n}") for n in range(10_000))
     swim.receive(Message(MessageKind.PUSH, "x", forged), "x", 0.1)
     assert len(swim.members) == 9
     assert swim.counts.refused == 10_000 - 9
@@ -195,9 +195,9 @@ def test_the_view_is_bounded():
 def test_only_the_accused_raises_its_incarnation():
     """A suspicion of an older incarnation says nothing about the newer one."""
     swim = Swim("a", "a", rng=Random(1).random, now=0.0)
-    alive = Update(MemberState.ALIVE, "b", 5, "b")
+    alive = GossipUpdate(MemberState.ALIVE, "b", 5, "b")
     swim.receive(Message(MessageKind.GOSSIP, "b", (alive,)), "b", 0.1)
-    old = Update(MemberState.SUSPECTED, "b", 4, by="c")
+    old = GossipUpdate(MemberState.SUSPECTED, "b", 4, by="c")
     swim.receive(Message(MessageKind.GOSSIP, "c", (old,)), "c", 0.2)
     assert swim.members["b"].state is MemberState.ALIVE
     swim.receive(Message(MessageKind.GOSSIP, "c", (old._replace(incarnation=5),)), "c", 0.3)
@@ -233,13 +233,13 @@ def test_wrong_settings_are_refused():
 def member_of(*others: str, seed: int = 1, **options: object) -> Swim:
     """Return the member a, which knows `others`; its first exchange is over."""
     swim = Swim("a", "a", settings=SwimSettings(**options), rng=Random(seed).random, now=0.0)
-    alive = tuple(Update(ALIVE, name, 0, name) for name in others)
+    alive = tuple(GossipUpdate(ALIVE, name, 0, name) for name in others)
     swim.receive(Message(MessageKind.GOSSIP, "x", alive), "x", 0.0)
     swim.advance(0.0)
     return swim
 
 
-def hear(swim: Swim, now: float, *updates: Update, kind: MessageKind = MessageKind.GOSSIP):
+def hear(swim: Swim, now: float, *updates: GossipUpdate, kind: MessageKind = MessageKind.GOSSIP):
     """Let `swim` hear statements; return what it does."""
     return swim.receive(Message(kind, "x", updates), "x", now)
 
@@ -257,9 +257,9 @@ def sent(directives: list, kind: MessageKind) -> list[Send]:
     return [one for one in directives if isinstance(one, Send) and one.message.kind is kind]
 
 
-def accused(name: str, by: str = "c", incarnation: int = 0) -> Update:
+def accused(name: str, by: str = "c", incarnation: int = 0) -> GossipUpdate:
     """Return the statement that a member is suspected."""
-    return Update(SUSPECTED, name, incarnation, by=by)
+    return GossipUpdate(SUSPECTED, name, incarnation, by=by)
 
 
 def test_a_silent_member_is_probed_directly_then_by_others_and_by_connection():
@@ -355,7 +355,7 @@ def test_a_process_that_is_late_accuses_and_confirms_nobody_at_once():
         hear(swim, 0.1, accused("c"), accused("c", "d"), accused("c", "e"))
         (ping,) = sent(run(swim, 1.0), MessageKind.PING)
         hear(swim, 3.9)
-        late = [one for one in swim.advance(5.5) if isinstance(one, Change)]
+        late = [one for one in swim.advance(5.5) if isinstance(one, MembershipChange)]
         states = {(one.name, one.after) for one in late}
         assert ((ping.message.target, SUSPECTED) in states) is not lifeguard
         assert (("c", CONFIRMED) in states) is not lifeguard
@@ -393,7 +393,9 @@ def test_a_suspicion_of_a_newer_incarnation_is_a_new_one():
     swim = member_of("b", "c", "d", "e")
     hear(swim, 0.1, accused("b", "c"), accused("b", "d"), accused("b", "e"))
     run(swim, 3.0)
-    changes = [one for one in hear(swim, 3.0, accused("b", "c", 1)) if isinstance(one, Change)]
+    changes = [
+        one for one in hear(swim, 3.0, accused("b", "c", 1)) if isinstance(one, MembershipChange)
+    ]
     assert [one.after for one in changes] == [ALIVE, SUSPECTED]
     run(swim, 6.9)
     assert swim.members["b"].state is SUSPECTED
@@ -403,7 +405,7 @@ def test_a_suspicion_of_a_newer_incarnation_is_a_new_one():
 def test_a_member_that_is_dead_by_a_whole_view_is_suspected():
     """It gets a chance to refute, here and at those that this one passes it on to."""
     swim = member_of("b", "c", "d", "e")
-    dead = Update(CONFIRMED, "b", 0, by="c")
+    dead = GossipUpdate(CONFIRMED, "b", 0, by="c")
     hear(swim, 0.1, dead, kind=MessageKind.PULL)
     assert swim.members["b"].state is SUSPECTED
     hear(swim, 0.2, dead._replace(by="d"), kind=MessageKind.PULL)
@@ -427,7 +429,7 @@ def test_passing_on_a_view_makes_nobody_an_accuser():
 def test_a_member_that_is_taken_for_gone_is_told_so(state):
     """As soon as it is heard, so that it can refute."""
     swim = member_of("b", "c")
-    hear(swim, 0.1, Update(state, "b", 0, by="b" if state is LEFT else "c"))
+    hear(swim, 0.1, GossipUpdate(state, "b", 0, by="b" if state is LEFT else "c"))
     done = swim.receive(Message(MessageKind.GOSSIP, "b"), "b", 0.2)
     (told,) = [one for one in sent(done, MessageKind.GOSSIP) if one.address == "b"]
     assert [one.state for one in told.message.updates if one.name == "b"] == [state]
@@ -436,7 +438,7 @@ def test_a_member_that_is_taken_for_gone_is_told_so(state):
 def test_those_that_are_taken_for_dead_are_contacted_in_turn():
     """Each once in as many exchanges as there are of them."""
     swim = member_of("b", "c", "d", "e")
-    hear(swim, 0.1, *(Update(CONFIRMED, name, 0, by="b") for name in "cde"))
+    hear(swim, 0.1, *(GossipUpdate(CONFIRMED, name, 0, by="b") for name in "cde"))
     pushed: list[str] = []
     while len(pushed) < 6:
         done = swim.advance(swim.wake_at)
@@ -475,7 +477,7 @@ def test_a_joiner_is_probed_at_a_random_place_of_the_round():
     places = set()
     for seed in range(60):
         swim = member_of("b", "c", "d", seed=seed)
-        hear(swim, 0.1, Update(ALIVE, "z", 0, "z"))
+        hear(swim, 0.1, GossipUpdate(ALIVE, "z", 0, "z"))
         places.add(swim._order.index("z"))
     assert places == {0, 1, 2, 3}
 
@@ -489,10 +491,10 @@ def test_members_that_come_and_go_leave_nothing_behind():
         hear(
             swim,
             0.1,
-            Update(ALIVE, name, 0, name),
+            GossipUpdate(ALIVE, name, 0, name),
             accused(name),
-            Update(CONFIRMED, name, 0, by="c"),
-            Update(ALIVE, "b", 2 * number + 1, "b"),
+            GossipUpdate(CONFIRMED, name, 0, by="c"),
+            GossipUpdate(ALIVE, "b", 2 * number + 1, "b"),
             accused("b", "c", 2 * number + 1),
         )
     assert len(swim.members) <= 9

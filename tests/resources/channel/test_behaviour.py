@@ -19,7 +19,7 @@ from seawall import DeadlineExceeded, Overloaded, TimedOut, deadline, subscribe
 from seawall.clock import VirtualClock
 from seawall.errors import ChannelClosed, ChannelFull
 from seawall.events import CallRejected, SettingsChanged
-from seawall.models.channel import Buffer, Tokens
+from seawall.models.channel import Buffer, ChannelTokens
 from seawall.resources import Channel
 from seawall.resources.channel.waiters import Waiter as _Waiter
 from seawall.shedding import adaptive_lifo, codel
@@ -633,7 +633,7 @@ def test_without_the_second_look_the_wake_up_is_lost(monkeypatch: pytest.MonkeyP
     assert _wait_beside_an_item() == 7.0
 
 
-class _Slow(Tokens[None]):
+class _Slow(ChannelTokens[None]):
     """Room that lets others go on just after somebody took it."""
 
     meanwhile: Any = None
@@ -880,7 +880,7 @@ def test_a_promise_that_is_kept_is_forgotten() -> None:
     run_virtual(main())
 
 
-class _Interrupted(Tokens[Any]):
+class _Interrupted(ChannelTokens[Any]):
     """Tokens; after one is taken, a finalizer runs."""
 
     finalizer: Any = None

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from seawall.errors import Rejected
 from seawall.models.balance import Load
-from seawall.models.outliers import Checked, Outliers, Record
+from seawall.models.outliers import Checked, HostRecord, Outliers
 from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
 from seawall.runtime.policy import GateBound, bind
@@ -101,7 +101,7 @@ class Host:
         self.url = url
         self.endpoint = endpoint_of(url)
         self.load = Load(half_life)
-        self.record = Record(outliers, now)
+        self.record = HostRecord(outliers, now)
         self.checked = Checked()
         self.doubt = ""
         """Why it is set aside, such as the suspicion of a failure detector. Empty if it is not."""

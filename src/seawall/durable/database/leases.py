@@ -34,7 +34,7 @@ from seawall.leases.store import (
     Withdraw,
     close_all,
 )
-from seawall.models.lease import Busy, Granted
+from seawall.models.lease import Busy, LeaseGranted
 from seawall.runtime.abandon import end
 from seawall.runtime.background import OWN_THREAD, Background, Handle
 from seawall.runtime.driver import Steps, sleep_async
@@ -75,7 +75,7 @@ class DatabaseLease:
         self._database = database
         self._name = name
         self._desk = desk
-        self._working: set[asyncio.Task[Granted | Busy]] = set()
+        self._working: set[asyncio.Task[LeaseGranted | Busy]] = set()
         survives_fork(self)
 
     @property
@@ -129,7 +129,7 @@ class DatabaseLease:
             asking.fail(StoreUnavailable(f"the database {self.store_name!r} was closed"))
             raise
 
-    async def call(self, command: Command, patience: float) -> Granted | Busy:
+    async def call(self, command: Command, patience: float) -> LeaseGranted | Busy:
         """Return the answer to `command`; wait for it at most `patience` seconds."""
         working = self._begin(command)
         if not await _has_ended(working, patience):
@@ -152,12 +152,12 @@ class DatabaseLease:
                 return
             await sleep_async(0.1 * 4**number)
 
-    def unwanted(self, item: Command, answer: Granted | Busy) -> None:
+    def unwanted(self, item: Command, answer: LeaseGranted | Busy) -> None:
         """Release a lease that was granted after its caller stopped waiting."""
-        if isinstance(item, Take) and isinstance(answer, Granted):
+        if isinstance(item, Take) and isinstance(answer, LeaseGranted):
             self.post(Release(answer.token))
 
-    def _begin(self, command: Command) -> asyncio.Task[Granted | Busy]:
+    def _begin(self, command: Command) -> asyncio.Task[LeaseGranted | Busy]:
         if len(self._working) >= UNDER_WAY:
             raise StoreUnavailable(f"the database {self.store_name!r} has not answered for long")
         working = asyncio.get_running_loop().create_task(self._execute(command))
@@ -165,10 +165,10 @@ class DatabaseLease:
         working.add_done_callback(self._working.discard)
         return working
 
-    async def _execute(self, command: Command) -> Granted | Busy:
+    async def _execute(self, command: Command) -> LeaseGranted | Busy:
         database = self._database
 
-        def steps() -> Steps[Granted | Busy]:
+        def steps() -> Steps[LeaseGranted | Busy]:
             return _asked(self._name, command)
 
         if isinstance(database.source, Sqlite):
@@ -177,11 +177,11 @@ class DatabaseLease:
             answer = await database.guard.acall(_aonce, database, steps)
         else:
             answer = await _in_thread(lambda: database.guard.call(_once, database, steps))
-        if isinstance(command, (Release, Withdraw)) and isinstance(answer, Granted):
+        if isinstance(command, (Release, Withdraw)) and isinstance(answer, LeaseGranted):
             self._desk.ring(self._name)
         return answer
 
-    def _result(self, working: asyncio.Task[Granted | Busy]) -> Granted | Busy:
+    def _result(self, working: asyncio.Task[LeaseGranted | Busy]) -> LeaseGranted | Busy:
         """Return the database's answer or raise the failure."""
         if not working.done() or working.cancelled():
             raise self._late(LATE)
@@ -353,7 +353,7 @@ _of_parent: Final[list[object]] = []
 # Statements
 
 
-def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
+def _asked(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
     """Execute `command` by the rules of `LeaseModel`."""
     rows: list[Any]
     match command:
@@ -372,7 +372,7 @@ def _asked(name: str, command: Command) -> Steps[Granted | Busy]:
             asked = {"name": name, "holder": holder, "attempt": attempt}
             rows = yield Query("leases.withdraw", asked)
     if rows:
-        return Granted(rows[0][0])
+        return LeaseGranted(rows[0][0])
     seen = yield from _look(name)
     return Busy(0, 0) if seen is None else seen[0]
 
@@ -388,19 +388,23 @@ def _look(name: str) -> Steps[tuple[Busy, str] | None]:
     return Busy(token, left), holder
 
 
-async def _aonce(database: Database, steps: Callable[[], Steps[Granted | Busy]]) -> Granted | Busy:
+async def _aonce(
+    database: Database, steps: Callable[[], Steps[LeaseGranted | Busy]]
+) -> LeaseGranted | Busy:
     async with aautocommit(database) as raw:
         return await database.connection(raw).arun(steps())
 
 
-def _once(database: Database, steps: Callable[[], Steps[Granted | Busy]]) -> Granted | Busy:
+def _once(
+    database: Database, steps: Callable[[], Steps[LeaseGranted | Busy]]
+) -> LeaseGranted | Busy:
     with autocommit(database) as raw:
         return database.connection(raw).run(steps())
 
 
-async def _in_thread(work: Callable[[], Granted | Busy]) -> Granted | Busy:
+async def _in_thread(work: Callable[[], LeaseGranted | Busy]) -> LeaseGranted | Busy:
     """Await blocking work in a daemon thread, which does not delay the exit of the process."""
-    answer: Future[Granted | Busy] = Future()
+    answer: Future[LeaseGranted | Busy] = Future()
 
     def do() -> None:
         try:

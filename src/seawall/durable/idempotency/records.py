@@ -21,8 +21,8 @@ from seawall.models.idempotency import (
     KeyState,
     Pending,
     Record,
+    RecordState,
     Replay,
-    State,
     check_answer,
     check_key,
     check_name,
@@ -105,7 +105,9 @@ class KeyRequest(NamedTuple):
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
-def reserve(wanted: KeyRequest, terms: KeyTerms, state: State = State.PENDING) -> Steps[KeyState]:
+def reserve(
+    wanted: KeyRequest, terms: KeyTerms, state: RecordState = RecordState.PENDING
+) -> Steps[KeyState]:
     """Take the record, or return why that is not possible."""
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
@@ -119,7 +121,7 @@ def reserve_once(
     On PostgreSQL (`names` are those of its tables) an advisory lock marks it for callers that do
     not `wait`.
     """
-    state = State.SUCCEEDED
+    state = RecordState.SUCCEEDED
     taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     if names is None:
         return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
@@ -130,7 +132,13 @@ def reserve_once(
 
 
 def _reserve(
-    wanted: KeyRequest, terms: KeyTerms, state: State, taking: Arguments, how: str, *, wait: bool
+    wanted: KeyRequest,
+    terms: KeyTerms,
+    state: RecordState,
+    taking: Arguments,
+    how: str,
+    *,
+    wait: bool,
 ) -> Steps[KeyState]:
     for _ in range(LOOKS):
         rows = yield Query(f"idempotency.take{how}", taking)
@@ -148,7 +156,7 @@ def _reserve(
             claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
             if marked == [False]:
                 yield Query("idempotency.mark", {"lock": taking["lock"]})
-            if state is State.PENDING and rest < terms.lease // 2:
+            if state is RecordState.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that wait.
                 yield from renew(claim, terms)
             return Fresh(claim)
@@ -261,8 +269,8 @@ def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
     if not rows or rows[0][9] <= rows[0][10]:  # it has expired
         return None
     state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
-    if state != State.PENDING:
-        word = "succeeded" if state == State.SUCCEEDED else "failed"
+    if state != RecordState.PENDING:
+        word = "succeeded" if state == RecordState.SUCCEEDED else "failed"
     else:
         word = "in flight" if lease > now else "given up"
     pattern = f"{trail_of(owner, epoch)}-%"
@@ -279,7 +287,7 @@ def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
         takeovers,
         created / SECOND,
         expires / SECOND,
-        lease / SECOND if state == State.PENDING else None,
+        lease / SECOND if state == RecordState.PENDING else None,
         sorted(events, key=lambda event: int(event.id.rpartition("-")[2])),
     )
 
@@ -348,7 +356,7 @@ def stored(answer: object, terms: KeyTerms, *, failed: bool) -> Arguments:
     if not kept or (body is not None and len(body) > terms.max_body):
         kept, headers, body = False, None, None
     return {
-        "state": int(State.FAILED if failed else State.SUCCEEDED),
+        "state": int(RecordState.FAILED if failed else RecordState.SUCCEEDED),
         "form": int(form),
         "status": status,
         "headers": headers,

@@ -23,7 +23,7 @@ from seawall._expiry import EXPIRED
 from seawall.durable.outbox.events import OutboxEvent
 from seawall.durable.outbox.operations import AggregateOutcome, ClaimedAggregate
 from seawall.errors import Rejected, TimedOut
-from seawall.models.outbox import Settings, after_failure, first_failure
+from seawall.models.outbox import OutboxSettings, after_failure, first_failure
 from seawall.resources.executors.executors import IoPool
 from seawall.runtime.functions import kind_of
 
@@ -65,7 +65,7 @@ class DeliveryProgress:
 
 
 def outcome_of(
-    progress: DeliveryProgress, settings: Settings, rng: Callable[[], float], *, rest: int
+    progress: DeliveryProgress, settings: OutboxSettings, rng: Callable[[], float], *, rest: int
 ) -> AggregateOutcome:
     """Return the outcome to store; an abandoned aggregate pauses for `rest` microseconds."""
     lane, delivered = progress.lane, progress.delivered

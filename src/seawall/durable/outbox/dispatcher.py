@@ -52,7 +52,7 @@ from seawall.events import EventDied, OutboxBlocked
 from seawall.events.bus import emit
 from seawall.events.log import FailureLog
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
-from seawall.models.outbox import MOST_ATTEMPTS, Poison, Settings, next_pause
+from seawall.models.outbox import MOST_ATTEMPTS, OutboxSettings, Poison, next_pause
 from seawall.runtime.driver import Steps
 from seawall.runtime.stop_signals import run_until_signal
 
@@ -115,7 +115,7 @@ class Dispatcher:
             raise ValueError(f"lease={lease!r}: write at least {SHORTEST_LEASE:g} second")
         self.poll = max(SHORTEST_PAUSE, check.seconds("poll", poll))
         self.keep = check.seconds("keep", keep, zero=True)
-        self._settings = Settings(
+        self._settings = OutboxSettings(
             check.count("attempts", attempts, maximum=MOST_ATTEMPTS),
             full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff),
             check.choice("poison", poison, ("block", "skip")),

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from seawall import _checks as check
 
 
-class Verdict(Enum):
+class CallVerdict(Enum):
     """What a finished call says about the dependency.
 
     NONE means that the call was cancelled or never reached it.
@@ -129,26 +129,26 @@ class Trial:
         self._out[probe] = None
         return probe
 
-    def settle(self, probe: Probe, verdict: Verdict, now: float) -> Verdict:
+    def settle(self, probe: Probe, verdict: CallVerdict, now: float) -> CallVerdict:
         """Record the end of a probe and return the verdict of the trial so far.
 
         A probe without a verdict gives its permit back. A probe that was given up as hung has
         already been counted.
         """
         if probe not in self._out:
-            return Verdict.NONE
+            return CallVerdict.NONE
         del self._out[probe]
-        if verdict is Verdict.NONE:
+        if verdict is CallVerdict.NONE:
             self._give_back(probe)
         elif not self._counts(probe):
             pass
-        elif verdict is Verdict.SUCCESS:
+        elif verdict is CallVerdict.SUCCESS:
             self._successes += 1
         else:
             self._failures += 1
         return self._shown(now)
 
-    def review(self, now: float) -> Verdict:
+    def review(self, now: float) -> CallVerdict:
         """Give up hung probes as failed and return the verdict of the trial so far."""
         while self._out:
             oldest = next(iter(self._out))
@@ -168,7 +168,7 @@ class Trial:
     def _give_back(self, probe: Probe) -> None:
         """Undo what `_has_room` counted for this probe."""
 
-    def _shown(self, now: float, /) -> Verdict:
+    def _shown(self, now: float, /) -> CallVerdict:
         raise NotImplementedError
 
 
@@ -182,10 +182,10 @@ class _CountedTrial(Trial):
     def _has_room(self, _now: float, /) -> bool:
         return len(self._out) + self._successes + self._failures < self._plan.m
 
-    def _shown(self, _now: float, /) -> Verdict:
+    def _shown(self, _now: float, /) -> CallVerdict:
         if self._failures > self._plan.m - self._plan.n:
-            return Verdict.FAILURE
-        return Verdict.SUCCESS if self._successes >= self._plan.n else Verdict.NONE
+            return CallVerdict.FAILURE
+        return CallVerdict.SUCCESS if self._successes >= self._plan.n else CallVerdict.NONE
 
 
 class _RampTrial(Trial):
@@ -218,15 +218,15 @@ class _RampTrial(Trial):
         if probe.stage == self._stage:
             self._admitted -= 1
 
-    def _shown(self, now: float, /) -> Verdict:
+    def _shown(self, now: float, /) -> CallVerdict:
         finished = self._successes + self._failures
         if self._failures and self._failures / finished >= self._threshold:
-            return Verdict.FAILURE
+            return CallVerdict.FAILURE
         if self._successes and self._step.left(now) <= 0:
             if self._stage + 1 == len(self._plan.shares):
-                return Verdict.SUCCESS
+                return CallVerdict.SUCCESS
             self._begin_stage(now)
-        return Verdict.NONE
+        return CallVerdict.NONE
 
 
 class _SlowStartTrial(Trial):
@@ -269,20 +269,20 @@ class _SlowStartTrial(Trial):
     def _counts(self, probe: Probe, /) -> bool:
         return probe.stage == self._stage
 
-    def _shown(self, now: float, /) -> Verdict:
+    def _shown(self, now: float, /) -> CallVerdict:
         size = 2**self._stage
         if self._failures / size >= self._threshold:
-            return Verdict.FAILURE
+            return CallVerdict.FAILURE
         if self._successes + self._failures < size:
-            return Verdict.NONE
+            return CallVerdict.NONE
         if not self._refused and self._quiet.left(now) <= 0:
-            return Verdict.SUCCESS
+            return CallVerdict.SUCCESS
         # Nothing is called from here on, so a signal cannot interrupt a stage change halfway.
         if self._refused and self._failures / size < self._threshold / 2:
             self._stage += 1
         self._successes = self._failures = 0
         self._refused = False
-        return Verdict.NONE
+        return CallVerdict.NONE
 
 
 class NOfM(NamedTuple):

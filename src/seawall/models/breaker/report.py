@@ -11,11 +11,11 @@ from typing import Final
 from seawall.models.windows import (
     FAILED,
     SLOW,
-    Bucket,
     CountWindow,
     TimeWindow,
     Totals,
     Window,
+    WindowBucket,
 )
 
 ORDER: Final = (0, FAILED, FAILED | SLOW, SLOW)
@@ -31,7 +31,7 @@ Also the maximum number of changes that wait for a later message. Beyond it they
 """
 
 
-class Place:
+class ReportPlace:
     """The place where a call was counted, in case its marks change later."""
 
     __slots__ = ("entry", "marks", "own", "shared")
@@ -40,13 +40,13 @@ class Place:
         """Start at the place `own` of this pod's window."""
         self.own = own
         self.marks = marks
-        self.entry: Entry | None = None
+        self.entry: ReportEntry | None = None
         """The entry that contains the call, until it is reported."""
         self.shared: int | None = None
         """The place where the other pods counted the call, once they did."""
 
 
-class Entry:
+class ReportEntry:
     """Some calls, reported in this order: succeeded, failed, failed and slow, slow.
 
     If `late` is set, the entry has no calls: it reports new marks of a call that was already
@@ -55,19 +55,19 @@ class Entry:
 
     __slots__ = ("_before", "_places", "_sent", "calls", "late", "over")
 
-    def __init__(self, *, plain: int = 0, late: Place | None = None, before: int = 0) -> None:
+    def __init__(self, *, plain: int = 0, late: ReportPlace | None = None, before: int = 0) -> None:
         """Start with `plain` successes, or report that the call `late` had the marks `before`."""
         self.calls = [plain, 0, 0, 0]
         """Number of calls by their marks."""
         self.over = False
         """Whether the entry was sent. After that it does not change."""
-        self._places: dict[int, Place] = {}  # by identity: two places may be equal as numbers
-        self._sent: list[tuple[Place, int]] = []
+        self._places: dict[int, ReportPlace] = {}  # by identity: two places may be equal as numbers
+        self._sent: list[tuple[ReportPlace, int]] = []
         """The calls with the marks that were sent: they may change before the reply arrives."""
         self.late = late
         self._before = before
 
-    def add(self, place: Place) -> None:
+    def add(self, place: ReportPlace) -> None:
         """Count a call."""
         self.calls[place.marks] += 1
         self._places[id(place)] = place
@@ -75,7 +75,7 @@ class Entry:
         if len(self._places) > MOST_PLACES:
             del self._places[next(iter(self._places))]
 
-    def change(self, place: Place, marks: int) -> None:
+    def change(self, place: ReportPlace, marks: int) -> None:
         """Give a call of this entry other marks."""
         if self.late is None:
             self.calls[place.marks] -= 1
@@ -123,7 +123,7 @@ class Entry:
         return place - back
 
 
-class _InBucket(Entry):
+class _InBucket(ReportEntry):
     """Calls of a time window: all calls of an entry are in one bucket."""
 
     __slots__ = ()
@@ -133,16 +133,16 @@ class _InBucket(Entry):
         return place
 
 
-class Report:
+class BreakerReport:
     """A window of this pod's own calls, and the journal of what it counted."""
 
-    entries: type[Entry] = Entry
+    entries: type[ReportEntry] = ReportEntry
 
     def __init__(self, window: Window) -> None:
         """Start with nothing to report."""
         self.window = window
-        self._journal: list[Entry] = []
-        self._postponed: dict[Place, int] = {}
+        self._journal: list[ReportEntry] = []
+        self._postponed: dict[ReportPlace, int] = {}
         """Changes for a later message, with the marks that the others know."""
         self.bad = 0
         """Number of failed or slow calls that were not reported yet."""
@@ -151,16 +151,18 @@ class Report:
         """Count a call that succeeded in time."""
         self.window.success(now)
 
-    def add(self, marks: int, now: float, /) -> Place:
+    def add(self, marks: int, now: float, /) -> ReportPlace:
         """Count a call; return its place."""
         entry = self._open()
-        place = Place(self.window.add(marks, now), marks)
+        place = ReportPlace(self.window.add(marks, now), marks)
         self._saw_own()
         entry.add(place)
         self.bad += bool(marks)
         return place
 
-    def change(self, place: Place, before: int, after: int, now: float, /) -> Place | None:
+    def change(
+        self, place: ReportPlace, before: int, after: int, now: float, /
+    ) -> ReportPlace | None:
         """Give the call at `place` other marks; see `Window.change` for the result."""
         own = self.window.change(place.own, before, after, now)
         if own is not None:
@@ -175,7 +177,7 @@ class Report:
             self._change_late(place, after)
         return place if own is not None else None
 
-    def _change_late(self, place: Place, after: int) -> None:
+    def _change_late(self, place: ReportPlace, after: int) -> None:
         """Report changed marks of a call that was already sent.
 
         If the journal is full, a removed mark waits for a later message. A new mark must not wait:
@@ -194,7 +196,7 @@ class Report:
         elif len(self._postponed) < MOST_PLACES:
             self._postponed[place] = before
 
-    def _append_change(self, place: Place, before: int) -> None:
+    def _append_change(self, place: ReportPlace, before: int) -> None:
         place.entry = self.entries(late=place, before=before)
         self._journal.append(place.entry)
 
@@ -207,7 +209,7 @@ class Report:
         """Whether there is something to report."""
         return bool(self._journal) or self._unseen() > 0
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[ReportEntry]:
         """Return the entries to send, each once. Postponed changes come with the next call."""
         plain = self._plain()
         if plain:
@@ -233,7 +235,7 @@ class Report:
         """Return the totals of the calls in the window since `mark`, or since it was created."""
         raise NotImplementedError
 
-    def _open(self, plain: int | None = None) -> Entry:
+    def _open(self, plain: int | None = None) -> ReportEntry:
         """Return the entry for the next call. It starts with the successes before that call."""
         plain = self._plain() if plain is None else plain
         journal = self._journal
@@ -254,7 +256,7 @@ class Report:
         """Exclude from the successes the call that was just counted in an entry."""
 
 
-class TimeReport(Report):
+class TimeReport(BreakerReport):
     """The report of a time window. Any thread may add a success to its running bucket."""
 
     entries = _InBucket
@@ -264,8 +266,8 @@ class TimeReport(Report):
         """Start with nothing to report."""
         super().__init__(window)
         self.success = window.success  # type: ignore[method-assign]
-        self._seen: dict[Bucket, int] = {}
-        self._marked: dict[Bucket, Totals] = {}
+        self._seen: dict[WindowBucket, int] = {}
+        self._marked: dict[WindowBucket, Totals] = {}
 
     def mark(self, now: float) -> None:
         """Treat everything counted so far as reported."""
@@ -295,7 +297,7 @@ class TimeReport(Report):
         self._seen[bucket] = self._seen.get(bucket, 0) + 1
 
 
-class CountReport(Report):
+class CountReport(BreakerReport):
     """The report of a count window."""
 
     window: CountWindow
@@ -329,7 +331,7 @@ class CountReport(Report):
         return self._successes - self._seen
 
 
-def _totals(bucket: Bucket) -> Totals:
+def _totals(bucket: WindowBucket) -> Totals:
     return Totals(bucket.calls, bucket.failures, bucket.slow)
 
 
@@ -345,7 +347,7 @@ def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:
     return calls - failed - both - only_slow, failed, both, only_slow, -1, 0, 0
 
 
-def reported(window: Window) -> Report | None:
+def reported(window: Window) -> BreakerReport | None:
     """Return a report on a new window, or None if that kind of window counts nothing."""
     if isinstance(window, TimeWindow):
         return TimeReport(window)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
-from seawall.models.breaker.probes import Countdown, Probe, Trial, Verdict
+from seawall.models.breaker.probes import CallVerdict, Countdown, Probe, Trial
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.windows import (
     ENDED,
@@ -25,7 +25,7 @@ from seawall.models.windows import (
 )
 
 
-class State(Enum):
+class BreakerState(Enum):
     """State of the breaker: admit calls, refuse them, admit probes, or refuse until `close()`."""
 
     CLOSED = "closed"
@@ -34,7 +34,7 @@ class State(Enum):
     ISOLATED = "isolated"
 
 
-class Cause(Enum):
+class BreakerCause(Enum):
     """Reason for a change of state."""
 
     TRIPPED = "tripped"
@@ -52,19 +52,19 @@ class Told(Enum):
     STORE = "told by the store"
 
 
-TRANSITIONS: dict[tuple[State, Cause], State] = {
-    (State.CLOSED, Cause.TRIPPED): State.OPEN,
-    (State.OPEN, Cause.BREAK_OVER): State.HALF_OPEN,
-    (State.HALF_OPEN, Cause.PROBES_PASSED): State.CLOSED,
-    (State.HALF_OPEN, Cause.PROBES_FAILED): State.OPEN,
-    (State.CLOSED, Cause.TRIP): State.OPEN,
-    (State.HALF_OPEN, Cause.TRIP): State.OPEN,
-    (State.CLOSED, Cause.ISOLATE): State.ISOLATED,
-    (State.OPEN, Cause.ISOLATE): State.ISOLATED,
-    (State.HALF_OPEN, Cause.ISOLATE): State.ISOLATED,
-    (State.OPEN, Cause.CLOSE): State.CLOSED,
-    (State.HALF_OPEN, Cause.CLOSE): State.CLOSED,
-    (State.ISOLATED, Cause.CLOSE): State.CLOSED,
+TRANSITIONS: dict[tuple[BreakerState, BreakerCause], BreakerState] = {
+    (BreakerState.CLOSED, BreakerCause.TRIPPED): BreakerState.OPEN,
+    (BreakerState.OPEN, BreakerCause.BREAK_OVER): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, BreakerCause.PROBES_PASSED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerCause.PROBES_FAILED): BreakerState.OPEN,
+    (BreakerState.CLOSED, BreakerCause.TRIP): BreakerState.OPEN,
+    (BreakerState.HALF_OPEN, BreakerCause.TRIP): BreakerState.OPEN,
+    (BreakerState.CLOSED, BreakerCause.ISOLATE): BreakerState.ISOLATED,
+    (BreakerState.OPEN, BreakerCause.ISOLATE): BreakerState.ISOLATED,
+    (BreakerState.HALF_OPEN, BreakerCause.ISOLATE): BreakerState.ISOLATED,
+    (BreakerState.OPEN, BreakerCause.CLOSE): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerCause.CLOSE): BreakerState.CLOSED,
+    (BreakerState.ISOLATED, BreakerCause.CLOSE): BreakerState.CLOSED,
 }
 """All possible changes of state."""
 
@@ -72,20 +72,22 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 def diagram() -> str:
     """Return the transition table as a Mermaid state diagram."""
     arrows = (f"{a.value} --> {b.value}: {cause.value}" for (a, cause), b in TRANSITIONS.items())
-    return "\n    ".join(["stateDiagram-v2", f"[*] --> {State.CLOSED.value}", *arrows]) + "\n"
+    return (
+        "\n    ".join(["stateDiagram-v2", f"[*] --> {BreakerState.CLOSED.value}", *arrows]) + "\n"
+    )
 
 
-class Change(NamedTuple):
+class BreakerChange(NamedTuple):
     """One change of state. `generation` is the one that it started."""
 
-    before: State
-    after: State
-    cause: Cause | Told
+    before: BreakerState
+    after: BreakerState
+    cause: BreakerCause | Told
     at: float
     generation: int
 
 
-class Refusal(NamedTuple):
+class BreakerRefusal(NamedTuple):
     """A refused call. `retry_after` is None where it cannot be known.
 
     The last two reasons belong to shared breakers: the store has to be asked first ("unknown"), or
@@ -150,9 +152,9 @@ class BreakerModel:
 
     def __init__(self, settings: BreakerSettings) -> None:
         self.settings = settings
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.generation = 1
-        self.changes: list[Change] = []
+        self.changes: list[BreakerChange] = []
         self.failure = ""
         self._opened_at: float | None = None  # when the breaker left CLOSED; None while closed
         self._opens = 0
@@ -164,22 +166,22 @@ class BreakerModel:
     def __repr__(self) -> str:
         return f"<BreakerModel {self.state.value}, generation {self.generation}>"
 
-    def admit(self, now: float) -> Ticket | Refusal:
+    def admit(self, now: float) -> Ticket | BreakerRefusal:
         """Admit a call, or return the reason for the refusal."""
-        if self.state is State.OPEN:
+        if self.state is BreakerState.OPEN:
             left = self._break.left(now)
             if left > 0:
-                return Refusal("open", left)
-            self._move(Cause.BREAK_OVER, now)
-        if self.state is State.HALF_OPEN:
+                return BreakerRefusal("open", left)
+            self._move(BreakerCause.BREAK_OVER, now)
+        if self.state is BreakerState.HALF_OPEN:
             self._conclude(self._trial.review(now), now)
         self._notice_slow(now)
-        if self.state is State.HALF_OPEN:
-            return self._trial.admit(now) or Refusal("probing", None)
-        if self.state is State.OPEN:
-            return Refusal("open", self._break.left(now))
-        if self.state is State.ISOLATED:
-            return Refusal("isolated", None)
+        if self.state is BreakerState.HALF_OPEN:
+            return self._trial.admit(now) or BreakerRefusal("probing", None)
+        if self.state is BreakerState.OPEN:
+            return BreakerRefusal("open", self._break.left(now))
+        if self.state is BreakerState.ISOLATED:
+            return BreakerRefusal("isolated", None)
         if self.settings.slow_after is None:
             return self.generation
         ticket = Tracked(self.generation, now + self.settings.slow_after)
@@ -187,20 +189,20 @@ class BreakerModel:
         return ticket
 
     def settle(
-        self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
+        self, ticket: Ticket, verdict: CallVerdict, now: float, count: CallCount | None = None
     ) -> None:
         """Record how an admitted call ended, or an attempt of the call of `count`."""
         if isinstance(ticket, int):
             # A caller without a lock may have read the generation of a state other than closed.
-            if ticket == self.generation and self.state is State.CLOSED:
+            if ticket == self.generation and self.state is BreakerState.CLOSED:
                 self._take(verdict, now, count)
         elif ticket.generation != self.generation:
             return
         elif isinstance(ticket, Probe):
             slow_after = self.settings.slow_after
             slow = slow_after is not None and now - ticket.started >= slow_after
-            if slow and verdict is Verdict.SUCCESS:
-                verdict = Verdict.FAILURE
+            if slow and verdict is CallVerdict.SUCCESS:
+                verdict = CallVerdict.FAILURE
             self._conclude(self._trial.settle(ticket, verdict, now), now)
         else:
             if count is not None:
@@ -230,24 +232,24 @@ class BreakerModel:
         """
         window = self._window
         marks = count.marks_in(window)
-        if self.state is State.CLOSED and marks & FAILED and not count.over:
+        if self.state is BreakerState.CLOSED and marks & FAILED and not count.over:
             count.mark(window, marks & ~FAILED, now)
             self._streak = max(0, self._streak - 1)
 
     def trip(self, now: float) -> None:
         """Open, as one failure too many would. Does nothing if open or isolated."""
-        if (self.state, Cause.TRIP) in TRANSITIONS:
-            self._move(Cause.TRIP, now)
+        if (self.state, BreakerCause.TRIP) in TRANSITIONS:
+            self._move(BreakerCause.TRIP, now)
 
     def isolate(self, now: float) -> None:
         """Refuse every call until `close`."""
-        if self.state is not State.ISOLATED:
-            self._move(Cause.ISOLATE, now)
+        if self.state is not BreakerState.ISOLATED:
+            self._move(BreakerCause.ISOLATE, now)
 
     def close(self, now: float) -> None:
         """Admit calls again and forget all history, even if already closed."""
-        if self.state is not State.CLOSED:
-            self._move(Cause.CLOSE, now)
+        if self.state is not BreakerState.CLOSED:
+            self._move(BreakerCause.CLOSE, now)
         else:
             self.generation += 1
             self._running.clear()
@@ -272,7 +274,7 @@ class BreakerModel:
 
     def retry_after(self, now: float) -> float | None:
         """Return the remaining time of the break, or None if the breaker is not open."""
-        return self._break.left(now) if self.state is State.OPEN else None
+        return self._break.left(now) if self.state is BreakerState.OPEN else None
 
     def open_for(self, now: float) -> float | None:
         """Return the time since the breaker left CLOSED, or None if it is closed."""
@@ -284,7 +286,7 @@ class BreakerModel:
 
     def note_failure(self, failure: str, _now: float, /) -> None:
         """Record a description of the failure that opened the breaker."""
-        if self.state is not State.CLOSED:
+        if self.state is not BreakerState.CLOSED:
             self.failure = failure
 
     def snapshot(self, now: float) -> dict[str, str | float | None]:
@@ -300,22 +302,29 @@ class BreakerModel:
             "failure": self.failure or None,
         }
 
-    def _move(self, cause: Cause, now: float) -> None:
+    def _move(self, cause: BreakerCause, now: float) -> None:
         """Change the state by the table. Only this method does."""
         after = TRANSITIONS[self.state, cause]
-        if after is State.OPEN:
+        if after is BreakerState.OPEN:
             # If the user's `break_for` function raises, nothing has changed yet.
             self._open(cause, now)
         else:
-            opens = 0 if after is State.CLOSED else self._opens
+            opens = 0 if after is BreakerState.CLOSED else self._opens
             self._enter(after, cause, now, opens, self._break)
 
-    def _open(self, cause: Cause, now: float) -> None:
+    def _open(self, cause: BreakerCause, now: float) -> None:
         opens = self._opens + 1
-        self._enter(State.OPEN, cause, now, opens, Countdown(self.settings.break_after(opens), now))
+        self._enter(
+            BreakerState.OPEN, cause, now, opens, Countdown(self.settings.break_after(opens), now)
+        )
 
     def _enter(
-        self, after: State, cause: Cause | Told, now: float, opens: int, pause: Countdown
+        self,
+        after: BreakerState,
+        cause: BreakerCause | Told,
+        now: float,
+        opens: int,
+        pause: Countdown,
     ) -> None:
         """Start a generation in the state `after`, atomically.
 
@@ -323,12 +332,12 @@ class BreakerModel:
         and the assignments that follow call nothing and have no loop.
         """
         before, generation = self.state, self.generation + 1
-        closed = after is State.CLOSED
+        closed = after is BreakerState.CLOSED
         if closed:
             self._count_afresh()  # counts are not used in any other state
         calm = closed and self._is_simple()
-        trial = self._new_trial(generation, now) if after is State.HALF_OPEN else self._trial
-        change = Change(before, after, cause, now, generation)
+        trial = self._new_trial(generation, now) if after is BreakerState.HALF_OPEN else self._trial
+        change = BreakerChange(before, after, cause, now, generation)
         running: OrderedDict[Tracked, None] = OrderedDict()
         self.calm = False
         self._break, self._trial, self._running = pause, trial, running
@@ -348,19 +357,19 @@ class BreakerModel:
         timeout = min(s.probe_timeout, s.slow_after or s.probe_timeout)
         return s.probes.begin(generation, timeout, s.failure_ratio or 0.5, now)
 
-    def _conclude(self, shown: Verdict, now: float) -> None:
-        if shown is Verdict.SUCCESS:
-            self._move(Cause.PROBES_PASSED, now)
-        elif shown is Verdict.FAILURE:
-            self._move(Cause.PROBES_FAILED, now)
+    def _conclude(self, shown: CallVerdict, now: float) -> None:
+        if shown is CallVerdict.SUCCESS:
+            self._move(BreakerCause.PROBES_PASSED, now)
+        elif shown is CallVerdict.FAILURE:
+            self._move(BreakerCause.PROBES_FAILED, now)
 
-    def _take(self, verdict: Verdict, now: float, count: CallCount | None) -> None:
+    def _take(self, verdict: CallVerdict, now: float, count: CallCount | None) -> None:
         """Count the verdict of a call, or replace the one that was counted before."""
         window = self._window
-        if verdict is Verdict.NONE or (count is not None and count.is_final_in(window)):
+        if verdict is CallVerdict.NONE or (count is not None and count.is_final_in(window)):
             return
         before = 0 if count is None else count.marks_in(window)
-        failed = verdict is Verdict.FAILURE
+        failed = verdict is CallVerdict.FAILURE
         if not failed:
             self._streak = 0
         elif self.settings.consecutive is not None and not before & FAILED:
@@ -393,7 +402,7 @@ class BreakerModel:
     def _judge(self, now: float) -> None:
         """Trip if a rule says so."""
         if self._is_bad(now):
-            self._move(Cause.TRIPPED, now)
+            self._move(BreakerCause.TRIPPED, now)
 
     def _is_bad(self, now: float) -> bool:
         s = self.settings
@@ -419,7 +428,7 @@ class BreakerModel:
         """Count calls in `window`, successes in the cheapest way that these settings allow."""
         s = self.settings
         counter = self._counter_of(window) if s.consecutive is None else ENDED
-        calm = self.state is State.CLOSED and self._is_simple()
+        calm = self.state is BreakerState.CLOSED and self._is_simple()
         # Nothing is called from here on; see `_enter`.
         if s.consecutive is None:
             self._streak = 0

@@ -30,7 +30,7 @@ DROPPED: Final = 0.05
 """Share of dropped calls above which a window counts as dropped. A single drop is normal."""
 
 
-class Window(NamedTuple):
+class SampleWindow(NamedTuple):
     """The sample that a limit receives for one window."""
 
     rtt: float
@@ -59,7 +59,7 @@ class Windows:
         """Mean duration of the calls in the last window."""
         self._began = 0.0
 
-    def end(self, now: float) -> Window | None:
+    def end(self, now: float) -> SampleWindow | None:
         """Return the window if it has ended by `now`, and start the next one."""
         number = len(self.samples) + len(self.drops)
         if now < self.due or number < FEWEST:
@@ -79,7 +79,7 @@ class Windows:
                 return None
         rtt = _mean(self._take(now))
         self.due = now + max(self.shortest, SPAN * self.typical)
-        return Window(rtt, dropped)
+        return SampleWindow(rtt, dropped)
 
     def _take(self, now: float) -> list[float]:
         """Reset the lists and return the latencies of the calls that were served."""

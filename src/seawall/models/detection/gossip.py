@@ -1,9 +1,9 @@
 """Gossip of a group: statements about members, and how often each one is passed on.
 
-An `Update` is one statement about one member. Only the member itself raises its incarnation, so of
-two statements about a member the one with the higher incarnation is newer; with equal incarnations
-the worse state wins. Each member passes an update on a number of times that grows with the
-logarithm of the group size, so that all members receive it with high probability.
+A `GossipUpdate` is one statement about one member. Only the member itself raises its incarnation,
+so of two statements about a member the one with the higher incarnation is newer; with equal
+incarnations the worse state wins. Each member passes an update on a number of times that grows with
+the logarithm of the group size, so that all members receive it with high probability.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MemberState(StrEnum):
     LEFT = "left"
 
 
-class Update(NamedTuple):
+class GossipUpdate(NamedTuple):
     """One statement about a member: its state, its incarnation, and the member that says so."""
 
     state: MemberState
@@ -76,16 +76,18 @@ class Member:
         return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
 
     @property
-    def introduction(self) -> Update:
+    def introduction(self) -> GossipUpdate:
         """The statement that it is alive, with its address."""
-        return Update(MemberState.ALIVE, self.name, self.incarnation, self.address, self.metadata)
+        return GossipUpdate(
+            MemberState.ALIVE, self.name, self.incarnation, self.address, self.metadata
+        )
 
     @property
-    def update(self) -> Update:
+    def update(self) -> GossipUpdate:
         """The statement of its state, attributed to the member that first reported it."""
         if self.state is MemberState.ALIVE:
             return self.introduction
-        return Update(self.state, self.name, self.incarnation, by=self.by)
+        return GossipUpdate(self.state, self.name, self.incarnation, by=self.by)
 
 
 OVERHEAD: Final = 14
@@ -115,14 +117,14 @@ class GossipQueue:
     def __init__(self, multiplier: int) -> None:
         """Pass each update on `multiplier` times the decimal logarithm of the group, rounded up."""
         self._multiplier = multiplier
-        self._queue: list[tuple[int, int, int, Update]] = []  # transmissions, -size, serial
-        self._by_name: dict[str, tuple[int, int, int, Update]] = {}
+        self._queue: list[tuple[int, int, int, GossipUpdate]] = []  # transmissions, -size, serial
+        self._by_name: dict[str, tuple[int, int, int, GossipUpdate]] = {}
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, update: Update) -> None:
+    def add(self, update: GossipUpdate) -> None:
         """Add `update`, replacing an older one about the same member."""
         self.discard(update.name)
         self._insert(0, -update.size, update)
@@ -133,7 +135,9 @@ class GossipQueue:
         if entry is not None:
             del self._queue[bisect_left(self._queue, entry)]
 
-    def take(self, room: int, members: int, first: Iterable[Update] = ()) -> list[Update]:
+    def take(
+        self, room: int, members: int, first: Iterable[GossipUpdate] = ()
+    ) -> list[GossipUpdate]:
         """Return updates for one packet with `room` bytes, in a group of `members`.
 
         `first` goes in before all others. Then those passed on least often, and among these the
@@ -159,6 +163,6 @@ class GossipQueue:
                 self._insert(sent + 1, negative_size, update)
         return taken
 
-    def _insert(self, sent: int, negative_size: int, update: Update) -> None:
+    def _insert(self, sent: int, negative_size: int, update: GossipUpdate) -> None:
         entry = self._by_name[update.name] = (sent, negative_size, next(self._serial), update)
         insort(self._queue, entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from seawall.models.detection.gossip import MOST_METADATA, MemberState, Update
+from seawall.models.detection.gossip import MOST_METADATA, GossipUpdate, MemberState
 
 
 class MessageKind(StrEnum):
@@ -31,7 +31,7 @@ class Message(NamedTuple):
     kind: MessageKind
     source: str
     """Name of the sending member."""
-    updates: tuple[Update, ...] = ()
+    updates: tuple[GossipUpdate, ...] = ()
     number: int = 0
     """Number of the probe, as counted by the member that started it."""
     target: str = ""
@@ -48,7 +48,7 @@ class Send(NamedTuple):
     reliable: bool = False
 
 
-class Change(NamedTuple):
+class MembershipChange(NamedTuple):
     """A member's state has changed."""
 
     name: str
@@ -82,7 +82,7 @@ class MissedDatagram(NamedTuple):
     name: str
 
 
-Directive = Send | Change | RoundTrip | Pause | MissedDatagram
+Directive = Send | MembershipChange | RoundTrip | Pause | MissedDatagram
 
 
 def check_text(what: str, value: str, most: int) -> str:

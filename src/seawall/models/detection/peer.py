@@ -22,7 +22,7 @@ UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = (
 )
 
 
-class Change(NamedTuple):
+class PeerChange(NamedTuple):
     """A transition of one peer, to be published."""
 
     member: str
@@ -85,7 +85,7 @@ class Peer:
         if self.asked_at is None:
             self.asked_at = now
 
-    def heard(self, now: float) -> Change | None:
+    def heard(self, now: float) -> PeerChange | None:
         """Record a sign of life."""
         level, silence = self.detector.level(now), now - self.heard_at
         if self.state is UNKNOWN:
@@ -102,7 +102,7 @@ class Peer:
         reason = "heard for the first time" if self.state is UNKNOWN else "heard again"
         return self._change(ALIVE, reason, level, now, silence)
 
-    def evaluate(self, now: float, confirm_after: float) -> Change | None:
+    def evaluate(self, now: float, confirm_after: float) -> PeerChange | None:
         """Evaluate its silence."""
         level, silence = self.detector.level(now), now - self.heard_at
         if self.state is SUSPECTED:
@@ -119,14 +119,14 @@ class Peer:
         reason = self._with_failure(f"{never} for {max(0.0, silence):.3g} s")
         return self._change(SUSPECTED, reason, level, now, silence)
 
-    def leave(self, reason: str, now: float) -> Change | None:
+    def leave(self, reason: str, now: float) -> PeerChange | None:
         """Record that it is no longer a member."""
         if self.state is LEFT:
             return None
         level, silence = self.detector.level(now), now - self.heard_at
         return self._change(LEFT, reason, level, now, silence)
 
-    def rejoin(self, now: float) -> Change | None:
+    def rejoin(self, now: float) -> PeerChange | None:
         """Watch it again, if it had left."""
         if self.state is not LEFT:
             return None
@@ -139,8 +139,10 @@ class Peer:
 
     def _change(
         self, after: MemberState, reason: str, level: float, now: float, silence: float
-    ) -> Change:
+    ) -> PeerChange:
         duration = max(0.0, now - self.since)
-        change = Change(self.name, self.state, after, reason, level, duration, max(0.0, silence))
+        change = PeerChange(
+            self.name, self.state, after, reason, level, duration, max(0.0, silence)
+        )
         self.state, self.since, self.reason = after, now, reason
         return change

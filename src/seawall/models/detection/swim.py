@@ -1,7 +1,7 @@
 """Group membership by gossip: SWIM with Lifeguard, as a pure state machine of one member.
 
 Every input (a message, the passing of time, a request to leave) returns directives: messages to
-`Send`, and events to publish: a `Change` of a member, a `RoundTrip`, a `Pause`, a `MissedDatagram`.
+`Send`, and events to publish: a `MembershipChange`, a `RoundTrip`, a `Pause`, a `MissedDatagram`.
 The driver only sends, publishes, and calls `advance` at `wake_at`, which every input may move. The
 state machine has no clock, random source or socket of its own.
 
@@ -38,13 +38,13 @@ from seawall.models.detection.gossip import (
     MOST_ADDRESS,
     MOST_NAME,
     GossipQueue,
+    GossipUpdate,
     Member,
     MemberState,
-    Update,
 )
 from seawall.models.detection.messages import (
-    Change,
     Directive,
+    MembershipChange,
     Message,
     MessageKind,
     MissedDatagram,
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Counts:
+class SwimCounts:
     """Event counters for metrics."""
 
     suspicions: int = 0
@@ -144,7 +144,7 @@ class Swim:
         self.members: dict[str, Member] = {}
         """All known members except this one, by name."""
         self.health = LocalHealth()
-        self.counts = Counts()
+        self.counts = SwimCounts()
         self.seeds = list(seeds)
         """Addresses that are asked for their view until they belong to members."""
         self._rng = rng
@@ -339,7 +339,7 @@ class Swim:
         self.health.change(1 + len(probe.helpers))
         target = self.members.get(probe.target)
         if target is not None and not self._is_calm:
-            accusation = Update(SUSPECTED, target.name, target.incarnation, by=self.own.name)
+            accusation = GossipUpdate(SUSPECTED, target.name, target.incarnation, by=self.own.name)
             yield from self._apply(accusation, now, reason="no answer to a probe")
 
     def _next_target(self) -> Member | None:
@@ -418,7 +418,7 @@ class Swim:
 
     # Gossip
 
-    def _spread(self, update: Update, now: float) -> None:
+    def _spread(self, update: GossipUpdate, now: float) -> None:
         """Pass `update` on to others, with all messages and from the next gossip on."""
         self._gossip.add(update)
         if not self._is_gossiping:
@@ -491,7 +491,7 @@ class Swim:
     # Updates
 
     def _apply(
-        self, update: Update, now: float, *, whole: bool = False, reason: str = "gossip"
+        self, update: GossipUpdate, now: float, *, whole: bool = False, reason: str = "gossip"
     ) -> Iterator[Directive]:
         """Adopt a statement about a member, if it is news.
 
@@ -514,7 +514,7 @@ class Swim:
         else:
             yield from self._hear_suspicion(member, update._replace(state=SUSPECTED), now, reason)
 
-    def _hear_of_own(self, update: Update, now: float) -> None:
+    def _hear_of_own(self, update: GossipUpdate, now: float) -> None:
         """Refute what is said about this member, unless it is true."""
         own = self.own
         if own.state is LEFT:
@@ -537,7 +537,9 @@ class Swim:
         self.health.change(1)
         self._spread(self.own.update, now)
 
-    def _hear_alive(self, member: Member | None, update: Update, now: float) -> Iterator[Directive]:
+    def _hear_alive(
+        self, member: Member | None, update: GossipUpdate, now: float
+    ) -> Iterator[Directive]:
         if member is None:
             if not self._has_room():
                 self.counts.refused += 1
@@ -549,7 +551,7 @@ class Swim:
             self._others += 1
             self._enqueue(update.name)
             self._spread(update, now)
-            yield Change(update.name, None, ALIVE, member.reason, update.name, now, 0.0)
+            yield MembershipChange(update.name, None, ALIVE, member.reason, update.name, now, 0.0)
             return
         if update.incarnation <= member.incarnation:
             return
@@ -572,7 +574,7 @@ class Swim:
         return True
 
     def _hear_suspicion(
-        self, member: Member, update: Update, now: float, reason: str
+        self, member: Member, update: GossipUpdate, now: float, reason: str
     ) -> Iterator[Directive]:
         settings = self.settings
         known = member.suspicion
@@ -614,7 +616,9 @@ class Swim:
                     yield from self._move(member, verdict, now, "it did not refute in time")
         self._schedule_verdict()
 
-    def _move(self, member: Member, update: Update, now: float, reason: str) -> Iterator[Directive]:
+    def _move(
+        self, member: Member, update: GossipUpdate, now: float, reason: str
+    ) -> Iterator[Directive]:
         """Set `member` to the state in `update`, pass it on, and publish the change."""
         before, since, was_present = member.state, member.since, member.is_present
         after = member.state = update.state
@@ -637,7 +641,7 @@ class Swim:
             self._others += 1
             self._enqueue(member.name)
         self._spread(update, now)
-        yield Change(member.name, before, after, reason, member.by, now, now - since)
+        yield MembershipChange(member.name, before, after, reason, member.by, now, now - since)
 
     # Helpers
 
@@ -655,7 +659,7 @@ class Swim:
         number: int = 0,
         target: str = "",
         about: str = "",
-        first: Iterable[Update] = (),
+        first: Iterable[GossipUpdate] = (),
     ) -> Send:
         """Return a message with as much gossip as fits into its packet."""
         texts = len(self.own.name.encode()) + len(target.encode()) + len(about.encode())

@@ -70,7 +70,7 @@ class NewJob(NamedTuple):
     """Dedupe id, or an empty string for none."""
 
 
-class Granted(NamedTuple):
+class JobGranted(NamedTuple):
     """A claimed job."""
 
     id: str
@@ -129,7 +129,7 @@ class Browsed(NamedTuple):
     """The first bytes of the payload."""
 
 
-class Counts(NamedTuple):
+class QueueCounts(NamedTuple):
     """Numbers of jobs by state."""
 
     waiting: tuple[int, ...]
@@ -142,7 +142,7 @@ class Counts(NamedTuple):
     totals: tuple[int, ...]
 
 
-class Job:
+class QueuedJob:
     """The complete state of a job."""
 
     __slots__ = (

@@ -44,12 +44,12 @@ from seawall.models.queue.jobs import (
     UNHEARD,
     Answer,
     Browsed,
-    Counts,
-    Granted,
     How,
-    Job,
+    JobGranted,
     Letter,
     NewJob,
+    QueueCounts,
+    QueuedJob,
     QueueRules,
     Seen,
     State,
@@ -70,7 +70,7 @@ class Queue:
         """Jobs among these that died, with attempts and reason."""
         self.dropped: list[str] = []
         """Ids of dead letters for which there was no room."""
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, QueuedJob] = {}
         self._by_dedupe: dict[str, str] = {}
         self._serial = 0
         self._latest = 0  # the highest time used for a score
@@ -102,7 +102,7 @@ class Queue:
             return None
         return [self._known(now, new.dedupe) or self._add(now, new) for new in jobs]
 
-    def claim(self, now: int, count: int, lease: int, token: str) -> tuple[list[Granted], int]:
+    def claim(self, now: int, count: int, lease: int, token: str) -> tuple[list[JobGranted], int]:
         """Claim the next jobs, at most `count`, for `lease`. Repeated, return the same jobs.
 
         The second result, if there are no jobs, is the time until there may be one, or -1 if
@@ -111,7 +111,7 @@ class Queue:
         if token in self._tokens:
             self._tokens.prolong(token, now + lease)
             return [self._grant(now, job, lease) for job in self._claimed_by(now, token)], -1
-        granted: list[Granted] = []
+        granted: list[JobGranted] = []
         size = 0
         for _ in range(count + SWEEP):
             first = self._ready.first()
@@ -281,10 +281,10 @@ class Queue:
         """Number of waiting jobs."""
         return sum(self._waiting)
 
-    def counts(self, now: int) -> Counts:
+    def counts(self, now: int) -> QueueCounts:
         """Return the numbers of jobs by state."""
         oldest = self._since.first()
-        return Counts(
+        return QueueCounts(
             tuple(self._waiting),
             len(self._delayed),
             len(self._leases),
@@ -308,7 +308,7 @@ class Queue:
         for id_ in self._delayed.take(SWEEP, now):
             self._place(now, self._jobs[id_], self._jobs[id_].at)
 
-    def _look(self, now: int, id_: str) -> Job | None:
+    def _look(self, now: int, id_: str) -> QueuedJob | None:
         """Return a job in its current state, even if the sweep has not reached it yet."""
         job = self._jobs.get(id_)
         if job is None:
@@ -321,7 +321,7 @@ class Queue:
             self._place(now, job, job.at)
         return job
 
-    def _mine(self, now: int, id_: str, fence: int) -> tuple[Job | None, Answer]:
+    def _mine(self, now: int, id_: str, fence: int) -> tuple[QueuedJob | None, Answer]:
         """Return the job if that claim of it is valid, and the answer to give."""
         job = self._look(now, id_)
         if job is None:
@@ -329,21 +329,21 @@ class Queue:
         good = job.state == "claimed" and job.fence == fence
         return (job if good else None), (good, job.state)
 
-    def _grant(self, now: int, job: Job, lease: int) -> Granted:
+    def _grant(self, now: int, job: QueuedJob, lease: int) -> JobGranted:
         job.at = now + lease
         self._leases.set(job.id, job.at)
         age, left = max(0, now - job.pushed), job.deadline - now
         waited = max(0, now - job.score - job.priority * self.rules.head_start)
-        return Granted(
+        return JobGranted(
             job.id, job.fence, job.attempts, job.priority, age, waited, left, job.payload
         )
 
-    def _shown(self, now: int, job: Job, number: int, cut: int) -> Browsed:
+    def _shown(self, now: int, job: QueuedJob, number: int, cut: int) -> Browsed:
         age, since = max(0, now - job.pushed), now - job.at
         told = (number, job.id, job.state, job.priority, job.attempts, age, since, job.reason)
         return Browsed(*told, len(job.payload), job.payload[:cut])
 
-    def _claimed_by(self, now: int, token: str) -> list[Job]:
+    def _claimed_by(self, now: int, token: str) -> list[QueuedJob]:
         """Return the jobs still claimed with that token and not acknowledged."""
         jobs = [self._mine(now, id_, fence)[0] for id_, fence in self._tokens.claims(token)]
         return [job for job in jobs if job is not None and not job.heard]
@@ -368,14 +368,16 @@ class Queue:
     def _add(self, now: int, new: NewJob) -> str:
         self._serial += 1
         self._totals["pushed"] += 1
-        job = Job(f"{self._serial:016d}-{new.nonce}", new, now, self._of_line(now), self.rules)
+        job = QueuedJob(
+            f"{self._serial:016d}-{new.nonce}", new, now, self._of_line(now), self.rules
+        )
         self._jobs[job.id] = job
         if new.dedupe:
             self._by_dedupe[new.dedupe] = job.id
         self._place(now, job, job.at)
         return job.id
 
-    def _place(self, now: int, job: Job, ready: int) -> None:
+    def _place(self, now: int, job: QueuedJob, ready: int) -> None:
         """Put a job among the waiting or the delayed ones. Set `stirred` if it is the first."""
         job.at = ready
         self._delayed.discard(job.id)
@@ -392,13 +394,13 @@ class Queue:
         self._since.set(job.id, job.score + job.priority * self.rules.head_start)
         self._waiting[job.priority] += 1
 
-    def _leave_line(self, job: Job) -> None:
+    def _leave_line(self, job: QueuedJob) -> None:
         if job.state == "waiting":
             self._waiting[job.priority] -= 1
         for line in (self._ready, self._since, self._delayed, self._leases, self._deadlines):
             line.discard(job.id)
 
-    def _lose(self, now: int, job: Job) -> None:
+    def _lose(self, now: int, job: QueuedJob) -> None:
         self._totals["lost"] += 1
         counted = job.heard or job.unheard >= UNHEARD
         if not counted:
@@ -407,7 +409,7 @@ class Queue:
         self._back(now, job, 0, LEASE_OVER, fatal=False, counted=counted)
 
     def _back(
-        self, now: int, job: Job, delay: int, reason: str, *, fatal: bool, counted: bool
+        self, now: int, job: QueuedJob, delay: int, reason: str, *, fatal: bool, counted: bool
     ) -> None:
         self._leave_line(job)
         job.reason = reason
@@ -418,7 +420,7 @@ class Queue:
         else:
             self._place(now, job, now + delay)
 
-    def _finish(self, now: int, job: Job, state: State, reason: str) -> None:
+    def _finish(self, now: int, job: QueuedJob, state: State, reason: str) -> None:
         self._leave_line(job)
         job.state, job.at, job.reason = state, now, reason
         self.ended.append(job.id)
@@ -441,7 +443,7 @@ class Queue:
             self._forget(self._jobs[id_])
         return gone
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: QueuedJob) -> None:
         self._memory.discard(job.id)
         self._dead.discard(job.id)
         if self._by_dedupe.get(job.dedupe) == job.id:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import MICROSECONDS
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 
 LEASE: Final = MICROSECONDS
 """Maximum number of microseconds for which granted tokens may be spent.
@@ -237,7 +237,7 @@ class Purse:
             lot.floor = 0 if self.asked else max(0, self._low_water + 1 - later)
 
 
-def batch_for(rule: Rule[Any], pods: int) -> int:
+def batch_for(rule: RateRule[Any], pods: int) -> int:
     """Return the batch of each pod, such that all together hold at most a fifth of the limit.
 
     It is at least 1, so with more pods than a fifth of the limit it is more.
@@ -246,7 +246,7 @@ def batch_for(rule: Rule[Any], pods: int) -> int:
     return max(1, min(most, rule.rate.limit // (_PART * pods)))
 
 
-class Bound(NamedTuple):
+class ExcessBound(NamedTuple):
     """Effect of a batch on the limit."""
 
     batch: int
@@ -256,12 +256,12 @@ class Bound(NamedTuple):
     """Maximum number of calls beyond the algorithm's own bound in any time span."""
 
 
-def lease_of(rule: Rule[Any]) -> float:
+def lease_of(rule: RateRule[Any]) -> float:
     """Return for how many microseconds granted tokens may be spent."""
     return float(min(LEASE, rule.rate.period))
 
 
-def bound_of(rule: Rule[Any], batch: int, pods: int) -> Bound:
+def bound_of(rule: RateRule[Any], batch: int, pods: int) -> ExcessBound:
     """Return the excess of `pods` that hold up to `batch` each.
 
     In any time span, it is at most what was held at its beginning: `pods * batch`. These tokens
@@ -273,4 +273,4 @@ def bound_of(rule: Rule[Any], batch: int, pods: int) -> Bound:
     if isinstance(rule, TokenBucket):
         limit, period = rule.rate
         excess = min(excess, int(-(-limit * lease // period)) + 1)
-    return Bound(batch, pods, lease, excess)
+    return ExcessBound(batch, pods, lease, excess)

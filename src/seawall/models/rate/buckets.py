@@ -9,10 +9,10 @@ from __future__ import annotations
 from math import gcd
 
 from seawall.models.rate.rates import EXACT, Rate
-from seawall.models.rate.rule import Rule, S, check_exact
+from seawall.models.rate.rule import RateRule, S, check_exact
 
 
-class Bucket(Rule[S]):
+class Bucket(RateRule[S]):
     """Common base of all buckets: converts costs to time."""
 
     tolerance: float = 0.0
@@ -49,7 +49,7 @@ class Bucket(Rule[S]):
         """Return how many microseconds less it takes to pay for `used` than for `taken`."""
         return self.amount(taken) - self.amount(used)
 
-    def _converted(self, owed: float, old: Rule[S]) -> float:
+    def _converted(self, owed: float, old: RateRule[S]) -> float:
         """Convert a debt under other settings: the same number of units, at this rate."""
         assert isinstance(old, Bucket)  # noqa: S101 - for the type checker
         units, each = int(owed) * old._units * self._time, old._time * self._units  # noqa: SLF001
@@ -113,7 +113,7 @@ class TokenBucket(Bucket[float]):
         """Return the time until nothing is owed."""
         return max(0.0, state - now)
 
-    def adopt(self, state: float, old: Rule[float], now: float) -> float:
+    def adopt(self, state: float, old: RateRule[float], now: float) -> float:
         """Convert to a debt of the same number of units."""
         return now + self._converted(max(0.0, state - now), old)
 
@@ -157,6 +157,6 @@ class LeakyBucket(Bucket[float]):
         """Return the time until the pause ends."""
         return max(0.0, state - now)
 
-    def adopt(self, state: float, old: Rule[float], now: float) -> float:
+    def adopt(self, state: float, old: RateRule[float], now: float) -> float:
         """Convert to a pause of the same number of units."""
         return now + self._converted(max(0.0, state - now), old)

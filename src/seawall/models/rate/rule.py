@@ -17,7 +17,7 @@ from seawall.models.rate.rates import EXACT, Rate
 S = TypeVar("S")
 
 
-class Verdict(NamedTuple):
+class RateVerdict(NamedTuple):
     """Result of one request."""
 
     state: Any
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     """0 if admitted, else the microseconds until it would be admitted, or None for never."""
 
 
-class Rule(Generic[S]):
+class RateRule(Generic[S]):
     """One limit. Its states, one for each key, are stored elsewhere."""
 
     capacity: int | None
@@ -92,14 +92,14 @@ class Rule(Generic[S]):
         """Return an independent copy of the state."""
         return state
 
-    def adopt(self, state: S, old: Rule[S], now: float) -> S:
+    def adopt(self, state: S, old: RateRule[S], now: float) -> S:
         """Convert a state under other settings of the same algorithm to these settings."""
         return state
 
-    def decide(self, state: S, now: float, cost: int) -> Verdict:
+    def decide(self, state: S, now: float, cost: int) -> RateVerdict:
         """Check, and take if admitted: the whole rule in one step."""
         wait = self.wait(state, now, cost)
-        return Verdict(self.take(state, now, cost)[0] if wait == 0 else state, wait)
+        return RateVerdict(self.take(state, now, cost)[0] if wait == 0 else state, wait)
 
 
 def check_exact(rate: Rate, most: int) -> None:

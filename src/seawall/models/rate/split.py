@@ -18,7 +18,7 @@ from typing import Any, Final, Generic
 
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule, S
+from seawall.models.rate.rule import RateRule, S
 from seawall.models.rate.windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
 
 BEAT: Final = 500_000
@@ -34,7 +34,7 @@ VALID: Final = 2 * LIFE - BEAT
 """Microseconds after a heartbeat in which no other pod takes the part of a silent pod."""
 
 
-class Members:
+class SplitMembers:
     """Number of pods, as heard by one of them. Times are the server's."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Members:
             self._since -= by
 
 
-class _Part(Rule[S], Generic[S]):
+class _Part(RateRule[S], Generic[S]):
     """The part of a limit that one pod has. What it has gained counts as taken."""
 
     gain: int = 0
@@ -119,7 +119,7 @@ class _Part(Rule[S], Generic[S]):
         state: S = self.copy(self.base)
         return state
 
-    def adopt(self, state: S, old: Rule[S], now: float) -> S:
+    def adopt(self, state: S, old: RateRule[S], now: float) -> S:
         """Convert a state and count the gain as taken."""
         state = super().adopt(state, old, now)
         return self.take(state, now, self.gain)[0] if self.gain > 0 else state
@@ -141,7 +141,7 @@ class _LogPart(_Part[Any], SlidingLog):
     pass
 
 
-def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
+def divided(rule: RateRule[Any], pods: int) -> RateRule[Any]:
     """Return the rule for one of `pods`: its part of the limit, rounded down, but at least one.
 
     If there are more pods than the limit per period, each has one in several periods: on average
@@ -160,7 +160,7 @@ def divided(rule: Rule[Any], pods: int) -> Rule[Any]:
     return _LogPart(part)
 
 
-def follow(new: Rule[Any], old: Rule[Any] | None, now: float) -> Rule[Any]:
+def follow(new: RateRule[Any], old: RateRule[Any] | None, now: float) -> RateRule[Any]:
     """Let `new` replace `old` at `now`. Without `old`, all of it counts as gained."""
     if isinstance(new, _Part):
         had = 0 if old is None else old.capacity
@@ -175,12 +175,12 @@ def follow(new: Rule[Any], old: Rule[Any] | None, now: float) -> Rule[Any]:
     return new
 
 
-def excess_of(rule: Rule[Any], pods: int) -> int:
+def excess_of(rule: RateRule[Any], pods: int) -> int:
     """Return how much more than the limit `pods` may admit at once, each with its part."""
     return max(0, pods - (rule.capacity or 1))
 
 
-def check_divisible(sharing: str, rules: Sequence[Rule[Any]]) -> None:
+def check_divisible(sharing: str, rules: Sequence[RateRule[Any]]) -> None:
     """Raise if one of the limits cannot be split."""
     if any(isinstance(rule, LeakyBucket) for rule in rules):
         raise ValueError(

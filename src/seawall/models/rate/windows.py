@@ -6,10 +6,10 @@ from collections import deque
 from typing import Generic
 
 from seawall.models.rate.rates import Rate
-from seawall.models.rate.rule import Rule, S, check_exact
+from seawall.models.rate.rule import RateRule, S, check_exact
 
 
-class AlignedWindow(Rule[S], Generic[S]):
+class AlignedWindow(RateRule[S], Generic[S]):
     """Base of windows that start at multiples of the period."""
 
     origin: float = 0.0
@@ -175,7 +175,7 @@ class Log:
         self.used = used
 
 
-class SlidingLog(Rule[Log]):
+class SlidingLog(RateRule[Log]):
     """At most `limit` in every period: exact, at the price of memory."""
 
     def __init__(self, rate: Rate) -> None:

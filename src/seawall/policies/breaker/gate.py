@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described, reason_of
 from seawall.errors import CircuitOpen
-from seawall.models.breaker.probes import Verdict
-from seawall.models.breaker.state import BreakerModel, Refusal, Ticket
+from seawall.models.breaker.probes import CallVerdict
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, Ticket
 from seawall.models.windows import CallCount, Tracked
 from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.gil import LOCK_FREE
@@ -118,10 +118,10 @@ class BreakerGate(GateBound):
             return None
         verdict = self._verdict(outcome, detail)
         ended = outcome, detail
-        if defer and verdict is Verdict.FAILURE and isinstance(own, int):
+        if defer and verdict is CallVerdict.FAILURE and isinstance(own, int):
             return lambda then: self.settle(model, key, own, verdict, ended, then, count)
         self.settle(model, key, own, verdict, ended, now, count)
-        return None if verdict is Verdict.NONE else _counted
+        return None if verdict is CallVerdict.NONE else _counted
 
     def continued(self, ticket: Any, count: CallCount) -> None:
         """Treat `ticket` as another attempt of the call of `count`, if it can become slow."""
@@ -147,10 +147,10 @@ class BreakerGate(GateBound):
             answer = model.admit(now)
         if model.changes:
             self.policy._report(model, key)
-        if isinstance(answer, Refusal) and self.policy._prober is not None:
+        if isinstance(answer, BreakerRefusal) and self.policy._prober is not None:
             self.policy._prober.begin()  # in a child process it has not been started yet
         share = self.policy._share
-        if share is not None and isinstance(answer, Refusal) and self.policy.mode != "off":
+        if share is not None and isinstance(answer, BreakerRefusal) and self.policy.mode != "off":
             share.begin()  # a pod that refuses must also learn when to stop
             if answer.reason == "unknown":
                 asked = share.ask(kind, model, self.host.clock)
@@ -161,9 +161,11 @@ class BreakerGate(GateBound):
                 raise Wait(waiter)
         return self.answered(model, key, answer)
 
-    def answered(self, model: BreakerModel, key: Hashable, answer: Ticket | Refusal) -> object:
+    def answered(
+        self, model: BreakerModel, key: Hashable, answer: Ticket | BreakerRefusal
+    ) -> object:
         """Return the ticket of a call, or refuse it."""
-        if not isinstance(answer, Refusal):
+        if not isinstance(answer, BreakerRefusal):
             return answer
         what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
         why = _WHY[answer.reason]
@@ -202,13 +204,13 @@ class BreakerGate(GateBound):
         model: BreakerModel,
         key: Hashable,
         ticket: Ticket,
-        verdict: Verdict,
+        verdict: CallVerdict,
         ended: tuple[Outcome, Any],
         now: float,
         count: CallCount | None = None,
     ) -> None:
         """Let the model count a verdict, under the lock, and report resulting changes."""
-        failed = verdict is Verdict.FAILURE
+        failed = verdict is CallVerdict.FAILURE
         if failed and model.wants_failure(now):
             model.note_failure(_failure(*ended), now)
         self.policy._mutex.do(lambda: model.settle(ticket, verdict, now, count))
@@ -222,9 +224,9 @@ class BreakerGate(GateBound):
         else:
             self.policy._report(model, key)
 
-    def _verdict(self, outcome: Outcome, detail: Any) -> Verdict:
+    def _verdict(self, outcome: Outcome, detail: Any) -> CallVerdict:
         if outcome is not OK and outcome is not FAILED:
-            return Verdict.NONE
+            return CallVerdict.NONE
         classify = self.policy.is_failure
         failed = outcome is FAILED
         if classify is not None and detail is not STREAMED:
@@ -233,7 +235,7 @@ class BreakerGate(GateBound):
                 try:
                     answer = classify(error, None if failed else detail)
                     if answer is None:
-                        return Verdict.NONE
+                        return CallVerdict.NONE
                     failed = bool(answer)
                 except Exception:
                     import logging
@@ -242,7 +244,7 @@ class BreakerGate(GateBound):
                         "is_failure of guard %r failed; the call counts as failed", self.host.name
                     )
                     failed = True
-        return Verdict.FAILURE if failed else Verdict.SUCCESS
+        return CallVerdict.FAILURE if failed else CallVerdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the state, the counts, and why it opened."""

@@ -29,7 +29,7 @@ from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
 from seawall.events.bus import emit
 from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
-from seawall.models.breaker.state import BreakerModel, Cause, State
+from seawall.models.breaker.state import BreakerCause, BreakerModel, BreakerState
 from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
@@ -128,7 +128,7 @@ class Breaker(GatePolicy):
         self.max_keys = check.count("max_keys", max_keys)
         self._mutex = Mutex()
         survives_fork(self)
-        self.transitions = dict.fromkeys((state.value for state in State), 0)
+        self.transitions = dict.fromkeys((state.value for state in BreakerState), 0)
         """Number of times each state was entered, all keys together."""
         self.shared = shared
         self.name = name
@@ -153,8 +153,13 @@ class Breaker(GatePolicy):
         """Name of the state; for a keyed breaker the worst state of any key."""
         self._follow_store()
         states = {model.state for model in self.models().values()}
-        worst = (State.ISOLATED, State.OPEN, State.HALF_OPEN, State.CLOSED)
-        return next((state.value for state in worst if state in states), State.CLOSED.value)
+        worst = (
+            BreakerState.ISOLATED,
+            BreakerState.OPEN,
+            BreakerState.HALF_OPEN,
+            BreakerState.CLOSED,
+        )
+        return next((state.value for state in worst if state in states), BreakerState.CLOSED.value)
 
     def is_open(self, now: float, *args: Any, **kwargs: Any) -> bool:
         """Return whether calls are refused now: for the key of these arguments, or for any key."""
@@ -164,7 +169,7 @@ class Breaker(GatePolicy):
             key = self.key(*args, **kwargs)
             models = {key: models[key]} if key in models else {}
         return any(
-            model.state is State.ISOLATED or bool(model.retry_after(now))
+            model.state is BreakerState.ISOLATED or bool(model.retry_after(now))
             for model in models.values()
         )
 
@@ -268,9 +273,9 @@ class Breaker(GatePolicy):
             for change in changes:
                 self.transitions[change.after.value] += 1
         for change in changes:
-            own = change.after is State.OPEN and change.at == at
-            others = self._share is not None and change.after is State.OPEN
-            others = others and change.cause is not Cause.TRIP
+            own = change.after is BreakerState.OPEN and change.at == at
+            others = self._share is not None and change.after is BreakerState.OPEN
+            others = others and change.cause is not BreakerCause.TRIP
             fields = {
                 "before": change.before.value,
                 "after": change.after.value,
@@ -281,7 +286,7 @@ class Breaker(GatePolicy):
             }
             for bound in bindings_of(self):
                 emit(BreakerChanged, bound.host.name, **fields)
-        if self._prober is not None and model.state is State.OPEN:
+        if self._prober is not None and model.state is BreakerState.OPEN:
             self._prober.begin()
 
     def _after_fork(self) -> None:
@@ -348,8 +353,8 @@ class Breaker(GatePolicy):
 
 def _may_go(model: BreakerModel, now: float) -> bool:
     """Return whether a breaker may be evicted: it is closed, or its break is over."""
-    broken = model.state is State.OPEN and not model.retry_after(now)
-    return model.state is State.CLOSED or broken
+    broken = model.state is BreakerState.OPEN and not model.retry_after(now)
+    return model.state is BreakerState.CLOSED or broken
 
 
 class _NeverRaising:

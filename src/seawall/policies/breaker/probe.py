@@ -18,15 +18,15 @@ from weakref import ref
 
 from seawall._forks import survives_fork
 from seawall.clock import Clock, VirtualClock
-from seawall.models.breaker.probes import Probe, Verdict
-from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
+from seawall.models.breaker.probes import CallVerdict, Probe
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
 from seawall.runtime.background import Background, Handle
 from seawall.runtime.driver import wait_async
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import bindings_of
-from seawall.runtime.workers import Job, WorkerPool
+from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:
     from seawall.policies.breaker.gate import BreakerGate
@@ -111,7 +111,7 @@ class Prober:
 
     @staticmethod
     def _open(policy: Breaker) -> dict[Hashable, BreakerModel]:
-        broken = (State.OPEN, State.HALF_OPEN)
+        broken = (BreakerState.OPEN, BreakerState.HALF_OPEN)
         return {key: model for key, model in policy.models().items() if model.state in broken}
 
     def _gate(self) -> BreakerGate | None:
@@ -124,18 +124,18 @@ class Prober:
     async def _probe_one(self, gate: BreakerGate, key: Hashable, model: BreakerModel) -> None:
         clock = gate.host.clock
         ticket = await self._permit(gate, key, model, clock)
-        if isinstance(ticket, Refusal):
+        if isinstance(ticket, BreakerRefusal):
             return
         error: Exception | None = None
-        verdict = Verdict.NONE
+        verdict = CallVerdict.NONE
         try:
             if isinstance(ticket, Probe):  # otherwise it was closed meanwhile
-                verdict = Verdict.SUCCESS
+                verdict = CallVerdict.SUCCESS
                 await self._ask(gate, key)
         except Exception as failed:  # noqa: BLE001 - reported as the breaker's failure
-            error, verdict = failed, Verdict.FAILURE
+            error, verdict = failed, CallVerdict.FAILURE
         except BaseException:
-            verdict = Verdict.NONE
+            verdict = CallVerdict.NONE
             raise
         finally:
             gate.settle(model, key, ticket, verdict, (FAILED, error), clock.now())
@@ -143,18 +143,18 @@ class Prober:
 
     async def _permit(
         self, gate: BreakerGate, key: Hashable, model: BreakerModel, clock: Clock
-    ) -> Ticket | Refusal:
+    ) -> Ticket | BreakerRefusal:
         policy = gate.policy
         with policy._mutex:
             answer = model.admit(clock.now())
         if model.changes:
             policy._report(model, key)
         share = policy._share
-        if share is None or not isinstance(answer, Refusal) or answer.reason != "unknown":
+        if share is None or not isinstance(answer, BreakerRefusal) or answer.reason != "unknown":
             return answer
         share.begin()
         # Ask like a thread: then the store needs no connection in this loop, which never ends.
-        permit: Ticket | Refusal = await wait_async(share.ask("sync", model, clock), clock)
+        permit: Ticket | BreakerRefusal = await wait_async(share.ask("sync", model, clock), clock)
         return permit
 
     async def _ask(self, gate: BreakerGate, key: Hashable) -> None:
@@ -195,7 +195,7 @@ async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any
         except RuntimeError:
             pass  # the loop is closed, so there is no waiter
 
-    job = Job(function, args, {}, done)
+    job = ThreadJob(function, args, {}, done)
     if not _thread.pool.submit(job):
         raise ProbeFailedError("all threads are taken by probes that do not end")
     try:

@@ -29,7 +29,7 @@ AGAIN: Final = object()
 """Result for a follower whose leader was cancelled, or had less time than it: look again."""
 
 
-class Entry:
+class CacheEntry:
     """A real answer, when it was received, and how long it may be used."""
 
     __slots__ = ("fresh_until", "since", "stale_until", "value")
@@ -41,7 +41,7 @@ class Entry:
         self.stale_until = stale_until
 
 
-class Settings(Protocol):
+class CacheSettings(Protocol):
     """Settings of a cache."""
 
     ttl: float
@@ -52,25 +52,25 @@ class Settings(Protocol):
 class Answers:
     """A bounded map of answers, with at most one running call for each key."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CacheSettings) -> None:
         """Start empty. `settings` may change."""
         self._settings = settings
         self._mutex = Mutex()
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
         self._flights: dict[Hashable, Flight] = {}
         survives_fork(self)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Hashable) -> Entry | None:
+    def get(self, key: Hashable) -> CacheEntry | None:
         """Return the entry for `key`, however old."""
         return self._entries.get(key)
 
-    def entry(self, value: Any, now: float) -> Entry:
+    def entry(self, value: Any, now: float) -> CacheEntry:
         """Return a new entry, fresh from now on."""
         fresh_until = now + self._settings.ttl
-        return Entry(value, now, fresh_until, fresh_until + self._settings.stale_if_error)
+        return CacheEntry(value, now, fresh_until, fresh_until + self._settings.stale_if_error)
 
     def clear(self) -> None:
         """Discard all answers. Running calls continue, and their answers are not kept."""
@@ -78,7 +78,7 @@ class Answers:
             self._entries.clear()
             self._flights.clear()
 
-    def find(self, key: Hashable, host: Host) -> Entry | Lead | Follower:
+    def find(self, key: Hashable, host: Host) -> CacheEntry | Lead | Follower:
         """Return a fresh entry, a lead to fetch it, or a follower to wait for another call."""
         now = host.clock.now()
         if LOCK_FREE:
@@ -102,11 +102,11 @@ class Answers:
             self._flights[key] = lead.flight
             return lead
 
-    def land(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
+    def land(self, key: Hashable, flight: Flight, entry: CacheEntry | None) -> None:
         """End a flight and keep its entry, if it has one."""
         self._mutex.do(lambda: self._landed(key, flight, entry))
 
-    def _landed(self, key: Hashable, flight: Flight, entry: Entry | None) -> None:
+    def _landed(self, key: Hashable, flight: Flight, entry: CacheEntry | None) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
             if entry is not None:
@@ -155,7 +155,7 @@ class Flight:
         "wakers",
     )
 
-    def __init__(self, stale: Entry | None) -> None:
+    def __init__(self, stale: CacheEntry | None) -> None:
         self.stale = stale
         self.wakers: list[Callable[[], bool]] | None = []
         self.value: Any = AGAIN

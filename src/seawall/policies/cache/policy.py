@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from seawall import _checks as check
 from seawall.clock import Clock, current_clock
 from seawall.errors import CacheMiss
-from seawall.policies.cache.answers import AGAIN, Answers, Entry, Follower, Lead
+from seawall.policies.cache.answers import AGAIN, Answers, CacheEntry, Follower, Lead
 from seawall.runtime.call import need_var
 from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import Driver, Host, Kind
@@ -146,10 +146,10 @@ class _CacheDriver(Driver):
     def __init__(self, bound: _CacheBound) -> None:
         self._bound = bound
 
-    def _look(self, key: Hashable) -> Entry | Lead | Follower:
+    def _look(self, key: Hashable) -> CacheEntry | Lead | Follower:
         bound = self._bound
         found = bound.policy._answers.find(key, bound.host)
-        if isinstance(found, Entry):
+        if isinstance(found, CacheEntry):
             bound.hits += 1
         elif isinstance(found, Lead):
             bound.misses += 1
@@ -168,7 +168,7 @@ class _CacheDriver(Driver):
             outlasted = False
             while True:
                 found = self._look(key)
-                if isinstance(found, Entry):
+                if isinstance(found, CacheEntry):
                     return found.value
                 try:
                     if isinstance(found, Lead):
@@ -191,7 +191,7 @@ class _CacheDriver(Driver):
             outlasted = False
             while True:
                 found = self._look(key)
-                if isinstance(found, Entry):
+                if isinstance(found, CacheEntry):
                     return found.value
                 try:
                     if isinstance(found, Lead):

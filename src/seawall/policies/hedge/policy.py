@@ -338,7 +338,7 @@ class _Unfit(Driver):
         raise TypeError(self._why)
 
 
-class Account:
+class HedgeAccount:
     """Context manager around one call that reports it to a budget without another reporter."""
 
     __slots__ = ("_budget", "_clock")

@@ -41,7 +41,7 @@ class Race:
         """Start with the first copy, at the time `began`."""
         self._bound = bound
         self._mutex = Mutex()
-        self._watch: tuple[Watch, Callable[[], bool]] | None = None
+        self._watch: tuple[RaceWatch, Callable[[], bool]] | None = None
         self.began = began
         self.copies = 1
         self.running = 1
@@ -150,7 +150,7 @@ class Race:
             wake()
 
 
-class Watch:
+class RaceWatch:
     """Waits until the race is decided, or all copies have ended, or until a given time."""
 
     __slots__ = ("_all", "_race", "until")

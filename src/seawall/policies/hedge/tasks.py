@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall._expiry import running_task
 from seawall._forks import survives_fork
 from seawall.context import deadline_var, live_scope
-from seawall.policies.hedge.policy import Account, disposal_failed
-from seawall.policies.hedge.race import Race, Watch
-from seawall.policies.timeout.async_flow import Lane
+from seawall.policies.hedge.policy import HedgeAccount, disposal_failed
+from seawall.policies.hedge.race import Race, RaceWatch
+from seawall.policies.timeout.async_flow import ExpiryQueue
 from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import Driver, Host, Kind
 
@@ -28,14 +28,14 @@ LOST: Final = "seawall: another copy was faster"
 """Message of the cancellation of a first copy that lost."""
 
 
-class _Queue(Lane):
+class _Queue(ExpiryQueue):
     """Running calls of one hedge in one loop. All have the same delay, so they are in order."""
 
     __slots__ = ()
 
     pending: dict[Any, float]
 
-    def put(self, copies: Copies) -> None:
+    def put(self, copies: TaskCopies) -> None:
         """Call `copies.late` when the delay is over."""
         at = self._clock.now() + self.seconds
         self.pending[copies] = at
@@ -45,7 +45,7 @@ class _Queue(Lane):
     def _fire(self) -> None:
         self.timer = None
         now = max(self._clock.now(), self._armed_for)
-        late: list[Copies] = []
+        late: list[TaskCopies] = []
         for copies, at in self.pending.items():
             if at > now:
                 self.arm(at)
@@ -98,7 +98,7 @@ class TaskHedge(Driver):
             delay = bound.begin(host)
             if delay is None:
                 return await inner(*args, **kwargs)
-            copies = Copies(self, inner, args, kwargs, delay)
+            copies = TaskCopies(self, inner, args, kwargs, delay)
             try:
                 value = await inner(*args, **kwargs)
             except BaseException as error:
@@ -121,13 +121,13 @@ class TaskHedge(Driver):
             return hedged
 
         async def accounted(*args: Any, **kwargs: Any) -> Any:
-            with Account(budget, host.clock):
+            with HedgeAccount(budget, host.clock):
                 return await hedged(*args, **kwargs)
 
         return accounted
 
 
-class Copies:
+class TaskCopies:
     """The copies of one call: the first one in this task, and tasks for the others."""
 
     __slots__ = (
@@ -287,7 +287,7 @@ class Copies:
         finally:
             del error  # Break the reference cycle between the exception and this frame.
         try:
-            await wait_async(Watch(race), self._bound.host.clock)
+            await wait_async(RaceWatch(race), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             race.close()
             return await self._stop(race, stopped)
@@ -297,7 +297,7 @@ class Copies:
         """Return the winning value, or raise, when all copies have ended."""
         try:
             while race.running:
-                await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
+                await wait_async(RaceWatch(race, to_the_end=True), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             return await self._stop(race, stopped)
         if not race.winner:
@@ -319,7 +319,7 @@ class Copies:
             self._cancel()
             while race.running:
                 try:
-                    await wait_async(Watch(race, to_the_end=True), self._bound.host.clock)
+                    await wait_async(RaceWatch(race, to_the_end=True), self._bound.host.clock)
                 except asyncio.CancelledError:
                     self._cancel()
                 except BaseException:

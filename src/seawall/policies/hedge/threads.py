@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded
-from seawall.policies.hedge.policy import Account, disposal_failed
-from seawall.policies.hedge.race import Race, Watch
+from seawall.policies.hedge.policy import HedgeAccount, disposal_failed
+from seawall.policies.hedge.race import Race, RaceWatch
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
 from seawall.runtime.driver import wait_sync
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host, Kind
 from seawall.runtime.threads import ThreadDriver
-from seawall.runtime.workers import Job, WorkerPool
+from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:
     from seawall.policies.hedge.policy import HedgeBound
@@ -46,7 +46,7 @@ class ThreadHedge(ThreadDriver):
             delay = bound.begin(host)
             if delay is None:
                 return inner(*args, **kwargs)
-            copies = Copies(self, inner, args, kwargs)
+            copies = ThreadCopies(self, inner, args, kwargs)
             if not copies.start(1):
                 bound.not_made("threads")
                 return inner(*args, **kwargs)  # as without a hedge
@@ -57,7 +57,7 @@ class ThreadHedge(ThreadDriver):
             return hedged
 
         def accounted(*args: Any, **kwargs: Any) -> Any:
-            with Account(budget, host.clock):
+            with HedgeAccount(budget, host.clock):
                 return hedged(*args, **kwargs)
 
         return accounted
@@ -74,7 +74,7 @@ class ThreadHedge(ThreadDriver):
         self._left_running(left, _Nobody())
 
 
-class _CopyJob(Job):
+class _CopyJob(ThreadJob):
     """The work of one copy."""
 
     __slots__ = ("race",)
@@ -89,7 +89,7 @@ class _CopyJob(Job):
         return not self.race.over and super().goes_on()
 
 
-class Copies:
+class ThreadCopies:
     """The threads that run for one call."""
 
     __slots__ = ("_args", "_driver", "_inner", "_jobs", "_kwargs", "_race")
@@ -106,7 +106,7 @@ class Copies:
         self._inner = inner
         self._args = args
         self._kwargs = kwargs
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, ThreadJob] = {}
         self._race = Race(driver.bound, driver.host.clock.now())
 
     def start(self, number: int) -> bool:
@@ -152,7 +152,7 @@ class Copies:
             while not race.decided:
                 instants = [at for at in (due, ends) if at is not None]
                 until = min(instants, default=None)
-                if wait_sync(Watch(race, until), clock):
+                if wait_sync(RaceWatch(race, until), clock):
                     break
                 if until == ends:
                     error = self._out_of_time(seconds or 0.0)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from seawall import _checks as check
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate, whole_microseconds
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 
 Algorithm = Literal[
@@ -19,7 +19,7 @@ Key = Callable[..., Hashable]
 Cost = int | Callable[..., int]
 Settle = Callable[[Any], int]
 
-_WINDOWS: Final[dict[str, Callable[[Rate], Rule[Any]]]] = {
+_WINDOWS: Final[dict[str, Callable[[Rate], RateRule[Any]]]] = {
     "fixed_window": FixedWindow,
     "sliding_counter": SlidingCounter,
     "sliding_log": SlidingLog,
@@ -98,7 +98,7 @@ class Limit:
         options = "".join(f", {name}={v!r}" for name, (v, usual) in given.items() if v != usual)
         return f"Limit({self.text!r}{options})"
 
-    def _rule(self) -> Rule[Any]:
+    def _rule(self) -> RateRule[Any]:
         """Return the algorithm with these settings."""
         debt = None if self.max_debt is None else whole_microseconds(self.max_debt)
         if self.algorithm == "token_bucket":

@@ -24,7 +24,7 @@ from seawall._forks import survives_fork
 from seawall.models.rate.accounts import Account, SettledBucket
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.caps import Caps
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import divided, follow
 from seawall.models.rate.windows import AlignedWindow
 from seawall.policies.rate_limit.reservation import Charge
@@ -176,7 +176,7 @@ class Meter:
         if isinstance(self.rule, AlignedWindow):
             self.rule.origin = origin
 
-    def configure(self, limit: Limit, rule: Rule[Any], max_keys: int) -> None:
+    def configure(self, limit: Limit, rule: RateRule[Any], max_keys: int) -> None:
         """Apply settings. The states stay as they are."""
         self.limit = limit
         self.rule = rule
@@ -268,7 +268,7 @@ class Meter:
 
     # States
 
-    def at(self, place: Hashable, now: float) -> tuple[Rule[Any], Any]:
+    def at(self, place: Hashable, now: float) -> tuple[RateRule[Any], Any]:
         """Return the state at `place`, or a new one, and the rule for it."""
         if not self.accounts:
             return self.rule, self.tat if self.single else self.read(place, now)
@@ -392,7 +392,7 @@ class Meter:
             self._adopt(rule, now)
         self.configure(fresh.limit, rule, fresh.max_keys)
 
-    def follow(self, rule: Rule[Any], now: float) -> None:
+    def follow(self, rule: RateRule[Any], now: float) -> None:
         """Follow another rule of the same kind, and convert the states."""
         self._adopt(rule, now)
         self.configure(self.limit, rule, self.max_keys)
@@ -404,7 +404,7 @@ class Meter:
             whole.origin = self._origin
         self.follow(follow(divided(whole, pods), self.rule, now), now)
 
-    def _adopt(self, rule: Rule[Any], now: float) -> None:
+    def _adopt(self, rule: RateRule[Any], now: float) -> None:
         old = self.rule
         self.since = now
         for place, account in list(self.accounts.items()):

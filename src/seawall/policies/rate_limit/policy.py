@@ -24,7 +24,7 @@ from seawall.events import ImplausibleReport
 from seawall.events.bus import emit
 from seawall.models.rate.buckets import LeakyBucket
 from seawall.models.rate.rates import whole_microseconds
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.policies.rate_limit.gate import KeyedRateGate, RateGate
 from seawall.policies.rate_limit.limit import Algorithm, Cost, Key, Limit, Settle
 from seawall.policies.rate_limit.meters import Blocked, Meter, Meters
@@ -541,7 +541,7 @@ class RateLimit(GatePolicy):
             self._sharing.configure([meter.rule for meter in self._meters.all])
         self._meters.attend_all()
 
-    def _rerule(self, rules: Iterable[Rule[Any]]) -> None:
+    def _rerule(self, rules: Iterable[RateRule[Any]]) -> None:
         """Let the meters follow other rules, which convert the states."""
         with self._meters.mutex, self._meters:
             now = whole_microseconds(self._now())

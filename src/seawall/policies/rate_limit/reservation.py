@@ -9,7 +9,7 @@ from seawall import _checks as check
 
 if TYPE_CHECKING:
     from seawall.models.rate.accounts import Account
-    from seawall.models.rate.rule import Rule
+    from seawall.models.rate.rule import RateRule
     from seawall.policies.rate_limit.meters import Meter
     from seawall.policies.rate_limit.policy import RateLimit
 
@@ -53,7 +53,7 @@ class Charge:
             self.cost = cost * times if most is None else max(cost, min(cost * times, most))
         self.estimated = estimated
         self.mark = self.at = 0.0
-        self.rule: Rule[Any] | None = None
+        self.rule: RateRule[Any] | None = None
         """The rule by which it was taken; None before that."""
         self.account: Account | None = None
         """The account that holds it as an open estimate."""

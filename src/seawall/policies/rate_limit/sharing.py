@@ -17,7 +17,7 @@ from seawall.events import SettingsDiffer, StoreModeChanged
 from seawall.events.bus import emit
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import whole_microseconds
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
@@ -111,7 +111,7 @@ class Sharing:
             "decided_alone": self.alone,
         }
 
-    def check(self, rules: Sequence[Rule[Any]]) -> None:
+    def check(self, rules: Sequence[RateRule[Any]]) -> None:
         """Raise if these rules are not possible with the settings."""
         for rule in rules:
             if self._batch is not None and rule.capacity and self._batch > rule.capacity:
@@ -120,7 +120,7 @@ class Sharing:
                     f" a limit that has batch={self._batch} cannot be lowered to that"
                 )
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Apply changed rules."""
         self.share.configure(rules)
         self.exhausted.clear()
@@ -387,7 +387,7 @@ class _ShareListener:
             for bound in bindings_of(policy):
                 emit(SettingsDiffer, bound.host.name, **fields)
 
-    def rerule(self, rules: Iterable[Rule[Any]]) -> None:
+    def rerule(self, rules: Iterable[RateRule[Any]]) -> None:
         """Let the meters follow other rules."""
         policy = self._policy()
         if policy is not None:

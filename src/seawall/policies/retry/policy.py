@@ -46,7 +46,7 @@ MOST_EARLIER = 6
 """Maximum number of earlier failures that a note names: the first, and the latest ones."""
 
 
-class Switch:
+class RetrySwitch:
     """Lets tests make all retries instant, or turn them off; see `seawall.testing.retries`."""
 
     __slots__ = ("instant", "off")
@@ -62,7 +62,7 @@ class Switch:
             getLogger("seawall").warning("SEAWALL_RETRIES=%s: retries are not as configured", mode)
 
 
-switch = Switch()
+switch = RetrySwitch()
 
 
 AttemptsRule = RetryThresholds | Callable[[Pressure], int]
@@ -276,7 +276,7 @@ class RetryBound(Bound):
             "failed_after_retry": self.failed_after_retry,
         }
 
-    def count(self, outcome: Outcome, memory: _Memory | None) -> None:
+    def count(self, outcome: Outcome, memory: _RetryMemory | None) -> None:
         """Count how a call ended, except for a success at the first attempt."""
         if memory is None or not memory.earlier:
             self.failed += outcome is FAILED
@@ -286,7 +286,7 @@ class RetryBound(Bound):
             self.failed_after_retry += 1
 
 
-class _Memory:
+class _RetryMemory:
     """State of one call: its own schedule of delays, and the tries so far.
 
     A try is not always an attempt: it may have been refused before the function was started.
@@ -376,7 +376,7 @@ class _RetryFlow(Flow):
     def settle(self, call: Call, ticket: None) -> Next | None:
         """Try again if the error, the attempts, the budget and the deadline allow it."""
         now = call.host.clock.now()
-        memory: _Memory | None = call.memory.get(self)
+        memory: _RetryMemory | None = call.memory.get(self)
         if memory is not None and memory.retrying:
             memory.retrying = False
             self._note("retry_ended", now)
@@ -414,11 +414,11 @@ class _RetryFlow(Flow):
         started = call.reached or isinstance(call.error, Rejected)
         return started and self._policy.wants(call.error, None)
 
-    def _next(self, call: Call, memory: _Memory | None, now: float) -> Next | None:
+    def _next(self, call: Call, memory: _RetryMemory | None, now: float) -> Next | None:
         self._note("failed", now)
         if memory is None:
             delays = self._policy.backoff.delays(call.host.rng.random)
-            memory = call.memory[self] = _Memory(delays)
+            memory = call.memory[self] = _RetryMemory(delays)
             watch = call.host.stats.watch
             if watch is not None and now >= self._watch_at:
                 self._watch_at = now + FOLD_EVERY
@@ -445,7 +445,7 @@ class _RetryFlow(Flow):
         emit(CallRetried, name, attempt=memory.tries, delay=delay, **failed)
         return Next(delay=delay)
 
-    def _decide(self, call: Call, memory: _Memory, now: float) -> tuple[str | None, float]:
+    def _decide(self, call: Call, memory: _RetryMemory, now: float) -> tuple[str | None, float]:
         """Return the reason against another attempt, or None and the pause before it."""
         cause = self._own_objection(call, memory)
         if cause is not None:
@@ -466,7 +466,7 @@ class _RetryFlow(Flow):
             return "budget", 0.0
         return None, delay
 
-    def _own_objection(self, call: Call, memory: _Memory) -> str | None:
+    def _own_objection(self, call: Call, memory: _RetryMemory) -> str | None:
         attempts = self._policy.attempts
         if isinstance(attempts, AdaptiveAttempts):
             attempts = attempts.allowed(call.host.pressure_on(call))
@@ -499,7 +499,9 @@ class _RetryFlow(Flow):
             add_note(call.error, f"not retried: {told}", "not retried: ")
         return "retry_after too long"
 
-    def _give_notes(self, call: Call, memory: _Memory | None, now: float, refused: str) -> None:
+    def _give_notes(
+        self, call: Call, memory: _RetryMemory | None, now: float, refused: str
+    ) -> None:
         error = call.error
         if error is None or (call.attempts < 2 and not refused):  # noqa: PLR2004
             return

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Task = asyncio.Task[Any]
 
 
-class Lane:
+class ExpiryQueue:
     """The running calls of one policy in one loop, oldest first, and their timer."""
 
     __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
@@ -157,11 +157,12 @@ class AsyncTimeout(Flow):
             },
             enter=(
                 "{lane} = {flow}.lane",
+                "{pending} = {lane}.pending",
                 "{at} = now_ + {lane}.seconds",
                 *_FIND_TASK,
                 "if held_ is not None and (held_[1] is not {clock} or held_[0] < {at}):",
                 "    {task} = None",
-                "if {task} is not None and {lane}.pending.setdefault({task}, {at}) is {at}:",
+                "if {task} is not None and {pending}.setdefault({task}, {at}) is {at}:",
                 "    {ticket} = [{at}, {clock}, held_, {task}, {task}.cancelling(), {lane}]",
                 "    {set}({ticket})",
                 "else:",
@@ -171,7 +172,7 @@ class AsyncTimeout(Flow):
             ),
             leave=(
                 "try:",
-                "    del {lane}.pending[{task}]",  # there is no entry if `enter` was called
+                "    del {pending}[{task}]",  # there is no entry if `enter` was called
                 "    {ticket}[3] = None",
                 "except KeyError_:",
                 "    {leave}({ticket}, OK_, value_, end_)",
@@ -182,12 +183,12 @@ class AsyncTimeout(Flow):
         """Apply changed settings: another constant needs new lanes."""
         wanted = self._bound.policy.seconds
         self._constant = None if isinstance(wanted, AdaptiveSeconds) else wanted
-        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, ExpiryQueue] = {}
         nowhere: Any = _NoLoop
-        self._nowhere = self.lane = Lane(nowhere, self._clock, 0.0)
+        self._nowhere = self.lane = ExpiryQueue(nowhere, self._clock, 0.0)
         """The last used lane, if its timer runs: most services have one loop."""
 
-    def rests(self, lane: Lane) -> None:
+    def rests(self, lane: ExpiryQueue) -> None:
         """Make the next call in `lane` arm its timer: no call is pending in it."""
         if self.lane is lane:
             self.lane = self._nowhere
@@ -220,14 +221,14 @@ class AsyncTimeout(Flow):
         deadline_var.set(ticket)
         return ticket
 
-    def _lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
+    def _lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
         lane = self._lanes.get(loop)
         return lane if lane is not None else self._new_lane(loop)
 
-    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
+    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)
-        lane = self._lanes[loop] = Lane(loop, self._clock, self._constant or 0.0, self)
+        lane = self._lanes[loop] = ExpiryQueue(loop, self._clock, self._constant or 0.0, self)
         return lane
 
     def leave(self, ticket: Scope, outcome: Outcome, detail: object, now: float) -> None:
@@ -256,7 +257,7 @@ class AsyncTimeout(Flow):
         task, watch = ticket[3], ticket[5]
         if watch.has_fired(task):
             return
-        if isinstance(watch, Lane):
+        if isinstance(watch, ExpiryQueue):
             del watch.pending[task]
             ticket[5] = watch = self._own_timer(ticket, watch.seconds)
         watch.stop()

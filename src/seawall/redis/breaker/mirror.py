@@ -12,15 +12,15 @@ from collections.abc import Hashable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from seawall.models.breaker.probes import Countdown, Probe, Ramp, Verdict
-from seawall.models.breaker.report import Entry, Report, TimeReport, at_once, reported
+from seawall.models.breaker.probes import CallVerdict, Countdown, Probe, Ramp
+from seawall.models.breaker.report import BreakerReport, ReportEntry, TimeReport, at_once, reported
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.breaker.state import (
     TRANSITIONS,
+    BreakerCause,
     BreakerModel,
-    Cause,
-    Refusal,
-    State,
+    BreakerRefusal,
+    BreakerState,
     Ticket,
 )
 from seawall.models.windows import CallCount, TimeWindow, Window, new_window
@@ -55,7 +55,7 @@ class ManualCommand(NamedTuple):
 class SentReports(NamedTuple):
     """What was sent with one message."""
 
-    entries: Sequence[Entry] = ()
+    entries: Sequence[ReportEntry] = ()
     settled: Sequence[str] = ()
     order: ManualCommand | None = None
     news: bool = False
@@ -103,7 +103,9 @@ class PendingReports:
         """Forget reports about a state that is over; probe results and commands are kept."""
         self.trip = self.vote = self.news = False
 
-    def pack(self, message: dict[str, Any], entries: Sequence[Entry], now: float) -> SentReports:
+    def pack(
+        self, message: dict[str, Any], entries: Sequence[ReportEntry], now: float
+    ) -> SentReports:
         """Add all pending reports to a message; call `heard` or `unheard` with the result."""
         message["settled"] = list(self._settled.items())
         message["trip"] = self.trip
@@ -138,9 +140,9 @@ FULL_FOR: Final = 0.02
 DESCRIBED: Final = 0.1
 """Minimum seconds between two failures that are described for the other pods."""
 
-_UNKNOWN: Final = Refusal("unknown", None)
-_PROBING: Final = Refusal("probing", None)
-_ISOLATED: Final = Refusal("isolated", None)
+_UNKNOWN: Final = BreakerRefusal("unknown", None)
+_PROBING: Final = BreakerRefusal("probing", None)
+_ISOLATED: Final = BreakerRefusal("isolated", None)
 
 
 class GrantedProbe(Probe):
@@ -218,24 +220,24 @@ class BreakerMirror(BreakerModel):
         where = self.away or ("shared" if self._known else "not heard of yet")
         return f"<BreakerMirror {self.state.value}, epoch {self._epoch}: {where}>"
 
-    def admit(self, now: float) -> Ticket | Refusal:
+    def admit(self, now: float) -> Ticket | BreakerRefusal:
         """Admit a call, refuse it, or report that the store has to be asked."""
-        if self.state is State.ISOLATED:
+        if self.state is BreakerState.ISOLATED:
             return _ISOLATED
         if self.away is not None:
             return self._admit_alone(now)
-        if self.state is State.OPEN:
+        if self.state is BreakerState.OPEN:
             left = self._break.left(now)
             if left > 0:
-                return Refusal("open", left)
-        elif self.state is State.CLOSED and (self._known or self._pending.order is not None):
+                return BreakerRefusal("open", left)
+        elif self.state is BreakerState.CLOSED and (self._known or self._pending.order is not None):
             return super().admit(now)
         return _PROBING if now < self._full_until else _UNKNOWN
 
-    def _admit_alone(self, now: float) -> Ticket | Refusal:
+    def _admit_alone(self, now: float) -> Ticket | BreakerRefusal:
         if self.away != "local":
-            return UNCOUNTED if self.away == "open" else Refusal("store", None)
-        if self.state is State.HALF_OPEN:
+            return UNCOUNTED if self.away == "open" else BreakerRefusal("store", None)
+        if self.state is BreakerState.HALF_OPEN:
             # Probes that the store granted are this pod's trial too, until they end or hang.
             self._granted = {probe: None for probe in self._granted if probe.hung.left(now) > 0}
             if self._granted:
@@ -243,7 +245,7 @@ class BreakerMirror(BreakerModel):
         return super().admit(now)
 
     def settle(
-        self, ticket: Ticket, verdict: Verdict, now: float, count: CallCount | None = None
+        self, ticket: Ticket, verdict: CallVerdict, now: float, count: CallCount | None = None
     ) -> None:
         """Record how an admitted call ended; report a probe's end to the store immediately."""
         self.used = True
@@ -253,7 +255,7 @@ class BreakerMirror(BreakerModel):
         else:
             super().settle(ticket, verdict, now, count)
 
-    def give_back(self, id_: str, verdict: Verdict = Verdict.NONE) -> None:
+    def give_back(self, id_: str, verdict: CallVerdict = CallVerdict.NONE) -> None:
         """Report a probe's end to the store until it has confirmed; repeats count once."""
         self._pending.settle(id_, verdict.value)
         self._share.soon()
@@ -275,9 +277,9 @@ class BreakerMirror(BreakerModel):
         """Open, here immediately and in all pods soon."""
         if self.away is not None:
             super().trip(now)
-        elif (self.state, Cause.TRIP) in TRANSITIONS:
+        elif (self.state, BreakerCause.TRIP) in TRANSITIONS:
             self._pending.drop()
-            self._open_here(Cause.TRIP, now)
+            self._open_here(BreakerCause.TRIP, now)
         self._order("trip")
 
     def isolate(self, now: float) -> None:
@@ -310,7 +312,7 @@ class BreakerMirror(BreakerModel):
             self._pending
             or self.away
             or not self._known
-            or (isinstance(self._window, Report) and self._window.fresh and self._counts)
+            or (isinstance(self._window, BreakerReport) and self._window.fresh and self._counts)
         )
 
     def notice(self, now: float) -> None:
@@ -339,8 +341,8 @@ class BreakerMirror(BreakerModel):
 
     def outgoing(self, now: float) -> tuple[dict[str, Any], SentReports]:
         """Return everything to report. Counts are sent once: better lost than doubled."""
-        entries: list[Entry] = []
-        if isinstance(self._window, Report):
+        entries: list[ReportEntry] = []
+        if isinstance(self._window, BreakerReport):
             if self._counts:
                 entries = self._window.take()
             else:
@@ -348,7 +350,7 @@ class BreakerMirror(BreakerModel):
         message = self.question(now)
         message["report"] = [entry.told() for entry in entries]
         sent = self._pending.pack(message, entries, now)
-        if self.away == "local" and self.state in (State.OPEN, State.HALF_OPEN):
+        if self.away == "local" and self.state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
             self._bring_evidence(message, now)
         return message, sent
 
@@ -381,7 +383,7 @@ class BreakerMirror(BreakerModel):
         moved = standing.state is not self.state
         missed = same and standing.epoch > self._epoch and not obeyed
         # Probes that this pod allowed itself meanwhile mean nothing to the others.
-        missed = missed or (self.away == "local" and self.state is State.HALF_OPEN)
+        missed = missed or (self.away == "local" and self.state is BreakerState.HALF_OPEN)
         self._lineage, self._epoch = standing.lineage, standing.epoch
         came_back, self.away = self.away is not None or not self._known, None
         self._known = True
@@ -390,12 +392,12 @@ class BreakerMirror(BreakerModel):
             self._follow(standing, now)
         elif came_back:
             self._count_in(self._window)
-        if standing.state is State.OPEN and (
+        if standing.state is BreakerState.OPEN and (
             moved or missed or not same or not self._break.left(now)
         ):
             # Counted here: a clock that jumps does not end it.
             self._break = Countdown(standing.left, now)
-        if standing.state is State.CLOSED:
+        if standing.state is BreakerState.CLOSED:
             self._opened_at, self.failure = None, ""
         else:
             self._opened_at, self.failure = now - standing.age, standing.failure
@@ -407,7 +409,9 @@ class BreakerMirror(BreakerModel):
         self.adopt(standing, now)
         return True
 
-    def answer(self, standing: BreakerStanding, granted: str, now: float) -> Ticket | Refusal:
+    def answer(
+        self, standing: BreakerStanding, granted: str, now: float
+    ) -> Ticket | BreakerRefusal:
         """Return the store's answer to a call, after `adopt`."""
         if granted:
             present = (standing.lineage, standing.epoch) == (self._lineage, self._epoch)
@@ -417,23 +421,23 @@ class BreakerMirror(BreakerModel):
             return probe
         if self._pending.order is not None:
             return self.admit(now)
-        if standing.state is State.OPEN:
-            return Refusal("open", standing.left)
-        if standing.state is State.HALF_OPEN:
+        if standing.state is BreakerState.OPEN:
+            return BreakerRefusal("open", standing.left)
+        if standing.state is BreakerState.HALF_OPEN:
             if not isinstance(self.settings.probes, Ramp):  # a ramp counts refused calls
                 self._full_until = now + self._share.full_for
             return _PROBING
-        if standing.state is State.ISOLATED:
+        if standing.state is BreakerState.ISOLATED:
             return _ISOLATED
         return self.admit(now)
 
-    def stay(self, now: float) -> Refusal | None:
+    def stay(self, now: float) -> BreakerRefusal | None:
         """Refuse the call and keep following the store, though one answer did not come; or None.
 
         Alone, a breaker that is not closed would admit calls which the other pods do not expect:
         that has to wait until the store is known to be away.
         """
-        broken = self.state in (State.OPEN, State.HALF_OPEN)
+        broken = self.state in (BreakerState.OPEN, BreakerState.HALF_OPEN)
         if self._share.on_store_failure != "local" or self.away is not None or not broken:
             return None
         self._full_until = now + self._share.full_for
@@ -442,17 +446,17 @@ class BreakerMirror(BreakerModel):
     def leave_store(self, now: float) -> None:
         """Continue without the store, from the current state."""
         self.away = self._share.on_store_failure
-        if isinstance(self._window, Report):
+        if isinstance(self._window, BreakerReport):
             self._window.drop()
             self._window.mark(now)
-        if self.away == "local" and self.state is State.HALF_OPEN:
+        if self.away == "local" and self.state is BreakerState.HALF_OPEN:
             self._trial = self._new_trial(self.generation, now)
         self._count_in(self._window)
         self._pending.trip = self._ahead = False  # this pod is now open on its own
 
     def forked(self) -> None:
         """Become another pod: pending reports and running calls belong to the parent."""
-        if isinstance(self._window, Report):
+        if isinstance(self._window, BreakerReport):
             self._window.drop()
         self._pending = PendingReports()
         self._running.clear()
@@ -464,7 +468,7 @@ class BreakerMirror(BreakerModel):
 
     @property
     def _counts(self) -> bool:
-        return self.state is State.CLOSED and self.away is None
+        return self.state is BreakerState.CLOSED and self.away is None
 
     def _follow(self, standing: BreakerStanding, now: float) -> None:
         self._pending.drop()
@@ -486,13 +490,13 @@ class BreakerMirror(BreakerModel):
             self._cast(now, renew=True)
         elif consecutive is not None and self._streak >= consecutive:
             # Open here immediately: many calls would get through before the store answers.
-            self._open_here(Cause.TRIPPED, now)
+            self._open_here(BreakerCause.TRIPPED, now)
             pending.trip = True
             self._share.soon()
-        elif isinstance(self._window, Report) and self._window.bad >= self._urgent:
+        elif isinstance(self._window, BreakerReport) and self._window.bad >= self._urgent:
             self._share.hurry(now)
 
-    def _open_here(self, cause: Cause, now: float) -> None:
+    def _open_here(self, cause: BreakerCause, now: float) -> None:
         """Open in this pod; the store counts the opens, and decides how long the break is."""
         self._open(cause, now)
         self._ahead = True
@@ -503,13 +507,13 @@ class BreakerMirror(BreakerModel):
         if self._pending.cast(self._is_bad(now), now, renew_after):
             self._share.soon()
 
-    def _move(self, cause: Cause, now: float) -> None:
+    def _move(self, cause: BreakerCause, now: float) -> None:
         super()._move(cause, now)
         self._pending.drop()
 
     def _bring_evidence(self, message: dict[str, Any], now: float) -> None:
         """Report once why this pod opened while it was alone, like all counts."""
-        if isinstance(self._window, Report):
+        if isinstance(self._window, BreakerReport):
             seen = self._window.since_mark(now)
             message["report"] = [at_once(seen)] if any(seen) else []
             self._window.mark(now)

@@ -23,7 +23,7 @@ from weakref import WeakMethod, ref
 from seawall._forks import survives_fork
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.settings import BreakerSettings
-from seawall.models.breaker.state import BreakerModel, Refusal, State, Ticket
+from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
 from seawall.redis.breaker.mirror import FULL_FOR, BreakerMirror, SentReports
 from seawall.redis.breaker.wire import (
     MOST_CALLS,
@@ -159,7 +159,7 @@ class SharedBreakers:
 
     def answered(
         self, mirror: BreakerMirror, standing: BreakerStanding, granted: str
-    ) -> Ticket | Refusal:
+    ) -> Ticket | BreakerRefusal:
         """Return what the store's answer means for a call."""
         now = self.owner.now()
         with self.owner.mutex:
@@ -169,7 +169,7 @@ class SharedBreakers:
         self._tell([mirror])
         return answer
 
-    def unanswered(self, mirror: BreakerMirror, id_: str, cause: str) -> Ticket | Refusal:
+    def unanswered(self, mirror: BreakerMirror, id_: str, cause: str) -> Ticket | BreakerRefusal:
         """Decide about a call for which the store gives no answer."""
         now = self.owner.now()
         with self.owner.mutex:
@@ -273,7 +273,9 @@ class SharedBreakers:
         self._tell(due)
 
     def _is_due(self, mirror: BreakerMirror, time: float) -> bool:
-        idle = self._keyed and mirror.state is State.CLOSED and not (mirror.used or mirror.away)
+        idle = (
+            self._keyed and mirror.state is BreakerState.CLOSED and not (mirror.used or mirror.away)
+        )
         waited = time - mirror.polled_at
         return (mirror.dirty and not mirror.suspect) or waited >= (POLL_IDLE if idle else POLL)
 
@@ -561,7 +563,7 @@ class BreakerAdmission:
         """Ask the store."""
         self._asking.publish(wake)
 
-    def claim(self) -> Ticket | Refusal:
+    def claim(self) -> Ticket | BreakerRefusal:
         """Return what a model's `admit` would."""
         try:
             answer = self._asking.claim()

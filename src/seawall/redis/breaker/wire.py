@@ -11,7 +11,7 @@ from seawall._redaction import printable
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.probes import Probes, Ramp, SlowStart
 from seawall.models.breaker.settings import BreakerSettings
-from seawall.models.breaker.state import Cause, State, Told
+from seawall.models.breaker.state import BreakerCause, BreakerState, Told
 
 MICROSECONDS: Final = 1_000_000
 LONGEST: Final = 2**52
@@ -36,8 +36,8 @@ _LONGEST_PUSH: Final = 4096
 _LONGEST_NAME: Final = 100
 _DIGITS: Final = 16
 
-_CAUSES: Final = {cause.value: cause for cause in Cause}
-_STATES: Final = {state.value: state for state in State}
+_CAUSES: Final = {cause.value: cause for cause in BreakerCause}
+_STATES: Final = {state.value: state for state in BreakerState}
 
 
 class BreakerStanding(NamedTuple):
@@ -45,11 +45,11 @@ class BreakerStanding(NamedTuple):
 
     lineage: str
     epoch: int
-    state: State
+    state: BreakerState
     left: float
     """Remaining seconds of the break."""
     opens: int
-    cause: Cause | Told
+    cause: BreakerCause | Told
     age: float = 0.0
     """Seconds since it was last closed."""
     failure: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seawall.models.rate.rule import Rule
+    from seawall.models.rate.rule import RateRule
     from seawall.redis.store import StoreCore
     from seawall.runtime.store import LimitShare
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def shared_limits(
     store: StoreCore,
     name: str,
-    rules: Sequence[Rule[Any]],
+    rules: Sequence[RateRule[Any]],
     *,
     sharing: str,
     batch: int | None,
-    rerule: Callable[[Iterable[Rule[Any]]], None],
+    rerule: Callable[[Iterable[RateRule[Any]]], None],
     **options: Any,
 ) -> LimitShare:
     """Return the limits kept under `name`, with that kind of sharing; see `LimitStore`."""

@@ -13,7 +13,7 @@ from weakref import finalize, ref
 from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock
 from seawall.errors import StoreUnavailable
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.redis.keys import key_part
 from seawall.redis.limits.wire import (
     SCRIPT,
@@ -50,7 +50,7 @@ class SharedLimits:
         self,
         store: StoreCore,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         *,
         on_store_failure: str,
         changed: Callable[[str, str, str], None],
@@ -86,7 +86,7 @@ class SharedLimits:
         """Amount that may be taken beyond each limit: none, since the store decides each time."""
         return ()
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Use other numbers from now on; what was taken under the old ones is not given back."""
         if script_settings(rules) == self._settings:
             return

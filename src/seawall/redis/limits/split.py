@@ -17,7 +17,7 @@ from weakref import finalize, ref
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import whole_microseconds
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.redis.limits.shared import SharedLimits
 from seawall.runtime.layers import Kind
@@ -42,16 +42,16 @@ class SplitLimits(SharedLimits):
         self,
         store: StoreCore,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         *,
-        rerule: Callable[[Iterable[Rule[Any]]], None],
+        rerule: Callable[[Iterable[RateRule[Any]]], None],
         **options: Any,
     ) -> None:
         """Make the meters follow this pod's part, by `rerule`."""
         self._rerule = rerule
         self._mutex = Mutex()
         self._clock: Clock | None = None
-        self._parts: list[Rule[Any] | None] = []
+        self._parts: list[RateRule[Any] | None] = []
         self._pods = 0
         """Number of pods among which the limits are divided; 0: this pod has no part yet."""
         self._whole = True
@@ -63,7 +63,7 @@ class SplitLimits(SharedLimits):
 
     # Settings
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Divide other numbers from now on."""
         check_divisible(self.sharing, rules)
         super().configure(rules)
@@ -85,7 +85,7 @@ class SplitLimits(SharedLimits):
         self._rerule(self._divided(clock))
         self.known()
 
-    def _divided(self, clock: Clock) -> Iterator[Rule[Any]]:
+    def _divided(self, clock: Clock) -> Iterator[RateRule[Any]]:
         """Yield this pod's parts, as of the first `next`: the meters are locked then.
 
         So two threads that see changes at the same time apply them in order, whichever comes first.
@@ -104,7 +104,7 @@ class SplitLimits(SharedLimits):
             self._whole = False
         yield from parts
 
-    def _nobody_before(self, part: Rule[Any], count: int) -> bool:
+    def _nobody_before(self, part: RateRule[Any], count: int) -> bool:
         """Return whether no other pod can have spent anything that still matters."""
         quiet = self.store.pods.quiet
         return count == 1 and (quiet is None or quiet >= 2 * part.rate.period)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate.rates import EXACT
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from seawall.redis.keys import key_part
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt
@@ -151,7 +151,7 @@ class LimitTerms:
         self,
         store: StoreCore,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         settle: Callable[[Receipt, Sequence[int | None]], None],
     ) -> None:
         """Ask for what is kept under `name`; `settle` gives back what no caller wants any more."""
@@ -202,7 +202,7 @@ class LimitTerms:
 
 # Arguments of the script
 
-_CODES: Final[dict[str, type[Rule[Any]]]] = {
+_CODES: Final[dict[str, type[RateRule[Any]]]] = {
     "t": TokenBucket,
     "l": LeakyBucket,
     "f": FixedWindow,
@@ -211,11 +211,11 @@ _CODES: Final[dict[str, type[Rule[Any]]]] = {
 }
 
 
-def _code(rule: Rule[Any]) -> str:
+def _code(rule: RateRule[Any]) -> str:
     return next(code for code, kind in _CODES.items() if isinstance(rule, kind))
 
 
-def _numbers(rule: Rule[Any]) -> str:
+def _numbers(rule: RateRule[Any]) -> str:
     bucket = rule if isinstance(rule, Bucket) else None
     tolerance = rule.tolerance if isinstance(rule, TokenBucket) else 0
     numbers = (
@@ -228,12 +228,12 @@ def _numbers(rule: Rule[Any]) -> str:
     return f'["{_code(rule)}",{",".join(map(str, numbers))}]'
 
 
-def script_settings(rules: Sequence[Rule[Any]]) -> str:
+def script_settings(rules: Sequence[RateRule[Any]]) -> str:
     """Return the numbers of all limits, in the script's format."""
     return f"[{','.join(map(_numbers, rules))}]"
 
 
-def describe(rules: Sequence[Rule[Any]]) -> str:
+def describe(rules: Sequence[RateRule[Any]]) -> str:
     """Return the numbers of all limits as text, for comparing."""
     return "; ".join(
         f"{type(rule).__name__} {rule.rate.limit} in {rule.rate.period / 1e6:g} s"

@@ -10,7 +10,7 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import seconds_left
 from seawall.models.backoff import Backoff, as_backoff
-from seawall.models.contention import QUICK, Lost, Update, drop, optimistic_steps
+from seawall.models.contention import QUICK, Lost, OptimisticUpdate, drop, optimistic_steps
 from seawall.runtime.driver import Steps, adrive, drive, sleep_async, wait_sync
 from seawall.runtime.functions import kind_of
 
@@ -106,7 +106,7 @@ def _begin(
 ) -> tuple[tuple[type[Exception], ...], Clock, Steps[Any]]:
     """Check the arguments; return the errors that mean a conflict, the clock, and the steps."""
     check.plain_function("change", change, "what takes time is for read()")
-    update = Update(
+    update = OptimisticUpdate(
         check.function("read", read),
         change,
         check.function("write", write),

@@ -22,7 +22,7 @@ from seawall.runtime.layers import Host
 from seawall.runtime.recent import service_time
 from seawall.runtime.stats import Stats
 from seawall.runtime.threads import ThreadDriver
-from seawall.runtime.workers import Job, WorkerPool
+from seawall.runtime.workers import ThreadJob, WorkerPool
 
 
 class ExecutorHost:
@@ -53,7 +53,7 @@ class ClosableThreads(WorkerPool):
         """Whether no work runs or waits."""
         return not self._shared.taken
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: ThreadJob) -> bool:
         """Accept the job as any pool does, unless it is closing."""
         with self._shared.lock:
             return self.state == "open" and super().submit(job)
@@ -219,7 +219,7 @@ class Errand(ThreadDriver):
         done: Callable[[], object],
         *,
         in_task: bool,
-    ) -> tuple[Job, float | None]:
+    ) -> tuple[ThreadJob, float | None]:
         def ended() -> None:
             done()
             # Needed here too: a caller whose loop was closed never calls `look` itself.
@@ -227,7 +227,7 @@ class Errand(ThreadDriver):
 
         return super()._submit(inner, args, kwargs, ended, in_task=in_task)
 
-    def _give_up(self, job: Job, error: BaseException) -> None:
+    def _give_up(self, job: ThreadJob, error: BaseException) -> None:
         left = self.pool.give_up(job)
         if left is not True:
             self.host.stats.cancelled += 1

@@ -11,9 +11,9 @@ from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.events import ResourceLeaked
 from seawall.events.bus import emit
-from seawall.models.pooling import PoolSettings, Usage
+from seawall.models.pooling import PoolSettings, PoolUsage
 from seawall.resources.pool.stock import Resource, Stock
-from seawall.runtime.recent import Recent
+from seawall.runtime.recent import RecentStats
 from seawall.runtime.slots import AnonymousSlots
 
 LOOK_EVERY: Final = 0.25
@@ -36,12 +36,12 @@ class Upkeep:
         self.due = now + LOOK_EVERY
         """When the next upkeep is due."""
         self.counts: Counter[str] = Counter()
-        self.uses = Usage(now)
-        self.waits = Usage(now)
+        self.uses = PoolUsage(now)
+        self.waits = PoolUsage(now)
         self.used: list[float] = []
         """Durations of borrows that are not yet counted in `uses`."""
         self.waited: list[float] = []
-        self.median = Recent(self._median)
+        self.median = RecentStats(self._median)
         """Recent median duration of a borrow; None if unknown."""
         self._refusals_seen = 0
         self._folding = Lock()

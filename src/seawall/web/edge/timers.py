@@ -16,7 +16,7 @@ from seawall.web.edge.passage import Passage
 if TYPE_CHECKING:
     import asyncio
 
-    from seawall.policies.timeout.async_flow import Lane
+    from seawall.policies.timeout.async_flow import ExpiryQueue
 
 
 class RequestTimers:
@@ -31,7 +31,7 @@ class RequestTimers:
         survives_fork(self)
 
     def _begin_afresh(self) -> None:
-        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, ExpiryQueue] = {}
         """Lane of each serving loop, each with its own timer."""
         self.known: tuple[int, Any] = (-1, None)
         """The lane used last, and the thread in which its loop was seen to run; -1 where the thread
@@ -39,7 +39,7 @@ class RequestTimers:
         3.11, asking for the current task takes two system calls: see `_expiry`."""
         self.last = 0.0
 
-    def find(self) -> tuple[Lane, asyncio.Task[Any]]:
+    def find(self) -> tuple[ExpiryQueue, asyncio.Task[Any]]:
         """Return the lane of the running loop, and the task to cancel."""
         task = current_task() or running_task()
         loop = task.get_loop()
@@ -52,12 +52,12 @@ class RequestTimers:
             self.known = thread, lane
         return lane, task
 
-    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
-        from seawall.policies.timeout.async_flow import Lane
+    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
+        from seawall.policies.timeout.async_flow import ExpiryQueue
 
         for other in [known for known in list(self._lanes) if known.is_closed()]:
             self._lanes.pop(other, None)
-        lane = self._lanes[loop] = Lane(loop, self._clock, 0.0)
+        lane = self._lanes[loop] = ExpiryQueue(loop, self._clock, 0.0)
         return lane
 
     def start(self, passage: Passage, deadline: DeadlineScope, reserve: float | None) -> None:

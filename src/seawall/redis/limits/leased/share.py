@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize, ref
 
 from seawall.clock import SYSTEM, Clock
-from seawall.models.rate.batches import Bound, Lot, batch_for, bound_of, lease_of
-from seawall.models.rate.rule import Rule
+from seawall.models.rate.batches import ExcessBound, Lot, batch_for, bound_of, lease_of
+from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import check_divisible
 from seawall.redis.keys import key_part
 from seawall.redis.limits.leased.purses import (
@@ -81,7 +81,7 @@ class LeasedLimits(SharedLimits):
         self,
         store: StoreCore,
         name: str,
-        rules: Sequence[Rule[Any]],
+        rules: Sequence[RateRule[Any]],
         *,
         batch: int | None = None,
         **options: Any,
@@ -120,7 +120,7 @@ class LeasedLimits(SharedLimits):
 
     # Settings
 
-    def configure(self, rules: Sequence[Rule[Any]]) -> None:
+    def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Use other numbers from now on; what was granted under the old ones is given back."""
         check_divisible(self.sharing, rules)
         for rule in rules:
@@ -188,7 +188,7 @@ class LeasedLimits(SharedLimits):
             self.batches = tuple(batch_for(rule, pods.count) if known else 1 for rule in rules)
 
     @property
-    def bounds(self) -> tuple[Bound, ...]:
+    def bounds(self) -> tuple[ExcessBound, ...]:
         """What the batches mean for each limit."""
         pods = self.store.pods.count
         together = zip(self.terms.rules, self.batches, strict=True)
