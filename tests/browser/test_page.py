@@ -301,6 +301,46 @@ def test_other_pods_are_as_old_as_they_are_said_to_be(open_page: Opening):
     guard.close()
 
 
+class _Many:
+    """Many pods with many guards."""
+
+    def __init__(self) -> None:
+        with closing(Watcher(pod="pod-00")) as watcher:
+            view = watcher.sample()
+        pods = [{**view["pod"], "name": f"pod-{number:02}"} for number in range(1, 8)]
+        self.told = [{**view, "pod": pod} for pod in pods]
+
+    async def views(self) -> list[Any]:
+        return self.told
+
+
+def test_a_large_page_has_cells_only_near_the_screen(open_page: Opening):
+    """A band gets its cells when it comes near, loses them far away, and keeps what is in use."""
+    guards = [Guard(f"guard-{number:02}", Breaker(consecutive=5)) for number in range(40)]
+    with running(pods=_Many()) as service:
+        page = open_page(service.url)
+        until_live(page)
+        first, last = band(page, "guard-00"), band(page, "guard-39")
+        page.locator(".jump-one", has_text="guard-00").click()
+        first.locator(".cell-in").first.wait_for()
+        assert page.locator(".band").count() >= len(guards)
+        assert last.locator(".cell").count() == 0
+        height = first.bounding_box()["height"]  # type: ignore[index]
+        page.locator(".jump-one", has_text="guard-39").click()
+        last.locator(".cell-in").first.wait_for()
+        page.wait_for_function(
+            "() => !document.querySelector('[data-guard=guard-00]').querySelector('.cell')"
+        )
+        assert abs(first.bounding_box()["height"] - height) <= 1  # type: ignore[index]
+        last.locator("summary").first.click()
+        page.locator(".jump-one", has_text="guard-00").click()
+        first.locator(".cell-in").first.wait_for()
+        assert last.locator("details[open]").count() == 1
+        assert 0 < page.locator(".cell-in").count() < 120
+    for guard in guards:
+        guard.close()
+
+
 def test_what_a_layer_offers_is_there_as_soon_as_it_is_opened(service: Service, open_page: Opening):
     """Whoever opens a layer and is quick with Tab finds its buttons: they are drawn at once."""
     page = open_page(service.url)

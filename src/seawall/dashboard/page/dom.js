@@ -152,3 +152,13 @@ export class Keyed {
     return false;
   }
 }
+
+// Milliseconds after which a page that was scrolled rests.
+const RESTS = 150;
+let scrolledAt = -Infinity;
+document.addEventListener("scroll", () => (scrolledAt = performance.now()), { passive: true, capture: true });
+
+/** Whether the page is being scrolled: then drawing waits, so that no frame is late. */
+export function isScrolling() {
+  return performance.now() - scrolledAt < RESTS;
+}

@@ -1,6 +1,6 @@
 // The guards: a band for each name, and in it the pods side by side.
 
-import { Keyed, clean, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
+import { Keyed, clean, isScrolling, list, make, number, rank, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
 import { amount, asOf, counted, latency, percent, roundUp, span } from "./format.js";
 import { fillLegend, highest, latencyChart, outcomesChart, statesChart, windowOf } from "./charts.js";
 import { callRate, Hours, mostCalls, OUTCOMES } from "./past.js";
@@ -8,8 +8,10 @@ import { stackPart } from "./stack.js";
 
 const LATENCIES = ["p50", "p95", "p99"];
 
-// Only cells within half a screen of what is seen are drawn. Others are drawn when they come near:
-// thousands of charts that nobody sees would take all of the time that scrolling needs.
+// Only charts near the screen are drawn, and a large page has cells only in bands near the screen.
+// Thousands of cells would take all of the time that scrolling needs.
+const LARGE = 120; // Cells from which on a page is large.
+const page = { large: false };
 const near = new WeakMap();
 const redraw = new WeakMap();
 const watching = new IntersectionObserver(
@@ -19,11 +21,22 @@ const watching = new IntersectionObserver(
       if (entry.isIntersecting) drawSoon(entry.target);
     }
   },
-  { rootMargin: "60% 100%" },
+  { rootMargin: "60% 0px", scrollMargin: "0px 30%" },
+);
+
+// A band gets its cells within a screen of what is seen, and loses them three screens away.
+const bandsOfNodes = new WeakMap();
+const coming = new IntersectionObserver(
+  (entries) => entries.forEach((one) => one.isIntersecting && bandsOfNodes.get(one.target)?.approach()),
+  { rootMargin: "100% 0px" },
+);
+const leaving = new IntersectionObserver(
+  (entries) => entries.forEach((one) => one.isIntersecting || bandsOfNodes.get(one.target)?.leave()),
+  { rootMargin: "300% 0px" },
 );
 
 // Cells are drawn in slices, those near the screen first: a frame has 16 ms for all there is to do.
-const SLICE = 6; // Milliseconds of a frame.
+const SLICE = 4; // Milliseconds of a frame; one cell while the page is scrolled.
 const waiting = { near: new Set(), far: new Set() };
 let drawing = false;
 
@@ -36,7 +49,7 @@ function drawSoon(node) {
 }
 
 function drawSlice() {
-  const until = performance.now() + SLICE;
+  const until = performance.now() + (isScrolling() ? 0.5 : SLICE);
   for (const nodes of [waiting.near, waiting.far]) {
     for (const node of nodes) {
       if (performance.now() >= until) break;
@@ -74,8 +87,8 @@ function numbers(names) {
   return { node: make("dl", "numbers", parts), set: (name, text) => setText(values.get(name), text) };
 }
 
-/** One guard on one pod. */
-function cellPart() {
+/** What a cell shows. */
+function cellContent(node) {
   const mark = shape();
   const pod = make("h4");
   const stale = make("span", "tag stale");
@@ -91,17 +104,14 @@ function cellPart() {
   const quantiles = numbers(LATENCIES);
   const latencyFigure = figure("latency", "latency", latencies, [quantiles.node]);
   const stack = stackPart();
-  const node = make("article", "cell", [
+  node.append(
     make("div", "cell-in", [
       make("header", "cell-head", [pod, stale, make("span", "state-of", [mark.node, state]), also]),
       lastError,
       make("div", "charts", [stripFigure.node, outcomesFigure.node, latencyFigure.node]),
       stack.node,
     ]),
-  ]);
-  watching.observe(node);
-  let before = null;
-  let last = null;
+  );
 
   function drawCharts({ guard, past, at, frame }, tops) {
     const over = `over the last ${span(frame.length)}`;
@@ -114,7 +124,7 @@ function cellPart() {
     latencies.update(at, past, frame, tops.seconds, `Latency ${over}; now ${now}`);
   }
 
-  function drawCell(one, topsOf, alone) {
+  return function drawCell(one, topsOf, alone) {
     const { guard, view } = one;
     const tone = toneOf(guard.tone);
     const operable = view.operable && one.operator;
@@ -137,21 +147,37 @@ function cellPart() {
     setHidden(stripFigure.node, one.past.breaker.every((known) => known === null));
     stack.update(guard, { pod: view.pod.name, guard: guard.name, operable });
     if (near.get(node) === true) drawCharts(one, topsOf());
-  }
+  };
+}
 
-  redraw.set(node, () => last && drawCell(...last));
+/** One guard on one pod. */
+function cellPart() {
+  const node = make("article", "cell");
+  let drawCell = null;
+  let before = null;
+  let last = null;
+  watching.observe(node);
+  redraw.set(node, () => {
+    if (last === null) return;
+    if (drawCell === null) {
+      drawCell = cellContent(node);
+      node.parentElement?.setAttribute("data-drawn", "");
+    }
+    drawCell(...last);
+  });
   return {
     node,
     close() {
       watching.unobserve(node);
       redraw.delete(node);
+      for (const nodes of Object.values(waiting)) nodes.delete(node);
     },
     update(one, topsOf, alone) {
       const { guard, view } = one;
       last = [one, topsOf, alone];
       const operable = view.operable && one.operator;
       const now = [guard.tone, guard.state, guard.breaker, view.stale, operable, alone, one.frame.length].join(" ");
-      if (near.get(node) !== true && now === before) return;
+      if (near.get(node) !== true && (now === before || (page.large && drawCell === null))) return;
       before = now;
       drawSoon(node);
     },
@@ -170,9 +196,6 @@ function bandSummary(cells) {
   return { tone: toneOf(worst.guard.tone), state: word + where, calls };
 }
 
-// Pods beside each other from which on most of them are out of sight: those are not laid out.
-const MANY = 6;
-
 /** One guard on all pods that have it. */
 function bandPart(first) {
   const mark = shape();
@@ -189,10 +212,49 @@ function bandPart(first) {
     { tabindex: "-1" },
   );
   node.dataset.guard = clean(first.name, 80);
+  let isNear = false;
+  let used = false; // Somebody scrolled the pods: they stay as they are.
+  let last = null;
+  cells.addEventListener("scroll", () => (used = true), { passive: true, once: true });
+
+  function updateCells() {
+    // One scale for all pods: what is side by side is to be compared. Made when it is needed.
+    let tops = null;
+    const topsOf = () =>
+      (tops ??= {
+        calls: roundUp(Math.max(...last.cells.map((one) => mostCalls(one.past)))),
+        seconds: roundUp(Math.max(...last.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
+      });
+    keyed.update(last.cells, (one) => one.view.pod.name, topsOf, last.alone);
+  }
+
+  bandsOfNodes.set(node, {
+    approach() {
+      if (isNear) return;
+      isNear = true;
+      updateCells();
+    },
+    leave() {
+      const open = used || node.contains(document.activeElement) || node.querySelector("details[open]");
+      if (!isNear || !page.large || open) return;
+      isNear = false;
+      cells.style.setProperty("--height", `${cells.offsetHeight}px`);
+      cells.removeAttribute("data-drawn");
+      keyed.update([], () => "");
+    },
+  });
+  coming.observe(node);
+  leaving.observe(node);
   return {
     node,
     near: () => [...cells.children].some((cell) => near.get(cell) === true),
+    close() {
+      coming.unobserve(node);
+      leaving.unobserve(node);
+      keyed.update([], () => "");
+    },
     update(band) {
+      last = band;
       const { tone, state: word, calls: sum } = bandSummary(band.cells);
       mark.set(tone);
       setTone(node, tone);
@@ -201,16 +263,9 @@ function bandPart(first) {
       setHidden(edge, !band.cells.some((one) => one.guard.edge));
       setText(state, word);
       setText(calls, `${amount(sum)} calls/s`);
-      // One scale for all pods: what is side by side is to be compared. Made when it is needed.
-      let tops = null;
-      const topsOf = () =>
-        (tops ??= {
-          calls: roundUp(Math.max(...band.cells.map((one) => mostCalls(one.past)))),
-          seconds: roundUp(Math.max(...band.cells.map((one) => Math.max(highest([one.past.p99]), highest([one.past.p50]))))),
-        });
       setAttribute(node, "data-pods", band.cells.length > 1 ? "several" : "one");
-      setAttribute(cells, "data-many", band.cells.length > MANY ? "yes" : "no");
-      keyed.update(band.cells, (one) => one.view.pod.name, topsOf, band.alone);
+      isNear ||= !page.large;
+      if (isNear) updateCells();
     },
   };
 }
@@ -321,6 +376,7 @@ export function guardsPart() {
   function show() {
     const [message, pasts] = shownLast;
     bands = bandsOf(message.views, pasts, hours, message.at, message.operator !== null, list(message.extra?.first), broken);
+    page.large = bands.reduce((sum, band) => sum + band.cells.length, 0) > LARGE;
     keyed.update(bands, (band) => band.name);
     drawSlice(); // All of a small page.
     jump.update(bands, (band) => band.name);

@@ -3,7 +3,7 @@
 // Other scripts of this dashboard have `window.seawall`: `subscribe(fn)` calls `fn(message)` for
 // each message and returns how to end it; `post(route, body)` posts with the session's token.
 
-import { setAttribute, setHidden, setName, setText, setTone } from "./dom.js";
+import { isScrolling, setAttribute, setHidden, setName, setText, setTone } from "./dom.js";
 import { counted, moment } from "./format.js";
 import { guardsPart } from "./guards.js";
 import { listen } from "./keys.js";
@@ -72,11 +72,25 @@ function show() {
   safely(() => work.update(last));
 }
 
+const LONGEST = 3000; // Milliseconds for which a page that is scrolled on and on is not updated.
+let waitsSince = null;
+
+/** Show the last message when the page rests. */
+function showSoon() {
+  const waits = isScrolling() && performance.now() - (waitsSince ??= performance.now()) < LONGEST;
+  if (waits) {
+    setTimeout(showSoon, 100);
+    return;
+  }
+  waitsSince = null;
+  // A page that nobody sees only keeps count.
+  if (!document.hidden) show();
+}
+
 function take(message) {
   last = message;
   safely(() => pasts.take(message));
-  // A page that nobody sees only keeps count.
-  if (!document.hidden) show();
+  if (waitsSince === null) showSoon();
   for (const tell of subscribers) safely(() => tell(message));
 }
 
