@@ -443,6 +443,11 @@ class Family:
             return f"{head}; no stack is known before the first key"
         return f"{head}, each with its own\n{member.explain()}"
 
+    def dangers(self) -> list[str]:
+        """Return what is dangerous in the stack that each key has."""
+        member = next(iter(self._all().values()), None)
+        return [] if member is None else member.dangers()
+
     def _all(self) -> dict[Hashable, Guard]:
         members = self.guards()
         if self._others is not None:

@@ -561,14 +561,20 @@ class Guard:
         lines = [f"guard {self.name!r}, outermost first:"]
         lines += [f"{'  ' * depth}{policy!r}" for depth, policy in enumerate(self.policies, 1)]
         lines += self._expected()
-        found = list(rules.switched())
-        found += rules.dangers(self.name, self.policies, idempotent=self.idempotent)
-        found += rules.nested_retries(self, registry.guards())
-        found += self._dangers
+        found = self.dangers()
         if found:
             lines += ["take care:", *(f"  - {danger}" for danger in found)]
             lines.append(f"recommended order: {rules.RECOMMENDED}")
         return "\n".join(lines)
+
+    def dangers(self) -> list[str]:
+        """Return what is dangerous in the stack, each with its remedy."""
+        return [
+            *rules.switched(),
+            *rules.dangers(self.name, self.policies, idempotent=self.idempotent),
+            *rules.nested_retries(self, registry.guards()),
+            *self._dangers,
+        ]
 
     def _expected(self) -> list[str]:
         """Return load on the dependency and share of served calls, at growing failure rates."""

@@ -325,15 +325,22 @@ def snapshot_with(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def explain() -> str:
     """Return every guard's `explain()`, and the dangers of the process as a whole."""
     texts = [one.explain() for one in _everyone()]
-    found = list(_made_too_often())
-    found += [
-        f"{entry.kind} {entry.name!r}: {danger}"
-        for thing, entry in entered()
-        for danger in getattr(thing, "dangers", list)()
-    ]
+    found = process_dangers()
     if found:
         texts.append("\n".join(["in this process, take care:", *(f"  - {one}" for one in found)]))
     return "\n\n".join(texts) or "no guards are alive in this process"
+
+
+def process_dangers() -> list[str]:
+    """Return the dangers of the process as a whole, and of what is no guard."""
+    return [
+        *_made_too_often(),
+        *(
+            f"{entry.kind} {entry.name!r}: {danger}"
+            for thing, entry in entered()
+            for danger in getattr(thing, "dangers", list)()
+        ),
+    ]
 
 
 def _made_too_often() -> Iterator[str]:

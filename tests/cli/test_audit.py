@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seawall.cli import main
+from tests.cli.top_worlds import served, state
 
 BAD = "import requests, time\nrequests.get(url)\nasync def ask():\n    time.sleep(1)\n"
 
@@ -116,3 +117,65 @@ def test_plain_text_without_rich(
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["audit"]) == 1
     assert "SW101" in capsys.readouterr().out
+
+
+# --- A running process ---
+
+FINDINGS = [
+    {"path": "guard 'a'", "rule": "SW701", "message": "Timeout(9)", "write": "1"},
+    {"path": "guard 'b'", "rule": "SW703", "message": "no call", "write": "it"},
+]
+
+
+def test_a_process_is_asked_at_its_dashboard(capsys: pytest.CaptureFixture[str]):
+    """Its findings are shown with the names of its guards, and chosen like others."""
+    routes = {"audit?connections=100&pods=4": state({"findings": FINDINGS})}
+    with served(**routes) as (url, asked):
+        arguments = ["--connections", "100", "--pods", "4", "--header", "X-Key: secret"]
+        assert main(["audit", "--url", url, *arguments, "--ignore", "SW703"]) == 1
+    output = capsys.readouterr().out
+    assert output.startswith("guard 'a': SW701 timeout-far-above-latency: Timeout(9)\n")
+    assert output.endswith("1 finding in the process: SW701 1\n")
+    assert [one["x-key"] for one in asked] == ["secret"]
+
+
+def test_a_process_without_findings(capsys: pytest.CaptureFixture[str]):
+    """Nothing found is status 0."""
+    with served(audit=state({"findings": []})) as (url, _):
+        assert main(["audit", "--url", url]) == 0
+    assert capsys.readouterr().out == "nothing found in the process\n"
+
+
+def test_the_findings_of_a_process_have_a_baseline(tmp_path: Path):
+    """A service that was told once need not be told each day."""
+    known = str(tmp_path / "known.json")
+    with served(audit=state({"findings": FINDINGS})) as (url, _):
+        assert main(["audit", "--url", url, "--write-baseline", known]) == 0
+        assert main(["audit", "--url", url, "--baseline", known]) == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, [], {"findings": 3}, {"findings": [3]}, {"findings": [{"rule": "SW1"}]}]
+)
+def test_other_servers_are_no_dashboards(answer: object, capsys: pytest.CaptureFixture[str]):
+    """What is no audit is an error, and not a clean process."""
+    with served(audit=state(answer)) as (url, _):
+        assert main(["audit", "--url", url]) == 2
+    assert capsys.readouterr().err.startswith("seawall audit: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "http://127.0.0.1:1/x", "src"], "leave out paths"),
+        (["--connections", "3"], "go with --url"),
+        (["--url", "http://127.0.0.1:1/x", "--pods", "3"], "--pods goes with --connections"),
+        (["--url", "http://127.0.0.1:1/x"], "nothing listens there"),
+    ],
+)
+def test_mistakes_about_a_process(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    """Options that do not fit together, and a process that is not there, are status 2."""
+    assert main(["audit", *arguments]) == 2
+    assert message in capsys.readouterr().err

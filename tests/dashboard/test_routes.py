@@ -39,6 +39,7 @@ class Paged(Shown):
         ("/state", "application/json"),
         ("/state/", "application/json"),
         ("/session", "application/json"),
+        ("/audit", "application/json"),
     ],
 )
 @pytest.mark.parametrize("root", ["", "/seawall", "/a/b/"])

@@ -2,7 +2,8 @@
 
     seawall audit src/
 
-reads source without importing it; see `docs/audit.md`. Each name is loaded when it is used.
+reads source without importing it, and `audit_process()` the guards of this process; see
+`docs/audit.md`. Each name is loaded when it is used.
 """
 
 from seawall._lazy import lazily
@@ -11,18 +12,21 @@ TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
     from seawall.audit.engine import audit_files, audit_source
     from seawall.audit.findings import RULES, Finding, Rule
+    from seawall.audit.process import audit_process
 
 __all__ = [
     "RULES",
     "Finding",
     "Rule",
     "audit_files",
+    "audit_process",
     "audit_source",
 ]
 
 _HOMES = {
     "audit.engine": "audit_files audit_source",
     "audit.findings": "Finding RULES Rule",
+    "audit.process": "audit_process",
 }
 """Public names by the module that defines them."""
 

@@ -136,6 +136,49 @@ _ALL: Final = (
         "A guard made for one call has learnt nothing: its breaker is always closed, its limits"
         " are never reached, its budget is always full.",
     ),
+    Rule(
+        "SW701",
+        "timeout-far-above-latency",
+        "warning",
+        "A call that hangs holds its worker for many times as long as it would normally take.",
+    ),
+    Rule(
+        "SW702",
+        "danger-in-stack",
+        "warning",
+        "The order or the settings of the policies do not do what they look like.",
+    ),
+    Rule(
+        "SW703",
+        "guard-never-called",
+        "note",
+        "Either nothing uses it, or what it should guard is called past it.",
+    ),
+    Rule(
+        "SW704",
+        "budget-never-spent",
+        "note",
+        "A budget that never refuses anything, while many calls are retried, does not limit them.",
+    ),
+    Rule(
+        "SW705",
+        "limit-never-reached",
+        "note",
+        "A limit far above what is ever used does not protect the dependency on the day when it"
+        " matters.",
+    ),
+    Rule(
+        "SW706",
+        "hedge-never-wins",
+        "warning",
+        "Second copies are load without a gain: the first one is always faster.",
+    ),
+    Rule(
+        "SW707",
+        "pools-exceed-server",
+        "error",
+        "When all pods are busy the server refuses connections, for everybody.",
+    ),
     Rule("SW900", "unreadable-file", "error", "What cannot be read cannot be audited."),
     Rule(
         "SW901",
@@ -172,6 +215,12 @@ class Finding(NamedTuple):
         """Identity that survives changes elsewhere in the file."""
         text = "\0".join((self.rule.id, self.path, self.context or self.message))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def process_finding(rule: str, place: str, message: str, write: str) -> Finding:
+    """Return a finding in a running process. Its numbers differ each time, its words do not."""
+    words = " ".join(word for word in message.split() if word.isalpha())
+    return Finding(place, 0, 0, RULES[rule], message, write, context=words)
 
 
 def in_order(finding: Finding) -> tuple[str, int, int, str, str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from seawall.audit.findings import RULES, Finding
+from seawall.audit.findings import RULES, Finding, process_finding
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+MOST_FINDINGS: Final = 10_000
+"""Maximum number of findings that are read from another process."""
+
 _ANNOTATIONS: Final = {"error": "error", "warning": "warning", "note": "notice"}
 
 
@@ -19,8 +22,8 @@ class Report(NamedTuple):
     """What an audit has found."""
 
     findings: Sequence[Finding]
-    files: int
-    """Number of files, or of guards and other objects of a process."""
+    files: int | None
+    """Number of files; None for a process."""
     known: int = 0
     """Number of findings that the baseline has."""
 
@@ -53,7 +56,17 @@ def as_text(report: Report) -> str:
 
 def as_json(report: Report) -> str:
     """Return the report as JSON, with one object for each finding."""
-    findings = [
+    table = {
+        "files": report.files,
+        "known": report.known,
+        "findings": as_table(report.findings),
+    }
+    return json.dumps(table, indent=2) + "\n"
+
+
+def as_table(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Return findings as plain data."""
+    return [
         {
             "path": one.path,
             "line": one.line,
@@ -66,10 +79,22 @@ def as_json(report: Report) -> str:
             "write": one.write,
             "fingerprint": one.fingerprint,
         }
-        for one in report.findings
+        for one in findings
     ]
-    table = {"files": report.files, "known": report.known, "findings": findings}
-    return json.dumps(table, indent=2) + "\n"
+
+
+def read_table(table: object) -> list[Finding]:
+    """Return the findings that another process told; raise ValueError if it told none."""
+    if not isinstance(table, list):
+        raise ValueError("it has no list of findings")  # noqa: TRY004 - data, not an argument
+    return [_read(one) for one in table[:MOST_FINDINGS]]
+
+
+def _read(one: object) -> Finding:
+    if not isinstance(one, dict) or one.get("rule") not in RULES:
+        raise ValueError("it tells a finding of an unknown rule: is it of another version?")
+    path, message, write = (str(one.get(key, ""))[:1000] for key in ("path", "message", "write"))
+    return process_finding(one["rule"], path, message, write)
 
 
 def as_sarif(report: Report) -> str:
@@ -151,10 +176,10 @@ def _summary(report: Report) -> str:
     counted = Counter(one.rule.id for one in report.findings)
     by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(counted.items()))
     known = f", {report.known} more in the baseline" if report.known else ""
+    where = "the process" if report.files is None else _counted(report.files, "file")
     if not found:
-        return f"nothing found in {_counted(report.files, 'file')}{known}"
-    files = _counted(report.files, "file")
-    return f"{_counted(found, 'finding')} in {files}{known}: {by_rule}"
+        return f"nothing found in {where}{known}"
+    return f"{_counted(found, 'finding')} in {where}{known}: {by_rule}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -203,7 +203,7 @@ COMMANDS: Final = {
         "seawall.cli.dead_letters",
     ),
     "audit": Command(
-        _audit, "what is unguarded in source code: timeouts, retries, bounds", "seawall.cli.audit"
+        _audit, "what is unguarded in source code, and what guards never do", "seawall.cli.audit"
     ),
     "simulate": Command(
         _simulate,

@@ -1,4 +1,4 @@
-"""`seawall audit`: what is unguarded in source code.
+"""`seawall audit`: what is unguarded in source code, and what the guards of a process show.
 
 Promises:
 - The code under audit is read, never imported or run.
@@ -14,14 +14,18 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 from seawall.audit.baseline import new_findings, read_baseline, write_baseline
 from seawall.audit.engine import audit_files
 from seawall.audit.findings import RULES, Finding
-from seawall.audit.outputs import FORMATS, Report, text_lines
+from seawall.audit.outputs import FORMATS, Report, read_table, text_lines
 
 CLEAN, FOUND = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
+
+HEADERS: Final = "SEAWALL_TOP_HEADER"
+"""The environment variable with further headers, one on each line; as for `seawall top`."""
 
 _STYLES: Final = {
     "error": "bold red",
@@ -44,6 +48,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.formatter_class = RawDescriptionHelpFormatter
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files and folders; by default, this folder")
+    add("--url", help="audit a running process, by the address of its dashboard")
+    add("--header", action="append", metavar="'NAME: VALUE'", help=f"with --url; or set {HEADERS}")
+    add("--connections", type=int, metavar="N", help="with --url: what the pools' server accepts")
+    add("--pods", type=int, metavar="N", help="with --connections: processes like that one")
     add("--format", choices=sorted(FORMATS), default="text", help="by default, text")
     add("--output", metavar="FILE", help="write to FILE, not to the standard output")
     add("--select", action="append", metavar="RULES", help="only these rules, by commas")
@@ -60,8 +68,9 @@ def main(args: Namespace) -> int:
     """Run the command, and return the exit status; a mistake raises ValueError or OSError."""
     if args.rules:
         return _list_rules()
+    _check_usage(args)
     wanted = _filter(args.select, args.ignore)
-    findings, files = _audited(args, wanted)
+    findings, files = _audited(args, wanted) if args.url is None else (_asked(args, wanted), None)
     if args.write_baseline is not None:
         written = write_baseline(args.write_baseline, findings)
         sys.stderr.write(f"seawall audit: {written} findings written to {args.write_baseline}\n")
@@ -81,6 +90,30 @@ def _audited(args: Namespace, wanted: Callable[[Finding], bool]) -> tuple[list[F
         files += 1
         findings += filter(wanted, found)
     return findings, files
+
+
+def _asked(args: Namespace, wanted: Callable[[Finding], bool]) -> list[Finding]:
+    """Return what the process at --url finds in itself."""
+    from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
+
+    lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
+    headers = dict(header_of(text) for text in lines if text.strip())
+    given = {"connections": args.connections, "pods": args.pods}
+    query = urlencode({name: number for name, number in given.items() if number is not None})
+    try:
+        answer = DashboardClient(place_of(args.url), headers).audit(f"?{query}" if query else "")
+    except Unreachable as error:
+        raise ValueError(str(error)) from error
+    return [finding for finding in read_table(answer["findings"]) if wanted(finding)]
+
+
+def _check_usage(args: Namespace) -> None:
+    if args.url is not None and (args.paths or args.tests or args.exclude):
+        raise ValueError("--url audits a process: leave out paths, --tests and --exclude")
+    if args.url is None and (args.header or args.connections or args.pods):
+        raise ValueError("--header, --connections and --pods go with --url")
+    if args.pods and not args.connections:
+        raise ValueError("--pods goes with --connections: write both, or neither")
 
 
 def _filter(

@@ -18,6 +18,7 @@ Routes:
     GET  /events       a message each `every` seconds, as server-sent events
     GET  /state        one message as JSON
     GET  /hours        the history of one guard over the last hour, or the last twelve, as JSON
+    GET  /audit        what the guards of this process show, against the checklist, as JSON
     GET  /session      the operator, and the token for actions
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
@@ -378,6 +379,17 @@ class Dashboard:
         body = to_json({"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods})
         await send_answer(send, 200, JSON, body, head=head)
 
+    async def _audit(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        from seawall.audit.outputs import as_table
+        from seawall.audit.process import audit_process
+
+        asked = {name: visit.query[name] for name in ("connections", "pods") if name in visit.query}
+        try:
+            findings = audit_process(**{name: int(number) for name, number in asked.items()})
+        except ValueError as error:
+            raise RequestRefused(400, "Bad request", str(error)[:500]) from error
+        await send_answer(send, 200, JSON, to_json({"findings": as_table(findings)}), head=head)
+
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
             await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
@@ -434,6 +446,7 @@ _READS: Final = {
     "events": "_events",
     "state": "_state",
     "hours": "_hours",
+    "audit": "_audit",
     "session": "_session",
 }
 """The read routes by path, with the method that answers."""

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from seawall.cli.top.messages import NotADashboard, legible, parse
+from seawall.cli.top.messages import NotADashboard, legible, parse, parse_audit
 from seawall.clock import Clock, current_clock
 from seawall.dashboard.bounds import LONGEST_TEXT
 from seawall.models.backoff import exponential
@@ -182,7 +182,14 @@ class DashboardClient:
 
     def once(self) -> dict[str, Any]:
         """Return the current message, or raise `Unreachable`."""
-        with self._asked("/state", "application/json") as answer:
+        return self._get("/state", parse)
+
+    def audit(self, query: str = "") -> dict[str, Any]:
+        """Return the audit of the process, or raise `Unreachable`."""
+        return self._get(f"/audit{query}", parse_audit)
+
+    def _get(self, route: str, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        with self._asked(route, "application/json") as answer:
             until = self._clock.now() + 2 * CONNECTING
             body = bytearray()
             while piece := answer.read1(_CHUNK):
@@ -193,7 +200,7 @@ class DashboardClient:
                     raise TimeoutError
             if answer.length:  # fewer bytes came than were announced
                 raise http.client.IncompleteRead(bytes(body))
-            return parse(bytes(body))
+            return read(bytes(body))
 
     def messages(self, told: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Yield each message as it comes, until `close`; reconnect as often as needed.

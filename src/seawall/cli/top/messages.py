@@ -74,12 +74,22 @@ class ParsedMessage(NamedTuple):
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Parse `text` as a JSON object, or raise `NotADashboard`."""
+    """Parse `text` as a message, or raise `NotADashboard`."""
+    return _parsed(text, "views")
+
+
+def parse_audit(text: str | bytes) -> dict[str, Any]:
+    """Parse `text` as the audit of a process, or raise `NotADashboard`."""
+    return _parsed(text, "findings")
+
+
+def _parsed(text: str | bytes, name: str) -> dict[str, Any]:
+    """Parse `text` as a JSON object with the list `name`."""
     try:
         raw = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise NotADashboard(_NOT_ONE) from error
-    if not isinstance(raw, dict) or not isinstance(raw.get("views"), list):
+    if not isinstance(raw, dict) or not isinstance(raw.get(name), list):
         raise NotADashboard(_NOT_ONE)
     return raw
 
