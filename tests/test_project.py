@@ -72,7 +72,11 @@ def test_wheel_holds_the_package_and_the_demo_and_nothing_else(wheel: Path):
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     assert {name.split("/")[0] for name in names} == {"seawall", "seawall_demo", metadata}
     assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")} <= names
-    assert {"seawall/py.typed", f"{metadata}/licenses/LICENSE"} <= names
+    assert {
+        "seawall/py.typed",
+        "seawall/audit/libraries.toml",
+        f"{metadata}/licenses/LICENSE",
+    } <= names
 
 
 def modules_after(statement: str) -> set[str]:

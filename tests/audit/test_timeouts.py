@@ -411,6 +411,9 @@ def test_waits_inside_the_process_are_found():
         lock.acquire()  #! SW103
         lock.acquire(timeout=3)
         lock.acquire(blocking=False)
+        def handshake():
+            fresh = threading.Lock()
+            fresh.acquire()
         subprocess.run(command)  #! SW103
         subprocess.run(command, timeout=60)
         with ThreadPoolExecutor() as pool:

@@ -19,7 +19,7 @@ def check(source: Source) -> Iterator[Finding]:
         if instead is None or isinstance(names.parents.get(call), ast.Await):
             continue
         if isinstance(function, ast.AsyncFunctionDef) and not (
-            _is_immediate(call) or _is_fresh_lock(source, call, function)
+            _is_immediate(call) or is_fresh_lock(source, call)
         ):
             message = f"{path}(...) blocks the event loop in async def {function.name}"
             yield source.finding("SW401", call, message, instead)
@@ -38,12 +38,12 @@ def _is_immediate(call: ast.Call) -> bool:
     )
 
 
-def _is_fresh_lock(source: Source, call: ast.Call, function: ast.AsyncFunctionDef) -> bool:
+def is_fresh_lock(source: Source, call: ast.Call) -> bool:
     """Return whether a lock is acquired that the same function has just made."""
     value = source.names.called(call)
     return (
         value is not None
         and value.path.endswith("Lock().acquire")
         and value.origin is not None
-        and source.names.function_of(value.origin) is function
+        and source.names.function_of(value.origin) is source.names.function_of(call) is not None
     )

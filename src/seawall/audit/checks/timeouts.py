@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from seawall.audit.checks.blocking import is_fresh_lock
 from seawall.audit.coverage import Coverage
 from seawall.audit.findings import Finding
 from seawall.audit.libraries import Wait
@@ -71,7 +72,11 @@ class _Timeouts:
                 yield from self._of_wait(call, value, wait)
                 continue
             wait = self._source.libraries.waits.get(path)
-            if wait is None or self._is_worker_loop(call, path):
+            if (
+                wait is None
+                or self._is_worker_loop(call, path)
+                or is_fresh_lock(self._source, call)
+            ):
                 continue
             if wait.library != "subprocess" or not _COMMANDS.search(self._source.path):
                 yield from self._of_wait(call, value, wait, rule="SW103")
