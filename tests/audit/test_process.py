@@ -14,17 +14,16 @@ from seawall import (
     Bulkhead,
     Guard,
     Hedge,
-    Pool,
     RateLimit,
     Retry,
     RetryBudget,
     Timeout,
-    VirtualClock,
     registry,
 )
 from seawall.audit import Finding, audit_process
-from seawall.clock import current_clock
+from seawall.clock import VirtualClock, current_clock
 from seawall.models.budget import SuccessDeposit
+from seawall.resources import Pool
 from seawall.testing import run_virtual, virtual_time
 
 STANDARD = {"on": (ConnectionError, TimeoutError), "timeout": 2.0}

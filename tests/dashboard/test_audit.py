@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from seawall import Breaker, Guard, Pool, registry
+from seawall import Breaker, Guard, registry
 from seawall.dashboard import Dashboard
+from seawall.resources import Pool
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import get
 

@@ -83,7 +83,7 @@ class _Bounds:
             return
         usual = path if name else f"{path.partition('.')[0]}.Queue"
         message = f"{path}() grows without a bound"
-        write = f"{usual}(maxsize=1000), or a Channel of seawall with a policy for overflow"
+        write = f"{usual}(maxsize=1000), or a seawall.resources.Channel, which says what overflows"
         yield self._source.finding("SW301", call, message, write)
 
     def _holds_few(self, call: ast.Call) -> bool:
@@ -231,7 +231,7 @@ class _Bounds:
         if self._source.libraries.blocking.get(target) is None or self._is_bounded(call, call):
             return
         message = f"{target} runs in the default executor, which everything shares"
-        write = "an IoPool(10) of seawall, or a ThreadBulkhead(10) in its guard, for this alone"
+        write = "seawall.resources.IoPool(10), or ThreadBulkhead(10) in its guard, for this alone"
         yield self._source.finding("SW304", call, message, write)
 
     def new_thread(self, call: ast.Call) -> Iterator[Finding]:
@@ -244,7 +244,7 @@ class _Bounds:
         ):
             return
         message = "a thread is started for each connection, without a limit"
-        write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall"
+        write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall.resources"
         yield self._source.finding("SW304", call, message, write)
 
 

@@ -249,8 +249,6 @@ class _Retries:
             yield self._source.finding("SW203", call, message, "budget=RetryBudget()")
         backoff = given.get("backoff")
         if isinstance(backoff, ast.Call) and self._source.called(backoff) in {
-            "seawall.constant",
-            "seawall.linear",
             "seawall.backoff.constant",
             "seawall.backoff.linear",
         }:
