@@ -14,6 +14,7 @@ from seawall import (
     Bulkhead,
     Guard,
     Hedge,
+    Policy,
     RateLimit,
     Retry,
     RetryBudget,
@@ -33,6 +34,7 @@ STANDARD = {"on": (ConnectionError, TimeoutError), "timeout": 2.0}
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without guards and pools of other tests, on a virtual clock."""
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
+    monkeypatch.setattr(registry, "counts", registry.Counts())
     with registry.emptied(), virtual_time():
         yield
 
@@ -87,6 +89,26 @@ def test_dangers_are_those_of_explain():
     findings = found("SW702")
     assert len(findings) == len(guard.dangers()) > 2
     assert all(one.message in explained and one.path == "guard 'vendor'" for one in findings)
+
+
+@pytest.mark.parametrize(
+    ("policies", "write"),
+    [
+        ([Breaker()], "Timeout(2.0) as the last policy, around each attempt"),
+        (
+            [Retry(on=ConnectionError, budget=RetryBudget()), Timeout(2.0)],
+            "add TimeoutError to on=, if it may be",
+        ),
+        (
+            [Timeout(9.0), Retry(on=TimeoutError, budget=RetryBudget())],
+            "add a shorter Timeout inside Retry",
+        ),
+    ],
+)
+def test_each_danger_says_what_to_write(policies: list[Policy], write: str):
+    """The remedy that the guard names, or the policy that is missing."""
+    Guard("vendor", *policies)
+    assert [one.write for one in found("SW702")] == [write]
 
 
 def test_attempts_longer_than_the_total_are_found():

@@ -37,6 +37,9 @@ RARE: Final = 0.01
 """Share of the hedges that must win for them to be worth their load."""
 
 _COUNTS: Final = ("succeeded", "failed", "cancelled", "rejected")
+_VERBS: Final = ("add ", "put ", "give ", "write ", "make ", "lower ", "name ", "retry ")
+"""How a remedy begins."""
+
 _LIMITS: Final = frozenset({"bulkhead", "thread_bulkhead", "rate_limit"})
 
 
@@ -177,5 +180,11 @@ def _calls(guard: Mapping[str, Any]) -> int:
 
 def _with_remedy(danger: str) -> tuple[str, str]:
     """Return a danger and what to write instead, which most of them end with."""
+    if "without Timeout" in danger:
+        return danger, "Timeout(2.0) as the last policy, around each attempt"
     message, separator, remedy = danger.rpartition("; ")
-    return (message, remedy) if separator else (danger, f"in this order: {RECOMMENDED}")
+    if not separator:
+        message, _, remedy = danger.rpartition(": ")
+        if not remedy.startswith(_VERBS):
+            return danger, f"the policies in this order: {RECOMMENDED}"
+    return message, remedy
