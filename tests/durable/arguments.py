@@ -48,8 +48,8 @@ from seawall.durable import (
     verify,
 )
 from seawall.durable.http.completion import RequestName
-from seawall.durable.jobs.records import JobClaim
 from seawall.durable.jobs.worker import JobHandle
+from seawall.jobs import Claim
 from seawall.web import Trust
 
 HUGE = 10**400
@@ -115,7 +115,7 @@ DATABASE = _database()
 POSTGRES = _database()
 POSTGRES.dialect = "postgres"
 JOB_ID = "00000000-0000-4000-8000-000000000000"
-JOB_CLAIM = JobClaim(JOB_ID, "acme", "report", 1, 1, 5, None, "owner", 0.0, "", 1.0)
+JOB_CLAIM = Claim(JOB_ID, None, 1, 1, 1.0, kind="report", scope="acme", owner="owner")
 CLAIM = KeyClaim("acme", "pay", b"x" * 32, "owner", 1)
 _ODD = Answer(99, [], b"")
 CONNECTION = object()

@@ -170,7 +170,7 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
             assert await worker.run_once() == 1
             assert await worker.run_once() == 1
             (letter,) = await later.adead()
-            assert letter[1:5] == (2, [1], {"note": "x"}, "ConnectionError: no route")
+            assert letter[1:4] == ([[1], {"note": "x"}], 2, "ConnectionError: no route")
             assert letter.traceback.startswith("Traceback (most recent call last):\n  File")
             assert letter.traceback.endswith("\nConnectionError: no route")
             await later.astore(2)
@@ -190,7 +190,7 @@ def test_in_the_end_it_is_a_dead_letter(opening: Opening):
             await worker.run_once()
             assert vendor.done == [(1, "x", None, None)]
             dead = await later.adead()
-            assert [d.args for d in dead] == [[2], [3]]
+            assert [d.payload for d in dead] == [[[2], {}], [[3], {}]]
             assert await later.adiscard(dead[1].id)
             assert await later.acleanup() == 0
             await at(database, 160_000_000)
@@ -256,7 +256,7 @@ def test_what_is_stored_may_be_anything(tmp_path: Path, call: str):
     source.run(lambda raw: raw.execute("UPDATE seawall_deferred_calls SET call = ?", [call]))
     asyncio.run(DeferredCallWorker(later, vendor.send).run_once())
     (letter,) = later.dead()
-    assert letter[1:] == (1, [], {}, "what is stored is no call", "")
+    assert letter[1:5] == (None, 1, "what is stored is no call", "")
     assert later.retry(letter.id)
     assert later.discard(letter.id)
     assert later.cleanup() == 0

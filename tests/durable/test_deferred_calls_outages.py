@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -32,12 +33,12 @@ def test_one_that_is_revived_does_not_overtake_the_one_at_work(opening: Opening)
             for order in range(2):
                 await later.astore(order)
             await worker.run_once()
-            (at_work,) = await worker._claims(1)
+            (at_work,) = await worker._claim(1)
             assert await later.aretry((await later.adead())[0].id)
-            assert await worker._claims(1) == []
-            await worker._report(at_work, None)
-            (revived,) = await worker._claims(1)
-            assert revived.position < at_work.position
+            assert await worker._claim(1) == []
+            await worker._report(at_work.claim, None)
+            (revived,) = await worker._claim(1)
+            assert json.loads(revived.claim.payload)[0] < json.loads(at_work.claim.payload)[0]
 
     asyncio.run(main())
 
@@ -210,6 +211,6 @@ def test_a_plain_function_that_raises_stop_iteration_has_failed(opening: Opening
             async with asyncio.timeout(10):
                 await worker.run_once()
             (letter,) = await later.adead()
-            assert letter.error == "RuntimeError: coroutine raised StopIteration"
+            assert letter.reason == "RuntimeError: coroutine raised StopIteration"
 
     asyncio.run(main())

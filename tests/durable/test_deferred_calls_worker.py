@@ -35,18 +35,18 @@ def test_a_crashed_worker_is_taken_over_and_refused(opening: Opening):
             second = DeferredCallWorker(later, vendor.send, lease=10)
             with idempotency_key("k"):
                 await later.astore(1)
-            (claim,) = await first._claims(1)
-            assert await second._claims(1) == []
+            (run,) = await first._claim(1)
+            claim = run.claim
+            assert await second._claim(1) == []
             await at(database, 9_999_999)
-            assert await second._claims(1) == []
+            assert await second._claim(1) == []
             assert not await later.adiscard(claim.id)
             await at(database, 10_000_000)
             assert await second.run_once() == 1
             assert vendor.done == [(1, "", "k", None)]
             assert not await first._change(claim, "renew", lease=10)
-            await first._report(claim, None)
-            await first._report(claim, ConnectionError("late"))
-            assert first.snapshot()["lost"] == 2
+            assert await first._report(claim, None) == "lost"
+            assert await first._report(claim, ConnectionError("late")) == "lost"
             assert (await later.acounts())["done"] == 1
 
     asyncio.run(main())
@@ -62,11 +62,11 @@ def test_a_call_that_kills_its_worker_ends_too(opening: Opening):
             worker = DeferredCallWorker(later, vendor.send, lease=1, attempts=2)
             await later.astore(1)
             for crash in (1, 2):
-                assert len(await worker._claims(1)) == 1
+                assert len(await worker._claim(1)) == 1
                 await at(database, crash * 1_000_000)
             await worker.run_once()
             (letter,) = await later.adead()
-            assert (vendor.done, "nobody told" in letter.error) == ([], True)
+            assert (vendor.done, "nobody told" in letter.reason) == ([], True)
 
     asyncio.run(main())
 
@@ -179,7 +179,7 @@ def test_the_lease_is_prolonged_while_it_runs(opening: Opening):
             await at(database, 100_000)
             await prolonged(700_000)
             await at(database, 200_000)
-            assert await DeferredCallWorker(later, slow)._claims(1) == []
+            assert await DeferredCallWorker(later, slow)._claim(1) == []
 
             def steal() -> Any:
                 yield TextQuery("UPDATE {deferred_calls} SET epoch = epoch + 1", {})
@@ -228,11 +228,11 @@ def test_an_outage_of_the_database_is_survived(
 
     monkeypatch.setattr(_later_worker, "sleep_async", no_time)
     caplog.set_level(logging.CRITICAL, "seawall")
-    (claim,) = asyncio.run(worker._claims(1))
+    (run,) = asyncio.run(worker._claim(1))
     with monkeypatch.context() as patch:
         patch.setattr(database, "arun", away)
         assert asyncio.run(worker.run_once()) == 0
-        asyncio.run(worker._do(claim))
+        asyncio.run(worker._work(run))
     assert (len(vendor.done), len(pauses)) == (1, _later_worker.TELLINGS - 1)
     assert worker.snapshot()["done"] == 0
     assert later.counts()["waiting"] == 1
@@ -254,11 +254,14 @@ class Seen(DeferredCallWorker):
         self.fenced = fenced
         self.latest: dict[str, int] = {}
 
-    async def _claims(self, most: int) -> list[Any]:
+    async def _claim(self, free: int) -> list[Any]:
+        runs = await super()._claim(free)
+        self.latest.update((run.claim.id, run.claim.fence) for run in runs)
+        return runs
+
+    async def _room(self, *, once: bool) -> int:
         self._resume_at = float("-inf")
-        claims = await super()._claims(most)
-        self.latest.update((claim.id, claim.epoch) for claim in claims)
-        return claims
+        return await super()._room(once=once)
 
     async def _change(self, claim: Any, what: str, **more: Any) -> bool:
         if self.fenced:
@@ -272,8 +275,8 @@ class Seen(DeferredCallWorker):
                 )
                 return bool((yield TextQuery(text, {"id": claim.id})))
 
-            told = await self.later.database.arun(steps)
-        assert told is (self.latest.get(claim.id) == claim.epoch)
+            told = await self.calls.database.arun(steps)
+        assert told is (self.latest.get(claim.id) == claim.fence)
         if told and what.startswith("done"):
             del self.latest[claim.id]
         return told
@@ -304,9 +307,9 @@ def none_lost(folder: Path, history: list[str], *, fenced: bool = True) -> None:
                 now += 1_000_000
                 database._now = str(now)
             elif what == "crash":
-                late += asyncio.run(worker._claims(1))
+                late += asyncio.run(worker._claim(1))
             elif what == "die" and late:  # it was not dead after all, and says how it went
-                asyncio.run(worker._report(late.pop(0), ConnectionError("late")))
+                asyncio.run(worker._report(late.pop(0).claim, ConnectionError("late")))
             elif what in ("fail", "refuse", "done"):
                 outcome = what
                 asyncio.run(worker.run_once())

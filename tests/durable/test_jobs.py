@@ -141,9 +141,9 @@ def test_the_life_of_a_job(opening: Opening):
             assert (claim.id, claim.payload, claim.attempt) == (made.id, {"n": 7}, 1)
             assert await jobs.aclaim(["report"], owner="v") == []
             held = await jobs._abeat(
-                "w", [steps.JobHeartbeat(claim.id, claim.epoch, 0.5, "half")], []
+                "w", [steps.JobHeartbeat(claim.id, claim.fence, 0.5, "half")], []
             )
-            assert held == {(claim.id, claim.epoch): False}
+            assert held == {(claim.id, claim.fence): False}
             seen = await jobs.aget(made.id, scope="acme")
             assert (seen.state, seen.progress, seen.message) == ("running", 0.5, "half")
             assert await jobs.asucceed(claim, {"total": "häuser"})
@@ -185,13 +185,13 @@ def test_a_dead_workers_job_is_taken_over_and_the_zombie_refused(opening: Openin
                 *(jobs.aclaim(["report"], 3, owner=f"w{n}") for n in range(8))
             )
             (claim,) = [claim for claims in taken for claim in claims]
-            assert claim.epoch == zombie.epoch + 1
+            assert claim.fence == zombie.fence + 1
             assert not await jobs.asucceed(zombie, "late")
             assert await jobs.afail(zombie, "late") is None
             assert await jobs.agive_back(zombie) is None
             assert (
                 await jobs._abeat(
-                    "zombie", [steps.JobHeartbeat(zombie.id, zombie.epoch, 0, "")], []
+                    "zombie", [steps.JobHeartbeat(zombie.id, zombie.fence, 0, "")], []
                 )
                 == {}
             )
@@ -576,9 +576,9 @@ class Both:
             await self.tell(operation, self.claims[value % len(self.claims)])
 
     async def tell(self, operation: str, claim: Any) -> None:
-        model, who = self.model, (self.now, claim.owner, claim.epoch)
+        model, who = self.model, (self.now, claim.owner, claim.fence)
         if operation == "renew":
-            beat = steps.JobHeartbeat(claim.id, claim.epoch, 0.0, "")
+            beat = steps.JobHeartbeat(claim.id, claim.fence, 0.0, "")
             assert bool(await self.jobs._abeat(claim.owner, [beat], [])) == model.renew(*who, LEASE)
         elif operation == "succeed":
             assert await self.jobs.asucceed(claim, 1) == model.succeed(*who, TTL)

@@ -472,11 +472,11 @@ def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
             (claim,) = await jobs.aclaim(["report"], owner=worker.owner)
             run = worker._running(claim)
             clock.advance(20.0)
-            assert await worker._beat_once([run])
+            assert await worker._renew([run])
             monkeypatch.setattr(jobs, "_abeat", away)
             for seconds, wanted in [(29.9, "nothing"), (0.1, "to stop")]:
                 clock.advance(seconds)
-                assert not await worker._beat_once([run])
+                assert not await worker._renew([run])
                 assert run.wanted == wanted
             assert run.handle.cancelled
 
@@ -613,9 +613,9 @@ def test_after_news_it_looks_often(postgres: Postgres, tmp_path: Path):
     naps: list[float] = []
 
     class Recording(JobWorker):
-        async def _news_within(self, event: Any, seconds: float) -> bool:
-            if event is self._looks:
-                return await super()._news_within(event, seconds)
+        async def _news_within(self, seconds: float, event: Any = None) -> bool:
+            if event is not None or self._stopped:
+                return await super()._news_within(seconds, event)
             naps.append(seconds)
             if (heard := next(told, None)) is None:
                 self.stop(0.0)

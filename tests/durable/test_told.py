@@ -310,8 +310,8 @@ def test_an_outage_is_said_once_and_says_no_parameters(
     asyncio.run(main())
     warnings = sorted(line for level, line in said() if level == "WARNING")
     assert warnings == [
+        "deferred calls 'mail': nothing can be claimed: Verbose: no such table",
         "jobs 'jobs': nothing can be claimed: Verbose: no such table",
-        "later 'mail': nothing can be claimed: Verbose: no such table",
         "outbox 'outbox': the database: Verbose: no such table",
     ]
 
@@ -340,7 +340,7 @@ def test_jobs_and_calls_that_fail_are_logged_at_each_attempt(
     for _ in range(3):
         asyncio.run(both())
     first = f"jobs 'jobs': job {job.id} ('report') failed at attempt"
-    second = f"later 'mail': call {call.id} failed at attempt"
+    second = f"deferred calls 'mail': call {call.id} failed at attempt"
     assert said() == [
         ("WARNING", f"{first} 1, tried again in 0 s: Verbose: no such table"),
         ("WARNING", f"{second} 1, tried again in 0 s: Verbose: no such table"),
@@ -351,7 +351,7 @@ def test_jobs_and_calls_that_fail_are_logged_at_each_attempt(
     assert "4111" not in caplog.text
     (letter,) = later.dead()
     ended = jobs.get(job.id, scope="acme")
-    for error, trace in [(letter.error, letter.traceback), (ended.error, ended.traceback)]:
+    for error, trace in [(letter.reason, letter.traceback), (ended.error, ended.traceback)]:
         assert error == "Verbose: no such table"
         assert trace.endswith("in work\n    raise Verbose\nVerbose: no such table")
     source.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from seawall import Breaker, RateLimit, RedisStore
 from seawall.clock import SystemClock
-from seawall.jobs import LocalQueue, Worker
+from seawall.jobs import Claim, LocalQueue, Worker
 from seawall.leases import Lease
 from seawall.redis import PriorityQueue
 from seawall.testing import FakeStore
@@ -228,5 +228,5 @@ SHARED: list[tuple[Any, ...]] = [
     ("Worker.run_sync(drain)", lambda x: _worker().run_sync(x), _SECONDS, "seconds"),
 ]
 
-SHOWN = frozenset(["Claim(granted)", "Claim(payload)", "Claim(lease)", "Claim(until)"])
+SHOWN = frozenset(f"Claim({name})" for name in Claim.__slots__)
 """What only queues make."""

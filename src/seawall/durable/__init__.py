@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from seawall.durable.database.leases import Fence
     from seawall.durable.database.migrations import amigrate, migrate
     from seawall.durable.database.sqlite import Sqlite
-    from seawall.durable.deferred.calls import DeadLetter, DeferredCall, DeferredCalls
+    from seawall.durable.deferred.calls import DeferredCall, DeferredCalls
     from seawall.durable.deferred.worker import DeferredCallWorker
     from seawall.durable.fifo.messages import FifoAck, FifoMessage, Gap, Skipped
     from seawall.durable.fifo.receiver import FifoReceiver, Received
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from seawall.durable.inbox import Inbox
     from seawall.durable.jobs.http_api import JobsApi
     from seawall.durable.jobs.jobs import Jobs
-    from seawall.durable.jobs.records import Job, JobClaim
+    from seawall.durable.jobs.records import Job
     from seawall.durable.jobs.worker import JobFunction, JobHandle, JobWorker
     from seawall.durable.outbox.dispatcher import Dispatcher
     from seawall.durable.outbox.events import (
@@ -88,7 +88,6 @@ __all__ = [
     "BlockedAggregate",
     "Database",
     "DeadEvent",
-    "DeadLetter",
     "DeferredCall",
     "DeferredCallWorker",
     "DeferredCalls",
@@ -113,7 +112,6 @@ __all__ = [
     "JetStream",
     "Job",
     "JobCancelled",
-    "JobClaim",
     "JobExpired",
     "JobFunction",
     "JobHandle",
@@ -161,12 +159,12 @@ _HOMES = {
     "durable.database.leases": "Fence",
     "durable.database.migrations": "amigrate migrate",
     "durable.database.sqlite": "Sqlite",
-    "durable.deferred": "DeadLetter DeferredCalls DeferredCallWorker DeferredCall",
+    "durable.deferred": "DeferredCalls DeferredCallWorker DeferredCall",
     "durable.fifo": "FifoAck FifoMessage FifoReceiver FifoSender Gap Received Skipped",
     "durable.http": "IdempotentRequests IdempotentRequest Reply RequestOutcome idempotent_request",
     "durable.idempotency": "Idempotency KeyEvent KeyRecord Once Single",
     "durable.inbox": "Inbox",
-    "durable.jobs": "Job JobClaim JobFunction JobHandle JobWorker Jobs",
+    "durable.jobs": "Job JobFunction JobHandle JobWorker Jobs",
     "durable.jobs.http_api": "JobsApi",
     "durable.outbox": "BlockedAggregate DeadEvent FromRow NewEvent Outbox OutboxEvent",
     "durable.outbox.dispatcher": "Dispatcher",

@@ -31,7 +31,15 @@ from seawall.jobs.encoding import (
     short_text,
     stored_reason,
 )
-from seawall.jobs.records import Claim, DeadLetter, JobStatus, QueueCall, QueueNotice, QueueSteps
+from seawall.jobs.records import (
+    Claim,
+    DeadLetter,
+    JobStatus,
+    QueueCall,
+    QueueNotice,
+    QueueSteps,
+    granted_claim,
+)
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import (
     OPENED,
@@ -424,13 +432,11 @@ class JobQueue:
                     try:
                         payload = decode(one.payload)
                     except (ValueError, RecursionError):
-                        reason = "the payload cannot be read"
-                        yield QueueNotice(
-                            QueueCall("nack", (one.id, one.fence, 0, reason, "fatal"))
-                        )
+                        args = (one.id, one.fence, 0, "the payload cannot be read", "fatal")
+                        yield QueueNotice(QueueCall("nack", args))
                         continue
                     # Counted from before the question, so that the lease expires here first.
-                    claims.append(Claim(one, payload, lease, now + lease))
+                    claims.append(granted_claim(one, payload, lease, now + lease))
                 now = self.clock.now()
                 if claims or ended() or (until is not None and until <= now):
                     return claims
@@ -601,17 +607,11 @@ class JobQueue:
     def _listing(self, limit: int) -> QueueSteps[list[DeadLetter]]:
         check.count("limit", limit, maximum=MOST_AT_ONCE)
         letters = yield QueueCall("dead", (limit,))
-        return [
-            DeadLetter(
-                one.id,
-                _read(one.payload),
-                one.priority,
-                one.attempts,
-                one.age / 1e6,
-                *read_reason(one.reason),
-            )
-            for one in letters
-        ]
+        found = []
+        for one in letters:
+            told = (one.id, _read(one.payload), one.attempts, *read_reason(one.reason))
+            found.append(DeadLetter(*told, one.priority, one.age / 1e6))
+        return found
 
     def _counting(self) -> QueueSteps[dict[str, Any]]:
         counts: QueueCounts = yield QueueCall("counts", ())

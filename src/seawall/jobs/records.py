@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from seawall.models.queue.jobs import JobGranted
@@ -28,43 +30,58 @@ QueueSteps: TypeAlias = Generator[QueueCall | QueueNotice | Waiter, Any, T]
 """An operation of a queue that returns a T."""
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
-    """A job claimed by a worker until its lease expires."""
+    """Work claimed by a worker until its lease expires: a job, or a deferred call."""
 
-    __slots__ = (
-        "age",
-        "attempt",
-        "fence",
-        "id",
-        "lease",
-        "payload",
-        "priority",
-        "time_left",
-        "until",
-        "waited",
-    )
-
-    def __init__(self, granted: JobGranted, payload: Any, lease: float, until: float) -> None:
-        """Copy the fields of the grant."""
-        self.id = granted.id
-        self.payload = payload
-        self.priority = granted.priority
-        self.attempt = granted.attempt
-        """Number of this attempt; 1 is the first."""
-        self.fence = granted.fence
-        """Fencing number, higher for each claim of the same job."""
-        self.age = granted.age / 1e6
-        """Seconds from the push to the claim."""
-        self.waited = granted.waited / 1e6
-        """Seconds from when the job first became claimable to the claim."""
-        self.time_left = granted.left / 1e6
-        """Seconds from the claim to the job's deadline."""
-        self.lease = lease
-        self.until = until
-        """When the lease expires by the queue's local clock, or a little earlier."""
+    id: str
+    payload: Any
+    attempt: int
+    """Number of this attempt; 1 is the first."""
+    fence: int
+    """Fencing number, higher for each claim of the same job."""
+    until: float
+    """When the lease expires by the local clock, or a little earlier."""
+    lease: float = 0.0
+    priority: int = 0
+    age: float = 0.0
+    """Seconds from the push to the claim."""
+    waited: float = 0.0
+    """Seconds from when the job first became claimable to the claim."""
+    time_left: float = inf
+    """Seconds from the claim to the job's deadline."""
+    kind: str = ""
+    """The kind of a job in a database."""
+    scope: str = ""
+    """The owner of a job in a database."""
+    key: str | None = None
+    """The idempotency key of a deferred call, and the tenant that made it."""
+    tenant: str | None = None
+    max_attempts: int = 0
+    owner: str = ""
+    """The worker that claimed a job in a database."""
+    progress: float = 0.0
+    message: str = ""
 
     def __repr__(self) -> str:
-        return f"<Claim {self.id}: attempt {self.attempt}, priority {self.priority}>"
+        kind = f"{self.kind}, " if self.kind else ""
+        return f"<Claim {self.id}: {kind}attempt {self.attempt}, priority {self.priority}>"
+
+
+def granted_claim(granted: JobGranted, payload: Any, lease: float, until: float) -> Claim:
+    """Return the claim of a job that the rules of a queue have granted."""
+    return Claim(
+        granted.id,
+        payload,
+        granted.attempt,
+        granted.fence,
+        until,
+        lease,
+        granted.priority,
+        granted.age / 1e6,
+        granted.waited / 1e6,
+        granted.left / 1e6,
+    )
 
 
 class JobStatus(NamedTuple):
@@ -84,16 +101,16 @@ class JobStatus(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A job that was given up."""
+    """A job or a deferred call that was given up."""
 
     id: str
     payload: Any
-    """None if the stored payload cannot be read."""
-    priority: int
+    """None if the stored payload cannot be read; of a deferred call `[args, kwargs]`."""
     attempts: int
-    age: float
-    """Seconds since it died."""
     reason: str
     """Why the last attempt failed: exception type and message, on one line."""
     traceback: str = ""
     """Traceback of the last attempt, redacted and shortened; empty if there is none."""
+    priority: int | None = None
+    age: float | None = None
+    """Seconds since it died, where that is known."""

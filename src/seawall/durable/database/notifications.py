@@ -26,7 +26,7 @@ class NotificationListener:
     """Calls `heard` at each notification on a channel."""
 
     def __init__(
-        self, channel: str, connect: Callable[[], Awaitable[Any]], heard: Callable[[], None]
+        self, channel: str, connect: Callable[[], Awaitable[Any]], heard: Callable[[], object]
     ) -> None:
         """Listen on the connection that `connect` opens, of asyncpg or psycopg (async)."""
         if not callable(connect):

@@ -5,7 +5,7 @@
 fallbacks.
 """
 
-from seawall.durable.deferred.calls import DeadLetter, DeferredCall, DeferredCalls
+from seawall.durable.deferred.calls import DeferredCall, DeferredCalls
 from seawall.durable.deferred.worker import DeferredCallWorker
 
-__all__ = ["DeadLetter", "DeferredCall", "DeferredCallWorker", "DeferredCalls"]
+__all__ = ["DeferredCall", "DeferredCallWorker", "DeferredCalls"]

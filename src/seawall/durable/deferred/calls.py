@@ -26,6 +26,7 @@ from seawall.durable.database.connections import Query
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
 from seawall.errors import DeferredCallsFull
+from seawall.jobs import DeadLetter
 from seawall.runtime.driver import Steps
 
 WAITING, DONE, DEAD = 0, 1, 2
@@ -50,19 +51,6 @@ class DeferredCall(NamedTuple):
     def degraded(self) -> bool:
         """Always True."""
         return True
-
-
-class DeadLetter(NamedTuple):
-    """A call that was given up, with its error."""
-
-    id: str
-    attempts: int
-    args: list[Any]
-    kwargs: dict[str, Any]
-    error: str
-    """Why the last attempt failed: exception type and message, on one line."""
-    traceback: str = ""
-    """Traceback of the last attempt, redacted and shortened; empty if there is none."""
 
 
 class DeferredCalls:
@@ -202,8 +190,9 @@ class DeferredCalls:
         rows = yield Query("deferred_calls.dead_letters", {"queue": self.name, "most": most})
         letters = []
         for found, attempts, call, error in rows:
-            args, kwargs = decoded(call) or ([], {})
-            letters.append(DeadLetter(found, attempts, args, kwargs, *split_report(error or "")))
+            arguments = decoded(call)
+            payload = None if arguments is None else list(arguments)
+            letters.append(DeadLetter(found, payload, attempts, *split_report(error or "")))
         return letters
 
     async def aretry(self, dead: str) -> bool:

@@ -38,7 +38,6 @@ from seawall.durable.jobs.operations import (
 )
 from seawall.durable.jobs.records import (
     Job,
-    JobClaim,
     is_id,
     key_digest,
     name_of,
@@ -50,7 +49,7 @@ from seawall.durable.jobs.records import (
 from seawall.errors import TimedOut, UnknownJob
 from seawall.events import JobDied
 from seawall.events.bus import emit
-from seawall.jobs import WorkItem, WorkPage
+from seawall.jobs import Claim, WorkItem, WorkPage
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import page_request
 from seawall.models.durable_jobs import HEAD_START, LOST, LOWEST
@@ -465,29 +464,29 @@ class Jobs:
             lambda batch: steps.sweeping("forget", {"most": batch}),
         )
 
-    def claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
+    def claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[Claim]:
         """Claim the next jobs of these kinds for `owner`, up to `count`, for the lease."""
         begun = self.clock.now()
         return self._claimed(self.database.run(self._claiming(kinds, count, owner)), owner, begun)
 
-    async def aclaim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[JobClaim]:
+    async def aclaim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[Claim]:
         """Async twin of `claim`."""
         begun = self.clock.now()
         taken = await self.database.arun(self._claiming(kinds, count, owner))
         return self._claimed(taken, owner, begun)
 
-    def succeed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
+    def succeed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
         """End a job with its result; return False if refused: another worker holds the job now."""
         return self._told(claim, self._run(self._succeeding(claim, result, message))) is not None
 
-    async def asucceed(self, claim: JobClaim, result: Any = None, message: str = "") -> bool:
+    async def asucceed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
         """Async twin of `succeed`."""
         told = await self.database.arun(self._succeeding(claim, result, message))
         return self._told(claim, told) is not None
 
     def fail(
         self,
-        claim: JobClaim,
+        claim: Claim,
         error: str | BaseException,
         *,
         delay: float = 0.0,
@@ -506,7 +505,7 @@ class Jobs:
 
     async def afail(
         self,
-        claim: JobClaim,
+        claim: Claim,
         error: str | BaseException,
         *,
         delay: float = 0.0,
@@ -519,12 +518,12 @@ class Jobs:
         state = await self.database.arun(lambda: steps.telling("fail", told))
         return self._failed(claim, told, state)
 
-    def give_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
+    def give_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
         """Give a job back as if it had not been started; return its state, or None if refused."""
         told = self._returning(claim, delay)
         return self._told(claim, self._run(lambda: steps.telling("give_back", told)))
 
-    async def agive_back(self, claim: JobClaim, *, delay: float = 0.0) -> str | None:
+    async def agive_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
         """Async twin of `give_back`."""
         told = self._returning(claim, delay)
         return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
@@ -565,7 +564,7 @@ class Jobs:
         name_of("owner", owner)
         return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
 
-    def _claimed(self, taken: list[ClaimedRow], owner: str, begun: float) -> list[JobClaim]:
+    def _claimed(self, taken: list[ClaimedRow], owner: str, begun: float) -> list[Claim]:
         """Return the claims that are ours; the other jobs have ended without attempts left."""
         claims = []
         for one in taken:
@@ -575,9 +574,22 @@ class Jobs:
                     self._died(one.id, one.attempt, LOST)
                 self.bells.ring(one.id)
                 continue
-            ours = (one.id, one.scope, one.kind, one.epoch, one.attempt, one.max_attempts)
-            until = begun + self.lease
-            claims.append(JobClaim(*ours, one.payload, owner, one.progress, one.message, until))
+            claims.append(
+                Claim(
+                    one.id,
+                    one.payload,
+                    one.attempt,
+                    one.epoch,
+                    begun + self.lease,
+                    self.lease,
+                    kind=one.kind,
+                    scope=one.scope,
+                    max_attempts=one.max_attempts,
+                    owner=owner,
+                    progress=one.progress,
+                    message=one.message,
+                )
+            )
         self._count("claimed", len(claims))
         return claims
 
@@ -585,12 +597,12 @@ class Jobs:
         fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}
         emit(JobDied, self.name, **fields)
 
-    def _holding(self, claim: JobClaim) -> dict[str, Any]:
-        if not isinstance(claim, JobClaim):
+    def _holding(self, claim: Claim) -> dict[str, Any]:
+        if not isinstance(claim, Claim):
             raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
-        return {"id": claim.id, "owner": claim.owner, "epoch": claim.epoch}
+        return {"id": claim.id, "owner": claim.owner, "epoch": claim.fence}
 
-    def _succeeding(self, claim: JobClaim, result: Any, message: str) -> Operation[str | None]:
+    def _succeeding(self, claim: Claim, result: Any, message: str) -> Operation[str | None]:
         stored = result_of(result, self.max_result)
         told = {**self._holding(claim), "result": stored.body, "result_type": stored.content_type}
         told |= {"ttl": self._ttl, "message": shown(message)}
@@ -598,7 +610,7 @@ class Jobs:
 
     def _failing(
         self,
-        claim: JobClaim,
+        claim: Claim,
         error: str | BaseException,
         delay: float,
         *,
@@ -616,16 +628,16 @@ class Jobs:
             "message": shown(message),
         }
 
-    def _failed(self, claim: JobClaim, told: dict[str, Any], state: str | None) -> str | None:
+    def _failed(self, claim: Claim, told: dict[str, Any], state: str | None) -> str | None:
         if self._told(claim, state) == "failed":
             self._died(claim.id, claim.attempt, *split_report(told["error"]))
         return state
 
-    def _returning(self, claim: JobClaim, delay: float) -> dict[str, Any]:
+    def _returning(self, claim: Claim, delay: float) -> dict[str, Any]:
         told = {**self._holding(claim), "ttl": self._ttl}
         return {**told, "delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
 
-    def _told(self, claim: JobClaim, state: str | None) -> str | None:
+    def _told(self, claim: Claim, state: str | None) -> str | None:
         if state is None:
             self._count("refused_late")
         else:

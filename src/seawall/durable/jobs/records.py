@@ -1,4 +1,4 @@
-"""Records of jobs: a job, a claim; and how they are stored."""
+"""Records of jobs, and how they are stored."""
 
 from __future__ import annotations
 
@@ -74,28 +74,6 @@ class Job(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Job {self.id}: {self.kind} {self.state}, attempt {self.attempts}>"
-
-
-class JobClaim(NamedTuple):
-    """A job claimed by a worker until the lease expires."""
-
-    id: str
-    scope: str
-    kind: str
-    epoch: int
-    """Fencing number, higher for each claim of the same job."""
-    attempt: int
-    """Number of this attempt; 1 is the first."""
-    max_attempts: int
-    payload: Any
-    owner: str
-    progress: float
-    message: str
-    until: float
-    """When the lease expires by the local clock, or a little earlier."""
-
-    def __repr__(self) -> str:
-        return f"<JobClaim {self.id}: {self.kind}, attempt {self.attempt}>"
 
 
 # Decoding

@@ -1,0 +1,410 @@
+"""The loop of every worker: claim work as slots become free, execute it, renew claims, stop.
+
+Promises:
+
+- At most `concurrency` items of work run at once.
+- A claim is never cut off in the middle, or its work would be blocked for a whole lease.
+- Stopping finishes what it can within the grace period, gives the rest back, and ends in any case.
+- While the store is unreachable, the loop keeps trying.
+
+A subclass claims (`_claim`), executes and reports (`_execute`), and renews (`_renew`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+from seawall import _checks as check
+from seawall._failures import described
+from seawall.clock import Clock
+from seawall.jobs.records import Claim
+from seawall.models.backoff import Backoff, as_backoff, full_jitter
+from seawall.resources.executors.executors import IoPool
+from seawall.runtime.stop_signals import run_until_signal
+
+if TYPE_CHECKING:
+    import asyncio
+
+OUTAGE: Final = full_jitter(0.05, cap=2.0)
+"""Backoff while the store does not answer."""
+PAUSE: Final = 1.0
+"""Pause in seconds where nothing says how long to wait, or if the user's backoff fails."""
+LOOK: Final = 1.0
+"""Seconds between two looks at what changes without notice, such as the end of a thread."""
+TELLING: Final = 2.0
+"""Seconds after the grace period for reporting outcomes; then the worker ends in any case."""
+LEAVING: Final = 0.1
+"""Seconds for cancelled tasks to end; tasks that still run then are abandoned."""
+INSTANT: Final = 1e-6
+"""Waits shorter than this are skipped."""
+
+Backoffs = Backoff | float | Iterable[float] | Callable[[int], float] | None
+"""What a worker takes for its `backoff`."""
+
+
+class WorkRun:
+    """One item of work that a worker is executing."""
+
+    def __init__(self, claim: Claim, *, in_thread: bool = False) -> None:
+        """Start; `in_thread` says that a thread executes it, which cannot be stopped."""
+        self.claim = claim
+        self.in_thread = in_thread
+        self.task: asyncio.Task[None] | None = None
+        self.wanted: Literal["nothing", "to cancel", "to return", "to stop"] = "nothing"
+        self.begun = False
+        """Whether the function was called, which makes this an attempt."""
+        self.settling = False
+        """Whether the work has ended, and only the report remains."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.claim!r}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is no longer this worker's."""
+        return self.wanted == "to stop"
+
+    @property
+    def to_return(self) -> bool:
+        """Whether the work is to be given back."""
+        return self.wanted == "to return"
+
+    def lose(self) -> None:
+        """Stop the work, because another worker owns it now."""
+        already, self.wanted = self.wanted, "to stop"
+        if already in ("nothing", "to cancel"):
+            self._interrupt()
+
+    def give_back(self) -> None:
+        """Stop the work and give it back. A thread runs on: its work is free after the lease."""
+        if self.wanted in ("nothing", "to cancel"):
+            self.wanted = "to return"
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        # Do not cancel the report of finished work: it has its own time limit.
+        if self.task is not None and not self.settling:
+            self.task.cancel()
+
+
+R = TypeVar("R", bound=WorkRun)
+
+
+class WorkerLoop(Generic[R]):
+    """Base of the workers of queues, jobs in a database and deferred calls."""
+
+    _once_raises = True
+    """Whether a single claim raises if the store does not answer, rather than start nothing."""
+
+    def __init__(
+        self, clock: Clock, *, concurrency: int, backoff: Backoffs, rng: Random | None
+    ) -> None:
+        """Execute up to `concurrency` items at once, with pauses of `backoff` after failures."""
+        self.concurrency = check.count("concurrency", concurrency, maximum=500)
+        self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
+        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._clock = clock
+        self._pool: IoPool | None = None
+        self._runs: set[R] = set()
+        self._counts: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        self._beats: asyncio.Event | None = None
+        self._halt: asyncio.Event | None = None
+        self._stopped = False
+        self._end_at = self._tell_until = inf
+        self._resume_at = -inf
+
+    # What a subclass does
+
+    async def _claim(self, free: int) -> list[R]:
+        """Claim up to `free` items of work; raise if the store does not answer."""
+        raise NotImplementedError
+
+    async def _execute(self, run: R) -> str:
+        """Execute and report one item; return the name of its outcome."""
+        raise NotImplementedError
+
+    async def _renew(self, runs: list[R]) -> bool:
+        """Renew the claims of running work; return False if the store did not answer."""
+        raise NotImplementedError
+
+    def _beat_after(self, *, answered: bool) -> float:
+        """Return the seconds until the next renewal; fewer if the last one was not answered."""
+        raise NotImplementedError
+
+    async def _pause(self, claimed: int) -> None:
+        """Wait for more work, after fewer items were claimed than there are slots."""
+
+    def _unreachable(self, error: Exception) -> None:
+        """Note that nothing could be claimed; raise `error` if trying again makes no sense."""
+
+    def _reached(self) -> None:
+        """Note that the store answered."""
+
+    def _background(self) -> list[asyncio.Task[Any]]:
+        """Start tasks that run beside the loop until it ends."""
+        return []
+
+    def _notified(self) -> AbstractContextManager[Any]:
+        """Return a block during which news of the store wakes this worker."""
+        return nullcontext()
+
+    def _interrupt_claim(self) -> None:
+        """End a claim that waits for work, because the worker was stopped."""
+
+    def _lost_threads(self) -> int:
+        """Return how many slots are occupied by threads that were given up."""
+        return 0
+
+    # Running
+
+    async def run(self) -> None:
+        """Execute work until `stop` is called. A stopped worker cannot be restarted.
+
+        If cancelled, it gives running work back and ends.
+        """
+        if self._loop is None and self._stopped:
+            return
+        await self._session(once=False)
+
+    def run_sync(self, drain: float = 10.0) -> None:
+        """Execute work in this thread until `stop` is called; for programs without an event loop.
+
+        In the main thread, SIGTERM and SIGINT stop the worker too: the first signal by
+        `stop(drain)`, a second one by `stop(0)`. A signal for which the program has its own handler
+        is left alone.
+        """
+        run_until_signal(self.run, self.stop, drain)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Claim no more; give running work `grace` seconds, then give the rest back.
+
+        Callable from any thread or signal handler. `run` returns when all is done, at most three
+        seconds after the grace period, whatever functions and the store do. Work that was given
+        back can be claimed at once, and has lost no attempt. A function that does not end (a thread
+        cannot be stopped, and a coroutine may ignore its cancellation) keeps its work until the
+        lease expires. If `stop` is called again, the earlier end counts.
+        """
+        seconds = check.seconds("grace", grace, zero=True)
+        self._end_at = min(self._end_at, self._clock.now() + seconds)
+        self._stopped = True
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._halted)
+            except RuntimeError:
+                pass  # the loop is closed, so the worker has stopped
+
+    def _halted(self) -> None:
+        if self._halt is not None and self._news is not None:
+            self._news.set()
+            if not self._halt.is_set():
+                self._halt.set()
+                self._interrupt_claim()
+
+    def _wake(self) -> bool:
+        """Look for work at once. Callable from any thread."""
+        return self._set(self._news)
+
+    def _set(self, event: asyncio.Event | None) -> bool:
+        loop = self._loop
+        if loop is None or event is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(event.set)
+        except RuntimeError:
+            return False  # the loop is closed, so the worker has stopped
+        return True
+
+    async def _news_within(self, seconds: float, event: asyncio.Event | None = None) -> bool:
+        """Wait for news (work ended, there is work, stopped) or `event`; return whether it came."""
+        import asyncio
+
+        waited = self._news if event is None else event
+        assert waited is not None  # noqa: S101 - set before any task starts
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await waited.wait()
+        except TimeoutError:
+            pass
+        came = waited.is_set()
+        waited.clear()
+        return came
+
+    async def _nap(self, seconds: float) -> None:
+        """Sleep for `seconds`, or until stopped."""
+        until = self._clock.now() + seconds
+        while not self._stopped and (left := until - self._clock.now()) > INSTANT:
+            await self._news_within(left)
+
+    async def _session(self, *, once: bool) -> int:
+        """Run until stopped, or for one claim; return how many items were started.
+
+        The renewals run from the first claim to the last report.
+        """
+        import asyncio
+
+        if self._loop is not None:
+            raise RuntimeError(f"{self!r} runs already: make another {type(self).__name__}")
+        self._loop = asyncio.get_running_loop()
+        self._news, self._beats, self._halt = (asyncio.Event() for _ in range(3))
+        with self._notified():
+            fetching = asyncio.create_task(self._fetch(once=once))
+            beating = asyncio.create_task(self._beat())
+            halting = asyncio.create_task(self._halt.wait())
+            aside = [beating, halting, *([] if once else self._background())]
+            try:
+                tasks = [fetching, beating, halting]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                while once and self._runs and not self._stopped:
+                    await self._news_within(LOOK)
+            finally:
+                if not self._stopped and (not once or not fetching.done() or self._runs):
+                    self.stop(0.0)  # cancelled or failed: no grace period
+                try:
+                    await self._wind_up(fetching, *aside)
+                finally:
+                    self._loop = self._news = self._beats = self._halt = None
+                    pool, self._pool = self._pool, None
+                    if pool is not None:
+                        pool.close(0.0)
+        for task in (beating, fetching):
+            if task.done() and not task.cancelled():
+                task.result()  # raise if it failed rather than stopped
+        return fetching.result() if fetching.done() and not fetching.cancelled() else 0
+
+    async def _fetch(self, *, once: bool) -> int:
+        """Claim work as slots become free, until stopped; with `once`, a single time."""
+        begun = 0
+        outages = OUTAGE.delays(self._rng.random)
+        while free := await self._room(once=once):
+            try:
+                runs = await self._claim(free)
+            except Exception as error:
+                if once and self._once_raises:
+                    raise
+                self._unreachable(error)
+                if once:
+                    break
+                await self._nap(next(outages))
+                continue
+            self._reached()
+            outages = OUTAGE.delays(self._rng.random)
+            for run in runs:
+                self._begin(run)
+            begun += len(runs)
+            if once:
+                break
+            if len(runs) < free:
+                await self._pause(len(runs))
+        return begun
+
+    async def _room(self, *, once: bool) -> int:
+        """Wait until work may be claimed; return how much, or 0 once stopped."""
+        while not self._stopped:
+            free = self.concurrency - len(self._runs) - self._lost_threads()
+            pause = self._resume_at - self._clock.now()
+            if once:
+                return 0 if pause > 0 else max(free, 0)
+            if pause > INSTANT:
+                await self._nap(pause)
+            elif free > 0:
+                return free
+            else:
+                await self._news_within(LOOK)
+        return 0
+
+    def _begin(self, run: R) -> None:
+        import asyncio
+
+        if self._stopped:
+            run.give_back()
+        self._runs.add(run)
+        run.task = asyncio.create_task(self._work(run))
+
+    async def _work(self, run: R) -> None:
+        outcome = "lost"
+        try:
+            outcome = await self._execute(run)
+        except Exception as error:  # noqa: BLE001 - one item's failure must not affect others
+            log = logging.getLogger("seawall")
+            log.error("%r: %r: %s", self, run.claim, described(error))  # noqa: TRY400 - see there
+        finally:
+            self._counts[outcome] += 1
+            self._runs.discard(run)
+            if self._news is not None:
+                self._news.set()
+
+    async def _beat(self) -> None:
+        """Renew claims forever; more often while the store is unreachable."""
+        answered = True
+        while True:
+            now = self._clock.now()
+            ends = [run.claim.until - now for run in self._runs if not (run.lost or run.settling)]
+            nap = min([self._beat_after(answered=answered), *ends])
+            await self._news_within(nap, self._beats)
+            answered = await self._renew([run for run in self._runs if not run.lost])
+
+    async def _wind_up(self, fetching: asyncio.Task[int], *aside: asyncio.Task[Any]) -> None:
+        """Wait out the grace period, then give running work back, then end in any case.
+
+        `aside` are tasks that keep running until then.
+        """
+        import asyncio
+
+        from seawall.runtime.abandon import end
+
+        try:
+            # `fetching` ends on its own: a question to the store is soon answered or times out.
+            left = max(0.0, self._end_at - self._clock.now()) if self._stopped else 0.0
+            await asyncio.wait([fetching], timeout=left + TELLING)
+            while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
+                await self._news_within(left)
+            self._tell_until = self._end_at + TELLING
+            for run in list(self._runs):
+                run.give_back()
+            while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
+                await self._news_within(left)
+        finally:
+            # Even if cancelled again: no work may run on without a renewed lease.
+            runs = [run.task for run in self._runs if run.task is not None]
+            await end([fetching, *aside, *runs], LEAVING)
+
+    # For executing
+
+    async def _in_thread(self, name: str, workers: int, function: Callable[..., Any]) -> Any:
+        """Call a plain function in a thread of this worker."""
+        if self._pool is None:
+            self._pool = IoPool(name, workers=workers, clock=self._clock)
+        return await self._pool.arun(function)
+
+    def _is_interrupted(self, run: R, error: BaseException) -> bool:
+        """Return whether this worker cancelled `run`; raise `error` if something outside did."""
+        task = run.task
+        if task is None or not task.cancelling():
+            return False  # the function itself raised it
+        if run.wanted == "nothing":
+            raise error  # as when the event loop ends: no time is left
+        while task.cancelling():
+            task.uncancel()
+        return True
+
+    def _pause_after(self, attempt: int, *, floor: float = 0.0, longest: float) -> float:
+        """Return the pause after a failed attempt, by the backoff, but at least `floor`."""
+        try:
+            schedule = self._backoff.delays(self._rng.random)
+            # In a schedule that grows without end, the hundredth pause is as good as the last.
+            delay = next(islice(schedule, min(max(attempt, 1), 100) - 1, None))
+            delay = check.seconds("backoff", max(delay, floor), zero=True)
+        except Exception as error:  # noqa: BLE001 - a broken backoff must not lose the work
+            log = logging.getLogger("seawall")
+            log.warning("%r: backoff failed: %s", self, described(error))
+            delay = PAUSE
+        return min(delay, longest)
