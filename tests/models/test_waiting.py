@@ -63,7 +63,9 @@ def test_it_agrees_with_the_obvious_list(order, limit, operations):
     naive = Naive(order, limit)
     for number, (operation, argument) in enumerate(operations):
         if operation == "push":
+            refused = queue.refuses(argument % 4)
             assert queue.push(number, argument % 4, number % 3) == naive.push(number, argument % 4)
+            assert refused == all(item != number for item, _ in naive.waiting)
         elif operation == "pop":
             served = queue.pop(fits=lambda item, barred=argument: item % 3 != barred)
             assert served == naive.pop(argument)

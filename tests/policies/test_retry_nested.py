@@ -362,7 +362,7 @@ def test_what_a_handler_left_running_retries_when_its_request_is_over() -> None:
 
         tokens = inbound.read(incoming, VirtualClock())
         task = asyncio.create_task(background())
-        inbound.undo(tokens)
+        inbound.undo(incoming, tokens)
         over.set()
         await task
 

@@ -25,8 +25,9 @@ from seawall import (
     Timeout,
 )
 from seawall.clock import current_clock
-from seawall.context import current_criticality, current_deadline
+from seawall.context import Criticality, criticality, current_criticality, current_deadline
 from seawall.errors import KeyMissing, UnknownJob
+from seawall.limits import aimd
 from seawall.shedding import by_criticality
 from seawall.testing import run_virtual
 from seawall.web.edge import Edge, default_concurrency
@@ -37,6 +38,7 @@ from seawall.web.fastapi import MountedErrors
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
+from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from tests.support import let_pass, new_guard
 from tests.web.support import App, ask, held_slots, http_scope, serve, text_app
@@ -437,6 +439,62 @@ def test_a_route_has_a_limit_of_its_own() -> None:
         assert not held_slots()
         edge.close()
         Edge(text_app(), name="routed", routes=routes).close()  # their names are free again
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.5])
+@pytest.mark.parametrize("kind", [Bulkhead, AdaptiveLimit])
+@pytest.mark.parametrize("part", ["routes", "concurrency"])
+def test_a_full_gate_refuses_before_limits_are_asked(part: str, kind: Any, wait: float) -> None:
+    """Taking from limits and giving back costs more than the refusal itself."""
+    asked: list[str] = []
+
+    def by(incoming: Incoming) -> str:
+        asked.append(incoming.path)
+        return "all"
+
+    async def main() -> None:
+        few = {"max_wait": wait, "max_waiting": 1}
+        gate = (
+            Bulkhead(1, **few)
+            if kind is Bulkhead
+            else AdaptiveLimit(aimd(slow_after=9.0, initial=1, maximum=1), **few)
+        )
+        limits = RequestLimits(RequestLimit("100/h", by=by, name="all"), name=f"early-{part}")
+        gates: Any = {part: {"/a": gate} if part == "routes" else gate}
+        edge = Edge(hanging(1.0), name="early", limits=limits, **gates)
+        tasks = [asyncio.create_task(ask(edge, "/a")) for _ in range(1 + bool(wait))]
+        await let_pass(0.1)
+        asked.clear()
+        refused = await ask(edge, "/a")
+        assert refused.status == 503
+        assert "ratelimit" not in refused.headers
+        assert asked == []
+        statuses = [(await task).status for task in tasks]
+        assert statuses == [200, 503][: len(tasks)]
+        assert edge.snapshot()["limits"]["limits"]["all"]["over"] == 0
+        assert not held_slots()
+        edge.close()
+
+    run_virtual(main())
+
+
+def test_a_full_gate_lets_the_more_critical_displace_others() -> None:
+    """Whoever outranks a waiter is not refused before its turn to wait."""
+
+    async def main() -> None:
+        gate = Bulkhead(1, max_wait=5.0, max_waiting=1, order="criticality")
+        edge = Edge(hanging(1.0), name="ranked", concurrency=gate)
+        first = asyncio.create_task(ask(edge))
+        await let_pass(0.1)
+        with criticality(Criticality.SHEDDABLE):
+            displaced = asyncio.create_task(ask(edge))
+            await let_pass(0.1)
+            assert (await ask(edge)).status == 503
+        assert (await ask(edge)).status == 200
+        assert [(await first).status, (await displaced).status] == [200, 503]
+        edge.close()
 
     run_virtual(main())
 

@@ -58,17 +58,24 @@ class WaitQueue(Generic[T]):
         displaced: T | None = None
         size = len(self)
         if (full or size >= self.limit) and not always:
-            if not size or self.order == "fifo":
+            if self._displaces_nobody(rank):
                 return item
             lowest = self._ranks()[-1]
-            if self.order == "criticality" and lowest >= rank:
-                return item
             displaced = self._take(self._lanes_of(lowest), newest=self.order != "lifo")
         self._arrivals += 1
         for empty in [key for key, lane in self._lanes.items() if not lane]:
             del self._lanes[empty]
         self._lanes.setdefault((rank, kind), OrderedDict())[item] = self._arrivals
         return displaced
+
+    def refuses(self, rank: int = 0) -> bool:
+        """Return whether the queue is full, and `push` would return a new waiter of this rank."""
+        return len(self) >= self.limit and self._displaces_nobody(rank)
+
+    def _displaces_nobody(self, rank: int) -> bool:
+        if self.order == "criticality":
+            return not self or self._ranks()[-1] >= rank
+        return not self or self.order == "fifo"
 
     def pop(self, *, newest: bool = False, fits: Callable[[T], bool] | None = None) -> T | None:
         """Remove and return the next to serve, or None if there is none that `fits` accepts.

@@ -373,6 +373,9 @@ class PartitionedGate(AdaptiveGate):
             self._slots.mutex.do(lambda: self._give_back(slot, name))
             self._learn(began, outcome, detail, now)
 
+    def refuse_if_full(self, now: float) -> None:
+        """Do nothing: only `enter` knows the class of a call."""
+
     def _give_back(self, slot: Slot, name: str) -> None:
         self._partitions.give_back(name)
         slot.kind = None

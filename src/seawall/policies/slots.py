@@ -6,12 +6,13 @@ from math import inf
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.pressure import crowding
 from seawall.models.shedding.codel import QueueShed, check_queue_shed
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.call import patience
-from seawall.runtime.layers import Wait
+from seawall.runtime.layers import Host, Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
@@ -99,8 +100,33 @@ class SlotGate(GateBound):
     beyond: object = None
     """The ticket of a call admitted beyond the limit, where it is not enforced."""
 
+    def __init__(self, policy: SlotPolicy, host: Host) -> None:
+        """Belong to `host`."""
+        super().__init__(policy, host)
+        self.free = policy.slots.free
+        """The free slots. While there are none, `refuse_if_full` may refuse."""
+
     def typical(self) -> float | None:
         """Return the duration of a typical call, after which a slot may be free."""
+        raise NotImplementedError
+
+    def refuse_if_full(self, now: float) -> None:
+        """Refuse a call that `enter` would refuse at once; do nothing if it might be admitted.
+
+        For callers that have to do expensive things before they enter.
+        """
+        policy, slots = self.policy, self.policy.slots
+        if policy.mode != "enforce" or slots.free:
+            return
+        if not policy.max_wait:
+            self._enter_busy(now)
+        with slots.mutex:
+            full = slots.queue.refuses(current_criticality())
+        if full:
+            self.refuse(self.full("and no room to wait"))
+
+    def _enter_busy(self, now: float) -> object:
+        """Refuse a call for which no slot is free, or raise `Wait` if it may wait for one."""
         raise NotImplementedError
 
     def full(self, why: str) -> Rejected:

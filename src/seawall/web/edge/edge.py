@@ -255,7 +255,7 @@ class Edge:
             if tokens is not None:
                 inbound.undo(passage, tokens)  # type: ignore[union-attr]
 
-    async def _admit(self, passage: Passage) -> None:
+    async def _admit(self, passage: Passage) -> None:  # noqa: C901 - all gates in their order
         """Enter all gates in order, or raise the refusal of one of them."""
         passage.began = now = self._now()
         admission, shed, limits = self._loop_admission, self._shed, self._limits
@@ -265,12 +265,15 @@ class Edge:
             ticket = shed.enter(now, passage) if shed.takes_arguments else shed.enter(now)
             if shed.leave is not None:
                 passage.gates = ((shed, ticket),)
+        routes = self._routes
+        gates = self._gates if routes is None else routes.of(passage.scope, self._state.dispatch)
+        for gate in gates:
+            if not gate.free:  # before the limits, which would have to be given back
+                gate.refuse_if_full(now)
         if limits is not None:
             granted = await limits.aadmit(passage) if limits.waits else limits.admit(passage)
             passage.granted = granted
             passage.more_headers = granted.headers
-        routes = self._routes
-        gates = self._gates if routes is None else routes.of(passage.scope, self._state.dispatch)
         for gate in gates:
             try:
                 ticket = gate.enter(now, passage) if gate.takes_arguments else gate.enter(now)

@@ -154,6 +154,8 @@ class LoopAdmissionGate(GateBound):
     """Gate of one edge's turns. Its slots are not held: each is a right to start in one turn."""
 
     policy: LoopAdmission
+    free = True
+    """See `SlotGate.free`: the edge asks `full` instead, and only during overload."""
 
     def __init__(self, policy: LoopAdmission, host: Host) -> None:
         super().__init__(policy, host)
