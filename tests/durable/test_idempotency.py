@@ -24,7 +24,7 @@ from seawall.durable.idempotency import records
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.errors import Contended, RecordGarbled
 from seawall.models.idempotency import Answer, Form, Fresh, KeyClaim, Mismatch, Pending, Replay
-from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.mutex import LOCK_FREE
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.postgres import Postgres
 from tests.support import let_pass

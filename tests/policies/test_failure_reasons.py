@@ -8,7 +8,7 @@ import pytest
 
 from seawall import Breaker, Guard, Retry, Timeout, subscribe
 from seawall.events import BreakerChanged, RetryStopped
-from seawall.models.breaker.state import BreakerChange, BreakerState, Told
+from seawall.models.breaker.state import BreakerChange, BreakerState, RemoteCause
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, virtual_time
 
 Events = list[BreakerChanged | RetryStopped]
@@ -100,7 +100,7 @@ def test_what_others_have_changed_is_not_put_down_to_a_failure_here(events: Even
         breaker = Breaker(consecutive=9)
         guard = Guard("vendor", breaker)
         told = BreakerChange(
-            BreakerState.CLOSED, BreakerState.OPEN, Told.STORE, clock.now() - 1.0, 2
+            BreakerState.CLOSED, BreakerState.OPEN, RemoteCause.STORE, clock.now() - 1.0, 2
         )
         breaker.model.changes.append(told)
         guard.attempt(ScriptedService(fail(ConnectionError)).call)

@@ -70,7 +70,7 @@ class Others:
         """Take in all that there is to tell; return the reply, which has not arrived yet."""
         reply = []
         for entry in report.take():
-            *calls, place, before, after = entry.told()
+            *calls, place, before, after = entry.as_row()
             last = None
             if place >= 0:
                 last = self.window.change(place, before, after, now)
@@ -178,7 +178,7 @@ def test_told_now_and_then_nothing_is_told_twice(kind, steps):
         elif action in ("tell", "lose"):
             before = calls
             for entry in report.take():
-                told += sum(entry.told()[:4])
+                told += sum(entry.as_row()[:4])
                 if entry.late is not None and entry.late.shared is None:
                     told -= 1  # the others never heard of that call, so it is told as a new one
                 if action == "tell":
@@ -197,13 +197,13 @@ def test_many_entries_become_one():
             places.append(report.add(SLOW, 1.0))
     entries = report.take()
     assert len(entries) <= MOST
-    sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
+    sums = [sum(column) for column in zip(*(entry.as_row()[:4] for entry in entries), strict=True)]
     assert sums == [10 * MOST, 10 * MOST, 0, 5 * MOST]
     for place in places:
         report.change(place, SLOW, BOTH, 1.0)
     late = report.take()
     assert len(late) <= MOST + 1
-    assert sum(sum(entry.told()[:3]) for entry in late) == 5 * MOST
+    assert sum(sum(entry.as_row()[:3]) for entry in late) == 5 * MOST
 
 
 @pytest.mark.parametrize("kind", LARGE)
@@ -274,7 +274,7 @@ def test_a_slow_call_that_left_the_own_window_is_told_as_late():
     entry.counted(77)
     report.change(place, SLOW, BOTH, 50.0)
     (late,) = report.take()
-    assert late.told() == (0, 0, 0, 0, 77, SLOW, BOTH)
+    assert late.as_row() == (0, 0, 0, 0, 77, SLOW, BOTH)
     assert report.totals(50.0) == (1, 1, 1)
 
 
@@ -295,10 +295,10 @@ def test_slow_calls_of_one_bucket_are_told_apart():
     first, second = report.add(SLOW, 1.0), report.add(SLOW, 1.0)
     report.change(second, SLOW, BOTH, 1.0)
     *_others, entry = report.take()
-    assert entry.told() == (0, 1, 1, 1, -1, 0, 0)
+    assert entry.as_row() == (0, 1, 1, 1, -1, 0, 0)
     entry.counted(7)
     report.change(first, SLOW, BOTH, 1.0)
-    assert [late.told() for late in report.take()] == [(0, 0, 0, 0, 7, SLOW, BOTH)]
+    assert [late.as_row() for late in report.take()] == [(0, 0, 0, 0, 7, SLOW, BOTH)]
 
 
 def test_a_journal_that_nobody_takes_stays_small():
@@ -308,12 +308,12 @@ def test_a_journal_that_nobody_takes_stays_small():
     assert sum(len(entry._places) for entry in report._journal) < MOST + MOST_PLACES
     report.change(places[MOST], SLOW, BOTH, 1.0)  # one of those that are not remembered
     entries = report.take()
-    sums = [sum(column) for column in zip(*(entry.told()[:4] for entry in entries), strict=True)]
+    sums = [sum(column) for column in zip(*(entry.as_row()[:4] for entry in entries), strict=True)]
     assert sums == [0, 0, 1, MOST + 3 * MOST_PLACES - 1]
     entries[-1].counted(9)
     report.change(places[MOST + 1], SLOW, BOTH, 1.0)
     report.change(places[-1], SLOW, BOTH, 1.0)
-    assert [late.told() for late in report.take()] == [
+    assert [late.as_row() for late in report.take()] == [
         (0, 0, 1, 0, -1, 0, 0),
         (0, 0, 0, 0, 9, SLOW, BOTH),
     ]

@@ -142,7 +142,7 @@ LONGEST_WORD: Final = 120
 LONGEST_MESSAGE: Final = 500
 """Maximum characters of all values in a message."""
 
-_NOT_TOLD: Final = frozenset({"guard", "traceback"})
+_NOT_IN_MESSAGE: Final = frozenset({"guard", "traceback"})
 """Fields left out of the message: the guard is already in the line, a traceback has many lines."""
 
 _PARTING: Final = frozenset(" '\"=")
@@ -216,13 +216,13 @@ class EventLog:
             left_out = self._bound.left_out(sort)
             if left_out is not None:
                 event = build()
-                told = values_of(event)
+                values = values_of(event)
                 if left_out:
-                    told["left_out"] = left_out
-                extra = {"seawall_event": event.name, **fields_of(told, "seawall_")}
+                    values["left_out"] = left_out
+                extra = {"seawall_event": event.name, **fields_of(values, "seawall_")}
                 guard = _cut(event.guard, LONGEST_WORD)
                 self._logger.log(
-                    level, "%s in %r: %s", event.name, guard, _sentence(told), extra=extra
+                    level, "%s in %r: %s", event.name, guard, _sentence(values), extra=extra
                 )
         finally:
             self._busy.writing = False
@@ -283,19 +283,19 @@ def _is_recovery(event: Event) -> bool:
     return field != "" and getattr(event, field) == value
 
 
-def _sentence(told: dict[str, Value]) -> str:
+def _sentence(values: dict[str, Value]) -> str:
     """Return values as one readable line: "closed -> open (tripped) reason=KeyError".
 
     Empty values, and those that the line already has, are left out.
     """
-    moved = bool(told.get("before") and told.get("after"))
+    moved = bool(values.get("before") and values.get("after"))
     words = []
-    for name, value in told.items():
+    for name, value in values.items():
         if moved and name == "before":
-            words.append(f"{_word(value)} -> {_word(told['after'])}")
+            words.append(f"{_word(value)} -> {_word(values['after'])}")
         elif moved and name == "cause" and value != "":
             words.append(f"({_word(value, quoted=frozenset())})")
-        elif name not in _NOT_TOLD and value != "" and not (moved and name == "after"):
+        elif name not in _NOT_IN_MESSAGE and value != "" and not (moved and name == "after"):
             words.append(f"{name}={_word(value)}")
     return _cut(" ".join(words), LONGEST_MESSAGE)
 

@@ -22,9 +22,8 @@ from seawall.errors import Overloaded, Rejected, TimedOut, matches
 from seawall.models.throttle import ThrottleModel, Ticket, reject_share
 from seawall.policies.retry.conditions import On, read_on
 from seawall.runtime.call import STREAMED
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import LOCK_FREE, Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
 
 K: Final = 2.0

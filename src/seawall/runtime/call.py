@@ -421,7 +421,7 @@ class Call:
         own, clock = self.host.clock, held[1]
         return at if clock is own else own.now() + (at - clock.now())
 
-    def tell(self) -> None:
+    def write_trace(self) -> None:
         """Write the outcome into the trace, if the caller asked for one."""
         trace = current_trace(self.host.name)
         if trace is not None:

@@ -95,7 +95,7 @@ def interpret(
             reset(attempt_var, token)
         if call.attempt is not None and not call.streaming:
             call.attempt.over = True
-        call.tell()
+        call.write_trace()
 
 
 def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[Attempt | None]:

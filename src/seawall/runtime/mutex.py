@@ -18,7 +18,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 
 else:
     CLock = type(RLock())
+
+
+LOCK_FREE: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether plain counters are safe without a lock.
+
+With a global interpreter lock, a read, a change and a write of one attribute with no call and no
+loop in between are not interrupted (CPython 3.11 to 3.15). A free-threaded build gives no such
+guarantee: there the same work is done under the lock.
+"""
 
 
 class Mutex(CLock):

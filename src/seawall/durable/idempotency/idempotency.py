@@ -52,8 +52,7 @@ from seawall.models.idempotency import (
     Pending,
     Replay,
 )
-from seawall.runtime.gil import LOCK_FREE
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import LOCK_FREE, Mutex
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -82,7 +82,7 @@ class ReportEntry:
             self.calls[marks] += 1
         place.marks = marks
 
-    def told(self) -> tuple[int, int, int, int, int, int, int]:
+    def as_row(self) -> tuple[int, int, int, int, int, int, int]:
         """Return the plain, failed, failed-and-slow and slow calls, then the change of a late call.
 
         The last three numbers are -1, 0, 0, or the shared place with the old and new marks. A

@@ -46,7 +46,7 @@ class BreakerCause(Enum):
     CLOSE = "close()"
 
 
-class Told(Enum):
+class RemoteCause(Enum):
     """Reason why the state of a shared breaker changes without a cause in this pod."""
 
     STORE = "told by the store"
@@ -82,7 +82,7 @@ class BreakerChange(NamedTuple):
 
     before: BreakerState
     after: BreakerState
-    cause: BreakerCause | Told
+    cause: BreakerCause | RemoteCause
     at: float
     generation: int
 
@@ -321,7 +321,7 @@ class BreakerModel:
     def _enter(
         self,
         after: BreakerState,
-        cause: BreakerCause | Told,
+        cause: BreakerCause | RemoteCause,
         now: float,
         opens: int,
         pause: Countdown,

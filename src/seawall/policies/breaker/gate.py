@@ -17,7 +17,6 @@ from seawall.models.breaker.probes import CallVerdict
 from seawall.models.breaker.state import BreakerModel, BreakerRefusal, Ticket
 from seawall.models.windows import CallCount, Tracked
 from seawall.runtime.call import STREAMED, patience
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import (
     FAILED,
     OK,
@@ -30,6 +29,7 @@ from seawall.runtime.layers import (
     Wait,
     Waiter,
 )
+from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class BreakerGate(GateBound):
         if outcome is OK and ticket == model.generation:
             model.success(now)
         else:
-            self.tell(model, None, ticket, outcome, detail, now)
+            self.report(model, None, ticket, outcome, detail, now)
 
     def attempted(
         self,
@@ -139,7 +139,7 @@ class BreakerGate(GateBound):
         return self._model, None, ticket
 
     def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        self.tell(self._model, None, ticket, outcome, detail, now)
+        self.report(self._model, None, ticket, outcome, detail, now)
 
     def ask(self, kind: Kind, model: BreakerModel, key: Hashable, now: float) -> object:
         """Ask the model, under the lock."""
@@ -185,7 +185,7 @@ class BreakerGate(GateBound):
             del error  # Break the reference cycle between the exception and this frame.
         return _UNCOUNTED
 
-    def tell(
+    def report(
         self,
         model: BreakerModel,
         key: Hashable,
@@ -282,7 +282,7 @@ class KeyedBreakerGate(BreakerGate):
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
         """Record how the call ended."""
         model, key, own = ticket
-        self.tell(model, key, own, outcome, detail, now)
+        self.report(model, key, own, outcome, detail, now)
 
     def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
         admitted: tuple[BreakerModel, Hashable, Any] = ticket

@@ -20,10 +20,9 @@ from seawall.context import (
 from seawall.errors import DeadlineExceeded
 from seawall.runtime.call import Trace, current_trace, trace_var
 from seawall.runtime.degradation import STALE, Degradation
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import LOCK_FREE, Mutex
 
 AGAIN: Final = object()
 """Result for a follower whose leader was cancelled, or had less time than it: look again."""
@@ -209,7 +208,7 @@ class Lead:
         traceback: TracebackType | None,
     ) -> bool:
         reset(trace_var, self._token)
-        self._tell_outside()
+        self._pass_trace_on()
         flight = self.flight
         now = self._host.clock.now()
         entry = None
@@ -250,7 +249,7 @@ class Lead:
             return True
         return self._trace.short_of_time
 
-    def _tell_outside(self) -> None:
+    def _pass_trace_on(self) -> None:
         """Pass the trace of the inner layers on to the outer one."""
         outside = current_trace(self._host.name)
         if outside is not None:

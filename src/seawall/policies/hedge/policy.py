@@ -174,7 +174,7 @@ class HedgeBound(Bound):
         self.hedges = 0
         self.wins = 0
         self.stopped: dict[str, int] = {}
-        self.tells_budget = policy.budget is not None and _teller(policy, host) is policy
+        self.tells_budget = policy.budget is not None and _reporter(policy, host) is policy
         self._drivers: dict[Kind, Driver] = {}
         self._delay: float | None = None
         self.refresh()
@@ -282,7 +282,7 @@ class HedgeBound(Bound):
     def _note(self, what: str) -> None:
         budget = self.policy.budget
         if budget is not None:
-            budget.tell(getattr(budget.rule, what), self.host.clock.now())
+            budget._report(getattr(budget.rule, what), self.host.clock.now())
 
     def dispose(self, value: Any) -> Any:
         """Dispose of an unwanted value. Return an awaitable if there is something to await."""
@@ -321,7 +321,7 @@ class HedgeBound(Bound):
         }
 
 
-def _teller(policy: Hedge, host: Host) -> Policy:
+def _reporter(policy: Hedge, host: Host) -> Policy:
     """Return the policy that reports calls to the budget: a Retry, or the first Hedge."""
     policies: Sequence[Any] = getattr(host, "policies", ())
     sharing = [other for other in policies if getattr(other, "budget", None) is policy.budget]
@@ -348,15 +348,15 @@ class HedgeAccount:
         self._clock = clock
 
     def __enter__(self) -> None:
-        self._budget.tell(self._budget.rule.started, self._clock.now())
+        self._budget._report(self._budget.rule.started, self._clock.now())
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         rule, now = self._budget.rule, self._clock.now()
         if error is None:
-            self._budget.tell(rule.succeeded, now)
+            self._budget._report(rule.succeeded, now)
         elif isinstance(error, Exception) and not isinstance(error, Rejected):
-            self._budget.tell(rule.failed, now)
-        self._budget.tell(rule.ended, now)
+            self._budget._report(rule.failed, now)
+        self._budget._report(rule.ended, now)
 
 
 def disposal_failed(guard: str, error: BaseException) -> None:

@@ -8,7 +8,7 @@ name, setting or other user data becomes part of the text. Each repeats, for an 
 
 Promises:
 - Between reading a state and writing it there is no call and no loop, so no other thread can
-  interfere (see `runtime.gil`).
+  interfere (see `LOCK_FREE`).
 - A holder of the lock closes these paths with a slack that no call fits.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 from seawall.models.rate.rates import ROUND
 from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meters import Meter
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import Inline
+from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.store import SpendPath
 
 Taken = tuple[tuple[str, ...], tuple[float, ...]]

@@ -18,8 +18,8 @@ from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meters import Blocked, Meter
 from seawall.policies.rate_limit.reservation import Charge, Reservation
 from seawall.runtime.call import STREAMED, patience
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import OK, UNUSED, Host, Outcome, Wait
+from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from seawall.policies.rate_limit.meters import Blocked, Meter, Meters
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Host
+from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GatePolicy, Mode, bindings_of
 from seawall.runtime.store import LimitStore
 
@@ -401,7 +401,7 @@ class RateLimit(GatePolicy):
         limit = self.limits[number]
         key = limit._key_of(args, kwargs)
         if reset_after > max(LONGEST, limit._longest):
-            self._tell_implausible(limit, "reset_after", reset_after, limit._longest)
+            self._report_implausible(limit, "reset_after", reset_after, limit._longest)
         us = whole_microseconds(min(reset_after, limit._longest))
         now = whole_microseconds(self._now())
         with self._meters.mutex, self._meters:
@@ -454,10 +454,10 @@ class RateLimit(GatePolicy):
         most = charge.asked + charge.meter.rule.overdraft
         if actual <= most:
             return actual
-        self._tell_implausible(charge.meter.limit, "cost", actual, most)
+        self._report_implausible(charge.meter.limit, "cost", actual, most)
         return most
 
-    def _tell_implausible(self, limit: Limit, what: str, reported: float, counted: float) -> None:
+    def _report_implausible(self, limit: Limit, what: str, reported: float, counted: float) -> None:
         fields = {"policy": self.kind, "limit": limit.name, "what": what}
         guards = [bound.host.name for bound in bindings_of(self)] or [self.name or limit.name]
         for guard in guards:

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall._failures import attribute_of, described, reason_of
+from seawall._forks import survives_fork
 from seawall.context import current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note
 from seawall.events import CallRetried, RetryStopped
 from seawall.events.bus import emit, listening
 from seawall.models.backoff import Backoff, above_floor, as_backoff
-from seawall.models.budget import SuccessDeposit
+from seawall.models.budget import Budget, SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
-from seawall.policies.retry.budget import RetryBudget
 from seawall.policies.retry.conditions import On, read_on, transient
 from seawall.runtime.call import STREAMED, current_trace
 from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
+from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import Bound, Policy
 from seawall.runtime.stats import ENOUGH_SAMPLES, FOLD_EVERY
 
@@ -115,6 +116,46 @@ def adaptive_attempts(
     `seawall.load.signals`, or functions like them; the highest is the pressure's `load`.
     """
     return AdaptiveAttempts(maximum, rule, signals)
+
+
+class RetryBudget:
+    """Bounds the retries of all calls together. May be shared between guards.
+
+    `RetryBudget()` lets successes pay for retries. Other rules from `seawall.models.budget`:
+    `RetryBudget(RequestRatio(0.2))`, `RetryBudget(InFlightRatio(0.2))`.
+    """
+
+    def __init__(self, rule: Budget | None = None) -> None:
+        """Follow `rule`; `SuccessDeposit()` by default."""
+        if rule is not None and not isinstance(rule, Budget):
+            raise TypeError(
+                f"RetryBudget({rule!r}): write SuccessDeposit(), RequestRatio() or InFlightRatio()"
+            )
+        self.rule: Budget = SuccessDeposit() if rule is None else rule
+        self._mutex = Mutex()
+        survives_fork(self)
+
+    def __repr__(self) -> str:
+        return f"RetryBudget({self.rule!r})"
+
+    def _report(self, note: Callable[[float], None], now: float) -> None:
+        """Report an event to the rule, under the lock."""
+        self._mutex.do(lambda: note(now))
+
+    def try_retry(self, now: float) -> bool:
+        """Take the permission for one retry."""
+        with self._mutex:
+            return self.rule.try_retry(now)
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the state of the rule."""
+        with self._mutex:
+            return self.rule.snapshot()
+
+    def _after_fork(self) -> None:
+        """Reset in a child process, where nothing is in flight."""
+        self._mutex = Mutex()
+        self.rule.forget_in_flight()
 
 
 class Retry(Policy):
@@ -371,7 +412,7 @@ class _RetryFlow(Flow):
 
     def _note(self, what: str, now: float) -> None:
         if self._budget is not None:
-            self._budget.tell(getattr(self._budget.rule, what), now)
+            self._budget._report(getattr(self._budget.rule, what), now)
 
     def settle(self, call: Call, ticket: None) -> Next | None:
         """Try again if the error, the attempts, the budget and the deadline allow it."""
@@ -387,7 +428,7 @@ class _RetryFlow(Flow):
             if not (isinstance(error, Exception) and isinstance(call.error, Exception)):
                 call.value, call.error = None, error
             elif error is not call.error:
-                _tell_failed(call, error)
+                _report_broken_decision(call, error)
         if todo is None:
             call.memory.pop(self, None)
             outcome = call.outcome()
@@ -528,7 +569,7 @@ def _how(error: BaseException | None) -> dict[str, str]:
     return {"reason": reason_of(error), "failure": described(error)}
 
 
-def _tell_failed(call: Call, error: Exception) -> None:
+def _report_broken_decision(call: Call, error: Exception) -> None:
     """Keep the call's own error, and add that the retry decision failed."""
     import logging
 

@@ -348,7 +348,7 @@ class BreakerMirror(BreakerModel):
             else:
                 self._window.drop()
         message = self.question(now)
-        message["report"] = [entry.told() for entry in entries]
+        message["report"] = [entry.as_row() for entry in entries]
         sent = self._pending.pack(message, entries, now)
         if self.away == "local" and self.state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
             self._bring_evidence(message, now)

@@ -11,7 +11,7 @@ from seawall._redaction import printable
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.probes import Probes, Ramp, SlowStart
 from seawall.models.breaker.settings import BreakerSettings
-from seawall.models.breaker.state import BreakerCause, BreakerState, Told
+from seawall.models.breaker.state import BreakerCause, BreakerState, RemoteCause
 
 MICROSECONDS: Final = 1_000_000
 LONGEST: Final = 2**52
@@ -49,7 +49,7 @@ class BreakerStanding(NamedTuple):
     left: float
     """Remaining seconds of the break."""
     opens: int
-    cause: BreakerCause | Told
+    cause: BreakerCause | RemoteCause
     age: float = 0.0
     """Seconds since it was last closed."""
     failure: str = ""
@@ -215,7 +215,7 @@ def _standing(fields: list[str]) -> BreakerStanding:
         _STATES[state],
         _number(left) / MICROSECONDS,
         _number(opens),
-        _CAUSES.get(cause, Told.STORE),
+        _CAUSES.get(cause, RemoteCause.STORE),
         _number(age) / MICROSECONDS,
         printable(failure, LONGEST_LINE),
     )

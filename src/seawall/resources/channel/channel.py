@@ -23,9 +23,8 @@ from seawall.models.channel import Buffer, check_capacity, take
 from seawall.models.shedding.codel import QueueShed, check_queue_shed
 from seawall.resources.channel.waiters import Drainer, Getter, Putter
 from seawall.runtime.driver import wait_async, wait_sync
-from seawall.runtime.gil import LOCK_FREE
 from seawall.runtime.layers import Wait
-from seawall.runtime.mutex import Mutex
+from seawall.runtime.mutex import LOCK_FREE, Mutex
 
 T = TypeVar("T")
 WhenFull = Literal["block", "drop_newest", "drop_oldest", "reject"]

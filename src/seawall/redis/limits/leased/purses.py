@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.batches import NOTHING, Lot, Purse, Spent
 from seawall.redis.limits.wire import MOST_QUESTIONS, LimitTerms, ScriptKeys, TakeRequest, numbers
-from seawall.runtime.gil import LOCK_FREE
+from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.store import LimitVerdict
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ class LeasedLimits(SharedLimits):
             charge = charges[0]
             holder, cost = self.holders[0].get(charge.key), charge.cost
             if holder is not None and cost:
-                # From here on nothing can interrupt: see `seawall.runtime.gil`. A holder of the
+                # From here on nothing can interrupt: see `seawall.runtime.mutex`. A holder of the
                 # lock has closed this path before, by an empty lot.
                 lot = holder.open
                 left = lot.left - cost
