@@ -242,7 +242,7 @@ def test_settings_are_reloaded_whole_or_not_at_all():
 def test_many_guards_are_told_once_with_the_place(monkeypatch, caplog):
     """Whoever makes a guard for each call is told where, and what to write instead."""
     monkeypatch.setattr(registry, "MANY", 5)
-    monkeypatch.setattr(registry, "counts", registry.Counts())
+    monkeypatch.setattr(registry, "counts", registry.GuardCounts())
     for number in range(9):
         Guard(f"registry {number}", Timeout(1.0))
     (told,) = [record.getMessage() for record in caplog.records]
@@ -330,7 +330,7 @@ def test_too_many_threads_are_told_by_guard():
 
 def test_explain_tells_of_guards_that_are_made_too_often(monkeypatch):
     """Guards made for each call are named by their place; so are those made and closed again."""
-    monkeypatch.setattr(registry, "counts", registry.Counts())
+    monkeypatch.setattr(registry, "counts", registry.GuardCounts())
     with empty_registry():
         made = [Guard(f"registry {number}", Timeout(1.0)) for number in range(100)]
         assert "100 guards are alive that were made at " in explain()
@@ -344,7 +344,7 @@ def test_explain_tells_of_guards_that_are_made_too_often(monkeypatch):
 
 def test_explain_shows_every_guard_and_what_is_dangerous_around_them(monkeypatch):
     """seawall.explain() is the text of all guards, and the warnings of what was entered."""
-    monkeypatch.setattr(registry, "counts", registry.Counts())
+    monkeypatch.setattr(registry, "counts", registry.GuardCounts())
     first, second = Guard("registry a", Timeout(1.0)), Guard("registry b", Breaker())
     text = explain()
     assert first.explain() in text

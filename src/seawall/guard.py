@@ -286,7 +286,7 @@ class Guard:
         if idempotent is None:
             raise TypeError(f"write @guard, or @guard(idempotent=...), not @{self.name}()")
         check.flag("idempotent", idempotent)
-        host = self if idempotent == self.idempotent else _Marked(self, idempotent=idempotent)
+        host = self if idempotent == self.idempotent else MarkedGuard(self, idempotent=idempotent)
         return host.__call__
 
     def _wrap(self, function: F) -> F:
@@ -338,7 +338,7 @@ class Guard:
         """Call a plain function and return its `Result`; raise only cancellation and exits."""
         plan, bare = self._plan_for(function, NO_PLAIN_CALL)
         guarded = plan.bind_interpreted(bare, "sync")
-        with _Attempt(self) as attempt:
+        with _CatchingAttempt(self) as attempt:
             attempt.value = guarded(*args, **kwargs)
         return attempt.result()
 
@@ -356,7 +356,7 @@ class Guard:
         if not is_async(bare) and not plan.runs_in_threads:
             bare = awaiting(bare)
         guarded = plan.bind_interpreted(bare, "async")
-        with _Attempt(self) as attempt:
+        with _CatchingAttempt(self) as attempt:
             attempt.value = await guarded(*args, **kwargs)
         return attempt.result()
 
@@ -603,7 +603,7 @@ class Guard:
             registry.remove(self)
 
 
-class _Marked(Guard):
+class MarkedGuard(Guard):
     """The same guard for functions with another `idempotent` mark; shares all state."""
 
     def __init__(self, guard: Guard, *, idempotent: bool) -> None:
@@ -622,7 +622,7 @@ def _caller() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class _Attempt:
+class _CatchingAttempt:
     """Collects the outcome of one call."""
 
     __slots__ = ("_began", "_error", "_guard", "_token", "_trace", "value")

@@ -51,10 +51,10 @@ _parts: WeakValueDictionary[str, Guard] = WeakValueDictionary()
 """Guards that live as long as what they are part of."""
 _families: dict[str, Family] = {}
 """Families by name; their members are not entered one by one."""
-_entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+_entries: WeakKeyDictionary[Any, RegistryEntry] = WeakKeyDictionary()
 
 
-class Counts:
+class GuardCounts:
     """Number of guards made and closed in this process; see `explain`."""
 
     __slots__ = ("asked", "closed", "made")
@@ -67,7 +67,7 @@ class Counts:
         """Whether the log record at `MANY` live guards was written."""
 
 
-counts: Final = Counts()
+counts: Final = GuardCounts()
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def check_threads(budget: int) -> int:
 # Everything else
 
 
-class Entry:
+class RegistryEntry:
     """Metadata of an entered object.
 
     `ask` names its coroutine method that queries a store or a database for its state; the last
@@ -277,9 +277,9 @@ class Entry:
 
 
 def enter(thing: Any, kind: str, name: str, *, ask: str | None = None, local: bool = True) -> None:
-    """Include `thing` in `snapshot()` for as long as it lives; see `Entry`."""
+    """Include `thing` in `snapshot()` for as long as it lives; see `RegistryEntry`."""
     with _lock:
-        _entries[thing] = Entry(kind, name, ask=ask, local=local)
+        _entries[thing] = RegistryEntry(kind, name, ask=ask, local=local)
 
 
 def answered(thing: Any, answer: Any) -> None:
@@ -290,7 +290,7 @@ def answered(thing: Any, answer: Any) -> None:
         entry.answer, entry.answered_at, entry.error = answer, entry.clock.now(), None
 
 
-def entered() -> list[tuple[Any, Entry]]:
+def entered() -> list[tuple[Any, RegistryEntry]]:
     """Return the entered objects that are still alive, with their entries."""
     with _lock:
         return list(_entries.items())
@@ -368,7 +368,7 @@ def _seen(thing: Any) -> dict[str, Any]:
         return {"snapshot_error": described(error)}
 
 
-def _stored(entry: Entry) -> dict[str, Any]:
+def _stored(entry: RegistryEntry) -> dict[str, Any]:
     shown: dict[str, Any] = {"stored": None, "stored_age": None}
     if entry.answer is not None:
         age = max(0.0, entry.clock.now() - entry.answered_at)

@@ -222,7 +222,7 @@ def test_no_failure_makes_it_twice(codes: list[Code]) -> None:
 
 def test_that_needs_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the guard for calls that may not be repeated they would be."""
-    monkeypatch.setattr(calls, "_Marked", lambda guard, **_marks: guard)
+    monkeypatch.setattr(calls, "MarkedGuard", lambda guard, **_marks: guard)
     cases = st.lists(st.just(Code.UNAVAILABLE), min_size=1, max_size=2)
     assert falsified(_called_once, cases)
 

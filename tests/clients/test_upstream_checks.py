@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seawall import subscribe
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams
 from seawall.clients.upstreams.checks import Checker
-from seawall.clients.upstreams.hosts import Host
+from seawall.clients.upstreams.hosts import UpstreamHost
 from seawall.clock import VirtualClock
 from seawall.events import HostEjected, HostRestored
 from seawall.models.outliers import ActionBound
@@ -214,7 +214,7 @@ def test_events_tell_only_what_changed(case):
 def test_events_need_to_look_at_the_whole(monkeypatch):
     """If one reason to be out hid the other, a host would be told to be back that is not."""
     out = property(lambda host: host.record.until is not None)
-    monkeypatch.setattr(Host, "out", out)
+    monkeypatch.setattr(UpstreamHost, "out", out)
     assert falsified(told_as_it_is, STEPS)
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.wire import _text, criticality, structured
+from seawall.wire import criticality, structured
+from seawall.wire import text as wire_text
 from seawall.wire.attempts import read_attempt
 from seawall.wire.criticality import read_baggage, read_criticality, read_tenant, write_baggage
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, read_timeout
@@ -126,7 +127,7 @@ def test_a_header_over_8_kib_is_ignored(value: str):
 
 def test_without_the_cap_it_would_be_read(monkeypatch: pytest.MonkeyPatch):
     """The property depends on the cap."""
-    monkeypatch.setattr(_text, "LONGEST", 1 << 20)
+    monkeypatch.setattr(wire_text, "LONGEST", 1 << 20)
     monkeypatch.setattr(structured, "LONGEST", 1 << 20)
     assert falsified(nothing_long_is_read, st.sampled_from(VALID))
 
@@ -137,7 +138,7 @@ def test_without_the_cap_it_would_be_read(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("begin", ["", '"', "a="])
 def test_work_is_linear_in_the_length(monkeypatch: pytest.MonkeyPatch, begin: str):
     """Also without the cap, 32 KiB of anything take no more than their share of time."""
-    for module in (_text, structured, criticality):
+    for module in (wire_text, structured, criticality):
         monkeypatch.setattr(module, "LONGEST", 1 << 20)
     monkeypatch.setattr(structured, "_MOST_PARTS", 1 << 20)
     monkeypatch.setattr(criticality, "_MOST_MEMBERS", 1 << 20)

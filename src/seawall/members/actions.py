@@ -78,7 +78,7 @@ class Candidate(Protocol):
         """Let another process lead."""
 
 
-class Bound(Protocol):
+class ActionLimit(Protocol):
     """Limit on how much an action may do."""
 
     @property
@@ -99,7 +99,7 @@ Apply = Callable[[list[MemberView] | None], None]
 class Action:
     """A reaction to the state of a group's members that lasts until `close()`."""
 
-    def __init__(self, members: Watched, kind: str, bound: Bound, apply: Apply) -> None:
+    def __init__(self, members: Watched, kind: str, bound: ActionLimit, apply: Apply) -> None:
         """Call `apply(views)` now and at each change, and `apply(None)` to undo everything."""
         self._group = members.name
         self._members = members

@@ -39,7 +39,7 @@ async def arefresh(*things: Any, timeout: float = 5.0) -> int:  # noqa: ASYNC109
             )
     few = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(thing: Any, entry: registry.Entry) -> bool:
+    async def ask(thing: Any, entry: registry.RegistryEntry) -> bool:
         try:
             async with few, asyncio.timeout(seconds):
                 await getattr(thing, str(entry.ask))()

@@ -20,7 +20,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final, Literal, NamedTuple
 
 from seawall import _checks as check
-from seawall.wire._text import LONGEST
+from seawall.wire.text import LONGEST
 
 UNIX: Final = "unix"
 """Name of a peer without an address, also in the lists of proxies or callers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from seawall.wire._text import text_of
+from seawall.wire.text import text_of
 
 ATTEMPT_HEADER: Final = "Seawall-Attempt"
 

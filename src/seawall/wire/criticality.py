@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from seawall.context import Criticality
-from seawall.wire._text import LONGEST, text_of
+from seawall.wire.text import LONGEST, text_of
 
 BAGGAGE_HEADER: Final = "baggage"
 CRITICALITY_KEY: Final = "seawall.criticality"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from seawall.wire._text import A_YEAR, decimal_of, text_of, whole_of
+from seawall.wire.text import A_YEAR, decimal_of, text_of, whole_of
 
 GRPC: Final = "grpc-timeout"
 ENVOY: Final = "x-envoy-expected-rq-timeout-ms"

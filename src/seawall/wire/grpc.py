@@ -39,7 +39,7 @@ from seawall.errors import (
     TimedOut,
     UnknownJob,
 )
-from seawall.wire._text import text_of, whole_of
+from seawall.wire.text import text_of, whole_of
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 

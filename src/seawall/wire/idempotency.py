@@ -6,8 +6,8 @@ import re
 from hashlib import sha256
 from typing import Final
 
-from seawall.wire._text import text_of
 from seawall.wire.structured import Token, read_item, string
+from seawall.wire.text import text_of
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Final
 
-from seawall.wire._text import A_YEAR, decimal_of, text_of
+from seawall.wire.text import A_YEAR, decimal_of, text_of
 
 _MONTHS: Final = (
     "Jan",

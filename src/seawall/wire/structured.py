@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from seawall.wire._text import LONGEST
+from seawall.wire.text import LONGEST
 
 MOST: Final = 999_999_999_999_999
 """The largest integer of a structured field."""
@@ -48,19 +48,19 @@ class Token(str):
 Bare = int | float | bool | bytes | str | Token
 
 
-class Item(NamedTuple):
+class FieldItem(NamedTuple):
     """A value and its parameters; the last of duplicate parameters counts."""
 
     value: Bare
     parameters: dict[str, Bare]
 
 
-def read_list(text: str) -> list[Item] | None:
+def read_list(text: str) -> list[FieldItem] | None:
     """Return the items of a list, or None if it is invalid; an empty field is an empty list."""
     if len(text) > LONGEST or text.count(",") + text.count(";") > _MOST_PARTS:
         return None
     text = text.strip(" ")
-    items: list[Item] = []
+    items: list[FieldItem] = []
     at, end = 0, len(text)
     while at < end:
         found = _item(text, at)
@@ -79,7 +79,7 @@ def read_list(text: str) -> list[Item] | None:
     return items
 
 
-def read_item(text: str) -> Item | None:
+def read_item(text: str) -> FieldItem | None:
     """Return the item of a field with exactly one item, or None."""
     items = read_list(text)
     return items[0] if items is not None and len(items) == 1 else None
@@ -107,7 +107,7 @@ def _blanks(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _item(text: str, at: int) -> tuple[Item, int] | None:
+def _item(text: str, at: int) -> tuple[FieldItem, int] | None:
     """Return the item that begins at `at`, and the position after it."""
     found = _bare(text, at)
     if found is None:
@@ -129,7 +129,7 @@ def _item(text: str, at: int) -> tuple[Item, int] | None:
                 return None
             said, at = found
         parameters[key[0]] = said
-    return Item(value, parameters), at
+    return FieldItem(value, parameters), at
 
 
 def _bare(text: str, at: int) -> tuple[Bare, int] | None:

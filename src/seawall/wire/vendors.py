@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from seawall.wire._text import A_YEAR, decimal_of, text_of, whole_of
 from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.text import A_YEAR, decimal_of, text_of, whole_of
 
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens")
 """Quantities that vendors limit."""

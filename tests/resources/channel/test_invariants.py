@@ -19,9 +19,9 @@ from seawall.errors import ChannelClosed, ChannelFull
 from seawall.models.channel import Buffer
 from seawall.resources import Channel
 from seawall.resources.channel.channel import WHEN_FULL
+from seawall.resources.channel.waiters import ChannelWaiter as _Waiter
 from seawall.resources.channel.waiters import Getter as _Getter
 from seawall.resources.channel.waiters import Putter as _Putter
-from seawall.resources.channel.waiters import Waiter as _Waiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, quarters
 

@@ -32,11 +32,11 @@ from seawall.context import (
     retried_above,
 )
 from seawall.errors import DeadlineExceeded, SeawallError
-from seawall.guard import Guard, _Marked
+from seawall.guard import Guard, MarkedGuard
 from seawall.policies.timeout.policy import TimeoutBound
 from seawall.runtime.layers import Kind, Layer
-from seawall.wire._text import A_YEAR
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
+from seawall.wire.text import A_YEAR
 
 RetryAt = Literal["everywhere", "edge"]
 Idempotent = bool | Collection[str] | Callable[[str], bool]
@@ -110,7 +110,7 @@ def _texts(pairs: tuple[tuple[str, Any], ...]) -> dict[str, str]:
     return texts
 
 
-class Terms:
+class RpcTerms:
     """The validated settings of a client's interceptors."""
 
     def __init__(
@@ -135,8 +135,8 @@ class Terms:
         guard._plan.check(kind)  # raises now if a Timeout cannot act here
         self.guard = guard
         self.kind = kind
-        self.again = guard if guard.idempotent else _Marked(guard, idempotent=True)
-        self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
+        self.again = guard if guard.idempotent else MarkedGuard(guard, idempotent=True)
+        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
         """The same guard, for calls that may not be repeated; `again` is for those that may."""
         self._idempotent = _read_idempotent(idempotent)
         self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
@@ -258,7 +258,7 @@ def verdict(code: grpc.StatusCode | None) -> BaseException | None:
     """Return the outcome to report to a gate for an RPC with status `code`; None for success."""
     if code is None or code is grpc.StatusCode.CANCELLED:
         return Cancelled()
-    return _Failed(code.name) if code in FAILED_CODES else None
+    return _FailedRpc(code.name) if code in FAILED_CODES else None
 
 
 def verdict_on(error: BaseException) -> BaseException | None:
@@ -267,7 +267,7 @@ def verdict_on(error: BaseException) -> BaseException | None:
     return error if code is None else verdict(code())
 
 
-class _Failed(Exception):
+class _FailedRpc(Exception):
     """Failure of an RPC after its first item."""
 
 

@@ -23,7 +23,7 @@ FAILED_CODES: Final = frozenset(code for code in grpc.StatusCode if code.name in
 Predicate = Callable[[Exception | None, Any], bool]
 
 
-class Answer(NamedTuple):
+class RpcAnswer(NamedTuple):
     """The end of an RPC that is not a failure of the server; NOT_FOUND is a normal response too."""
 
     call: Any
@@ -164,7 +164,7 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
     def worth_another(error: Exception | None, value: Any) -> bool:
         """Return whether to retry an RPC with this result; for `Retry(on=...)`."""
         if error is None:
-            return isinstance(value, Answer) and value.code in wanted
+            return isinstance(value, RpcAnswer) and value.code in wanted
         if isinstance(error, TimedOut):
             return LATE in wanted
         code = error.code() if isinstance(error, grpc.RpcError) and hasattr(error, "code") else None

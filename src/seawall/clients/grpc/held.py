@@ -18,7 +18,7 @@ from weakref import ref
 
 import grpc
 
-from seawall.clients.grpc.calls import Cancelled, Rpc, Terms, verdict, verdict_on
+from seawall.clients.grpc.calls import Cancelled, Rpc, RpcTerms, verdict, verdict_on
 from seawall.clients.grpc.errors import failure, is_failure
 from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.context import deadline_scope
@@ -57,7 +57,7 @@ class Started:
         """A status without items that is not a failure, such as NOT_FOUND."""
 
 
-def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
+def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Any:
     """Enter the gates and start the call; leave them when it is over.
 
     `timed`: the call is a future, and the guard's timeouts limit the whole call, as its deadline.
@@ -79,7 +79,7 @@ def begin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     return call
 
 
-async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
+async def abegin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Any:
     """Async twin of `begin`."""
     hold = terms.guard.hold(rpc)
     await hold.__aenter__()
@@ -98,7 +98,7 @@ async def abegin(terms: Terms, rpc: Rpc, *, timed: bool) -> Any:
     return call  # the same object: gRPC writes to no other
 
 
-def first_item(terms: Terms, rpc: Rpc) -> Items:
+def first_item(terms: RpcTerms, rpc: Rpc) -> Items:
     """Run the guard up to the first item; the gates are left when the call is over."""
     # Read outside of the guard: its timeouts apply up to the first item, and do not end the stream.
     until = deadline_scope()
@@ -130,7 +130,7 @@ def first_item(terms: Terms, rpc: Rpc) -> Items:
     return Items(started, leave)
 
 
-async def afirst_item(terms: Terms, rpc: Rpc) -> Any:
+async def afirst_item(terms: RpcTerms, rpc: Rpc) -> Any:
     """Async twin of `first_item`."""
     until = deadline_scope()
 
@@ -158,7 +158,7 @@ async def afirst_item(terms: Terms, rpc: Rpc) -> Any:
     return AioFinished(None, AioItems(started, leave))
 
 
-def _streaming(terms: Terms, rpc: Rpc, first: Callable[..., Any]) -> Call:
+def _streaming(terms: RpcTerms, rpc: Rpc, first: Callable[..., Any]) -> Call:
     host = terms.host(rpc)
     call = Call(host, terms.stream_layers, first, (rpc,), {}, host.clock.now())
     call.streaming = True

@@ -21,8 +21,8 @@ from typing import Any
 
 import grpc
 
-from seawall.clients.grpc.calls import Cancelled, Idempotent, RetryAt, Rpc, Terms
-from seawall.clients.grpc.errors import Answer, RpcFace, failure, is_failure, retry_on
+from seawall.clients.grpc.calls import Cancelled, Idempotent, RetryAt, Rpc, RpcTerms
+from seawall.clients.grpc.errors import RpcAnswer, RpcFace, failure, is_failure, retry_on
 from seawall.clients.grpc.held import abegin, afirst_item, begin, first_item
 from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.clients.http.headers import PROPAGATED
@@ -62,7 +62,7 @@ class GuardedInterceptor(
         the number of seconds of the context's deadline that are withheld from the whole call: by
         default a tenth of what is left, at least 10 ms and at most 0.5 s.
         """
-        terms = Terms(
+        terms = RpcTerms(
             guard,
             "sync",
             idempotent=idempotent,
@@ -72,7 +72,7 @@ class GuardedInterceptor(
         )
         self._terms = terms
 
-        def attempt(rpc: Rpc) -> Answer:
+        def attempt(rpc: Rpc) -> RpcAnswer:
             call = rpc.send(terms.details(rpc, terms.seconds_left()), rpc.message())
             return _settled(call, call.exception(), guard.name)
 
@@ -119,7 +119,7 @@ class GuardedInterceptor(
         except Cancelled as cancelled:
             return cancelled.call
         # A fallback returns a response, not a call.
-        return value.call if isinstance(value, Answer) else Finished(value)
+        return value.call if isinstance(value, RpcAnswer) else Finished(value)
 
     def _streamed(self, rpc: Rpc) -> Any:
         if rpc.repeatable:
@@ -141,17 +141,17 @@ class GuardedInterceptor(
 class _Aio:
     """Base of the four interceptors of an aio channel."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RpcTerms) -> None:
         self._terms = terms
         name = terms.guard.name
 
-        async def attempt(rpc: Rpc) -> Answer:
+        async def attempt(rpc: Rpc) -> RpcAnswer:
             call = await rpc.send(terms.details(rpc, terms.seconds_left()), rpc.message())
             try:
                 await call
             except grpc.RpcError as error:
                 return _settled(call, error, name)
-            return Answer(call, grpc.StatusCode.OK)
+            return RpcAnswer(call, grpc.StatusCode.OK)
 
         self._again = terms.again(attempt)
         self._once = terms.once(attempt)
@@ -165,7 +165,7 @@ class _Aio:
                 value = await (self._again if rpc.repeatable else self._once)(rpc)
         except Cancelled as cancelled:
             return cancelled.call
-        return value.call if isinstance(value, Answer) else AioFinished(value)
+        return value.call if isinstance(value, RpcAnswer) else AioFinished(value)
 
     async def _streamed(self, rpc: Rpc) -> Any:
         with self._terms.around(rpc):
@@ -221,7 +221,7 @@ def aio_interceptors(
 
     The arguments are those of `GuardedInterceptor`.
     """
-    terms = Terms(
+    terms = RpcTerms(
         guard,
         "async",
         idempotent=idempotent,
@@ -232,15 +232,15 @@ def aio_interceptors(
     return [_UnaryUnary(terms), _UnaryStream(terms), _StreamUnary(terms), _StreamStream(terms)]
 
 
-def _settled(call: Any, error: Exception | None, guard: str) -> Answer:
+def _settled(call: Any, error: Exception | None, guard: str) -> RpcAnswer:
     """Return the result of an RPC, or raise if it indicates the server's health."""
     if error is None:
-        return Answer(call, grpc.StatusCode.OK)
+        return RpcAnswer(call, grpc.StatusCode.OK)
     if not is_failure(error):
         answered: Any = error  # the base class lacks code()
         if answered.code() is grpc.StatusCode.CANCELLED:
             raise Cancelled(call)
-        return Answer(call, answered.code())
+        return RpcAnswer(call, answered.code())
     seen = failure(error, guard)
     if seen is error:
         raise error

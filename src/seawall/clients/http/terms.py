@@ -9,7 +9,7 @@ from seawall import _checks as check
 from seawall.clients.http.errors import Library
 from seawall.clients.http.headers import PROPAGATED, read_propagate
 from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
-from seawall.guard import Guard, _Marked
+from seawall.guard import Guard, MarkedGuard
 from seawall.policies.fallback import Fallback, Static
 from seawall.policies.retry import Retry
 from seawall.runtime.layers import Kind
@@ -89,7 +89,7 @@ class Terms:
 
             warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # at the transport's creation
         self.guard = guard
-        self.once = _Marked(guard, idempotent=False) if guard.idempotent else guard
+        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
         """The same guard for requests that may not be repeated."""
         self.library = library
         self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))

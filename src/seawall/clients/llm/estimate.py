@@ -25,7 +25,7 @@ Body = Mapping[str, Any]
 Count = Callable[[Body], int]
 
 
-class Estimate(NamedTuple):
+class TokenEstimate(NamedTuple):
     """Estimated usage of a call."""
 
     input: int
@@ -43,7 +43,7 @@ class Asked:
         body = parsed(content) if content else None
         self.free = free
         self.body: Body = body if isinstance(body, dict) else {}
-        self.guesses: dict[object, Estimate] = {}
+        self.guesses: dict[object, TokenEstimate] = {}
 
 
 ASKED: Final = "seawall.llm.asked"
@@ -82,11 +82,11 @@ def body_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Body:
     return {**kwargs, "prompt": texts}
 
 
-def estimate(body: Body, count: Count | None, output: int) -> Estimate:
+def estimate(body: Body, count: Count | None, output: int) -> TokenEstimate:
     """Estimate the usage for `body`; `output` applies if the request does not limit its output."""
     model = body.get("model")
     if not any(name in body for name in _PROMPT):
-        return Estimate(0, 0, model if isinstance(model, str) else "")
+        return TokenEstimate(0, 0, model if isinstance(model, str) else "")
     went_in = _tokens(body) if count is None else check.count("count(...)", count(body), minimum=0)
     if "input" in body and "encoding_format" in body:
         output = 0  # embeddings
@@ -96,7 +96,7 @@ def estimate(body: Body, count: Count | None, output: int) -> Estimate:
             answers = body.get("n")
             output = most * (answers if type(answers) is int and 1 < answers < MOST else 1)
             break
-    return Estimate(went_in, output, model if isinstance(model, str) else "")
+    return TokenEstimate(went_in, output, model if isinstance(model, str) else "")
 
 
 def _tokens(body: Body) -> int:

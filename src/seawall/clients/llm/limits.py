@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.clients.llm.endings import TOO_MANY, nothing_sent, status_of, was_refused
-from seawall.clients.llm.estimate import Count, Estimate, asked_by, body_of, estimate
+from seawall.clients.llm.estimate import Count, TokenEstimate, asked_by, body_of, estimate
 from seawall.clients.llm.usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
 from seawall.models.rate.rates import whole_microseconds
@@ -50,7 +50,7 @@ late."""
 
 _MOST_TOLD: Final = 1024
 
-_guess: Final[ContextVar[Estimate]] = ContextVar("seawall_llm_guess")
+_guess: Final[ContextVar[TokenEstimate]] = ContextVar("seawall_llm_guess")
 
 
 # With parameters, so that the gate passes the call's arguments: see `_Guessed`.
@@ -194,7 +194,7 @@ class TokenLimits(RateLimit):
         said = read_vendor_limits(pairs, _wall())
         if said is NOTHING:
             return
-        with _Guessed(self._guess_of(args, kwargs) if self.per_model else Estimate(0, 0)):
+        with _Guessed(self._guess_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)):
             for kind in KINDS:
                 standing: Standing | None = getattr(said, kind)
                 if standing is not None:
@@ -290,7 +290,7 @@ class TokenLimits(RateLimit):
         with _Guessed(self._guess_of(args, kwargs) if known is None else known):
             return super()._lower(remaining, reset_after, args, kwargs, name)
 
-    def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Estimate:
+    def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenEstimate:
         asked = asked_by(args)
         if asked is None:
             return estimate(body_of(args, kwargs), self.count, self.output)
@@ -298,7 +298,7 @@ class TokenLimits(RateLimit):
         if known is None:
             known = estimate(asked.body, self.count, self.output)
             if asked.free:
-                known = Estimate(0, 0, known.model)
+                known = TokenEstimate(0, 0, known.model)
             asked.guesses[self] = known
         return known
 
@@ -326,9 +326,9 @@ class _Guessed:
 
     __slots__ = ("_guess", "_token")
 
-    _token: Token[Estimate]
+    _token: Token[TokenEstimate]
 
-    def __init__(self, guess: Estimate) -> None:
+    def __init__(self, guess: TokenEstimate) -> None:
         self._guess = guess
 
     def __enter__(self) -> None:

@@ -76,7 +76,7 @@ class AsyncBody(Body):
             self._pick._end(None)
 
 
-class Library(NamedTuple):
+class TransportParts(NamedTuple):
     """The required parts of httpx or httpx2."""
 
     module: Any
@@ -87,7 +87,7 @@ class Library(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def library_of(kind: Any) -> Library:
+def library_of(kind: Any) -> TransportParts:
     """Return the library of a request class, possibly found by its bases."""
     for base in kind.__mro__:
         name = base.__module__.partition(".")[0]
@@ -97,9 +97,9 @@ def library_of(kind: Any) -> Library:
 
 
 @lru_cache(maxsize=len(LIBRARIES))
-def _library(name: str) -> Library:
+def _library(name: str) -> TransportParts:
     module = import_module(name)
-    return Library(
+    return TransportParts(
         module,
         (module.TransportError, OSError),
         # A client requires a stream class of its own library, and of its own kind.

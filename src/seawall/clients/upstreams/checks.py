@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from seawall import _checks as check
-from seawall.clients.upstreams.hosts import Endpoint, Host
+from seawall.clients.upstreams.hosts import Endpoint, UpstreamHost
 from seawall.clock import VirtualClock
 from seawall.runtime.http_status import http_status
 
@@ -177,14 +177,14 @@ class Checker:
             return
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def ask(host: Host) -> None:
+        async def ask(host: UpstreamHost) -> None:
             async with room:
                 passed = await self._passes(host)
             hosts.checked(host, passed=passed, settings=self.settings)
 
         await asyncio.gather(*(ask(host) for host in hosts.hosts))
 
-    async def _passes(self, host: Host) -> bool:
+    async def _passes(self, host: UpstreamHost) -> bool:
         probe, timeout = self.settings.probe, self.settings.timeout
         try:
             if probe is None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.clients.upstreams.hosts import Host, HostGate, Seat, gates_of
+from seawall.clients.upstreams.hosts import HostGate, Seat, UpstreamHost, gates_of
 from seawall.errors import CircuitOpen
 from seawall.events import Event, HostEjected, HostRestored
 from seawall.events.bus import emit
@@ -37,7 +37,7 @@ same time."""
 class Sent(NamedTuple):
     """A request in progress."""
 
-    host: Host
+    host: UpstreamHost
     began: float
     generation: int
     """The host's generation, which shows whether the request was sent before an ejection or
@@ -64,7 +64,7 @@ class HostSet:
         self.half_life = half_life
         self.judge = OutlierModel(outliers)
         self.mutex = Mutex()
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: tuple[UpstreamHost, ...] = ()
         self.panic = False
         """Whether more hosts are out than permitted: then all are used."""
         self.gated = breaker is not None
@@ -78,7 +78,7 @@ class HostSet:
                 )
             self._keyed = gates_of(breaker, Seat(name, clock, rng))
         self._panic = panic
-        self._usable: tuple[Host, ...] = ()
+        self._usable: tuple[UpstreamHost, ...] = ()
         self._loads: tuple[Load, ...] = ()
         self._review_at = float("inf")
         self._doubts: dict[ActionBound, tuple[Sequence[str], str]] = {}
@@ -88,7 +88,7 @@ class HostSet:
     def replace(self, urls: list[str]) -> None:
         """Use these hosts from now on; hosts that stay keep their records."""
         now = self.clock.now()
-        made: dict[str, Host] = {}
+        made: dict[str, UpstreamHost] = {}
         known = {host.url: host for host in self.hosts}
         while True:
             for url in urls:
@@ -102,8 +102,8 @@ class HostSet:
                     break
         self._tell()
 
-    def _new(self, url: str, now: float) -> Host:
-        return Host(url, self.half_life, self.judge.settings, self._gate(url), now)
+    def _new(self, url: str, now: float) -> UpstreamHost:
+        return UpstreamHost(url, self.half_life, self.judge.settings, self._gate(url), now)
 
     def _gate(self, url: str) -> HostGate | None:
         breaker = self._breaker
@@ -116,7 +116,7 @@ class HostSet:
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
         return HostGate(made, gates_of(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
 
-    def take(self, tried: set[str] | None, refused: Collection[Host]) -> Sent | None:
+    def take(self, tried: set[str] | None, refused: Collection[UpstreamHost]) -> Sent | None:
         """Choose a host and count a request in; return None if all remaining hosts `refused`.
 
         Hosts in `tried` were used in this call already, and are chosen only when no other is left;
@@ -143,7 +143,7 @@ class HostSet:
             self._tell()
         return taken if hosts else None
 
-    def put_back(self, host: Host) -> None:
+    def put_back(self, host: UpstreamHost) -> None:
         """Undo a `take`: nothing was sent."""
         self.mutex.do(partial(_count_out, host.load))
 
@@ -210,7 +210,7 @@ class HostSet:
             host.record.failed(now)
             self._judge(host, now)
 
-    def _judge(self, host: Host, now: float) -> None:
+    def _judge(self, host: UpstreamHost, now: float) -> None:
         if host.out or host not in self.hosts:
             return
         records = [known.record for known in self.hosts]
@@ -220,7 +220,7 @@ class HostSet:
             self._untold.append((HostEjected, {"host": host.url, **ejection._asdict()}))
             self._review(now)
 
-    def checked(self, host: Host, *, passed: bool, settings: HealthCheck) -> None:
+    def checked(self, host: UpstreamHost, *, passed: bool, settings: HealthCheck) -> None:
         """Record the result of an active check."""
         failures, successes = settings.failures, settings.successes
         with self.mutex:

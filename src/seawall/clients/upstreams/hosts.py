@@ -79,7 +79,7 @@ def check_hosts(hosts: object) -> list[str]:
     return listed
 
 
-class Host:
+class UpstreamHost:
     """State of one host; read and changed under the lock of its set."""
 
     __slots__ = (

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from seawall.clients.upstreams.host_set import HostSet, Sent
-from seawall.clients.upstreams.hosts import Endpoint, Host
+from seawall.clients.upstreams.hosts import Endpoint, UpstreamHost
 from seawall.context import deadline_scope, live_scope
 from seawall.errors import CircuitOpen, Rejected
 from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
@@ -153,13 +153,13 @@ class Pick:
             raise RuntimeError("this pick() was used already: write upstreams.pick() each time")
         self._used = True
 
-    def _take(self, refused: set[Host] | tuple[()]) -> Host | None:
+    def _take(self, refused: set[UpstreamHost] | tuple[()]) -> UpstreamHost | None:
         self._sent = self._set.take(self._tried, refused)
         return None if self._sent is None else self._sent.host
 
     def _steps(self) -> Generator[Waiter, Any, None]:
         """Try host after host until a breaker admits the request."""
-        refused: set[Host] = set()
+        refused: set[UpstreamHost] = set()
         refusals: list[CircuitOpen] = []
         while (host := self._take(refused)) is not None:
             try:
@@ -180,7 +180,7 @@ class Pick:
         finally:
             refusals.clear()  # Break the cycle between the exceptions and this frame.
 
-    def _enter(self, host: Host) -> Generator[Waiter, Any, None]:
+    def _enter(self, host: UpstreamHost) -> Generator[Waiter, Any, None]:
         if host.gate is None or self._sent is None:
             return
         layer = host.gate.layers[self._kind]
@@ -223,7 +223,7 @@ class Pick:
         finally:
             self._set.end(sent, outcome, refused=self._refused)
 
-    def _leave(self, host: Host, outcome: Outcome, error: BaseException | None) -> None:
+    def _leave(self, host: UpstreamHost, outcome: Outcome, error: BaseException | None) -> None:
         """Leave the breaker, which judges only the head of a response: a long body is not slow."""
         ticket, self._ticket = self._ticket, None
         answer, self._answer = self._answer, None

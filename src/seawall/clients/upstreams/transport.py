@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall.clients.http.errors import as_library_error
 from seawall.clients.http.httpx_library import TRIED
-from seawall.clients.upstreams.answers import Library, library_of, send_back
+from seawall.clients.upstreams.answers import TransportParts, library_of, send_back
 from seawall.clients.upstreams.hosts import Endpoint
 from seawall.clients.upstreams.picks import Pick
 from seawall.errors import CircuitOpen
@@ -93,7 +93,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             pick._end(error)
             raise
 
-    def _pick(self, request: Any, library: Library) -> Pick:
+    def _pick(self, request: Any, library: TransportParts) -> Pick:
         tried = request.extensions.get(TRIED)
         pick = self._upstreams.pick(tried=tried if isinstance(tried, set) else None)
         pick._blamed = library.failures
@@ -111,7 +111,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             response.stream = body(response.stream, pick)
         return response
 
-    def _readdressed(self, request: Any, pick: Pick, library: Library) -> Any:
+    def _readdressed(self, request: Any, pick: Pick, library: TransportParts) -> Any:
         before = request.url
         # A URL with a query is mostly used once, and may contain secrets.
         key = None if before.query else (pick.url, str(before))
@@ -135,7 +135,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             extensions=request.extensions,
         )
 
-    def _sender(self, library: Library, default: str, name: str) -> Any:
+    def _sender(self, library: TransportParts, default: str, name: str) -> Any:
         """Return the send function of the inner transport, or of a default one, made on demand."""
         inner = self._inner
         if inner is None:
@@ -186,7 +186,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             await self._inner.__aexit__(*raised)
 
 
-def _told(error: CircuitOpen, request: Any, library: Library) -> Exception:
+def _told(error: CircuitOpen, request: Any, library: TransportParts) -> Exception:
     """Return a refusal as an exception of the library too, as a guarded transport does."""
     guarded = import_module(f"seawall.clients.{library.module.__name__}")
     return as_library_error(error, guarded._LIBRARY, request)

@@ -74,7 +74,7 @@ def _asked(body: dict[str, Any]) -> tuple[Any, tuple[str | None, str, str]]:
     return records, (scope, body["operation"], body["key"])
 
 
-def _entered() -> list[tuple[Any, registry.Entry]]:
+def _entered() -> list[tuple[Any, registry.RegistryEntry]]:
     return [(it, entry) for it, entry in registry.entered() if entry.kind == "idempotency"]
 
 

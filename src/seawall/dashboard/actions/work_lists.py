@@ -60,7 +60,7 @@ class WorkListEntry(NamedTuple):
     kind: str
     name: str
     things: Any
-    entry: registry.Entry
+    entry: registry.RegistryEntry
 
 
 def work_lists() -> list[WorkListEntry]:

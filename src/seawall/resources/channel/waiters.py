@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from seawall.resources.channel.channel import Channel
 
 
-class Waiter:
+class ChannelWaiter:
     """A caller that waits for a channel. Its state changes only under the channel's lock."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Waiter:
         return self._channel._refused(error) if isinstance(error, Rejected) else error
 
 
-class Putter(Waiter):
+class Putter(ChannelWaiter):
     """Waits for room."""
 
     def _give_back(self) -> None:
@@ -98,7 +98,7 @@ class Putter(Waiter):
         raise self._refuse(channel._full_error(f", waited {self._timeout} s"))
 
 
-class Getter(Waiter):
+class Getter(ChannelWaiter):
     """Waits for an item."""
 
     def end(self, state: End, since: float = 0.0) -> bool:
@@ -129,7 +129,7 @@ class Getter(Waiter):
         raise self._refuse(TimedOut(message, guard=channel.name, seconds=self._timeout))
 
 
-class Drainer(Waiter):
+class Drainer(ChannelWaiter):
     """Waits until all items are taken."""
 
     def claim(self) -> list[Any]:

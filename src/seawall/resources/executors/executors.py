@@ -23,14 +23,14 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected
 from seawall.models.sizing import pool_size
-from seawall.resources.executors.messages import Item, Luggage
+from seawall.resources.executors.messages import Luggage, ProcessCall
 from seawall.resources.executors.processes import Crew
 from seawall.resources.executors.thread_calls import (
     ClosableThreads,
-    Emptied,
     Errand,
     ExecutorHost,
     ProcessErrand,
+    ThreadsEmptied,
 )
 from seawall.runtime.batch import Batch, Room, arun_batch, asettled, run_batch, settled
 from seawall.runtime.driver import held_time, wait_async, wait_sync
@@ -200,7 +200,7 @@ class _Executor:
             raise TypeError(
                 f"{function!r}: pass a plain function; an async one is awaited as it is"
             )
-        item = Item(function, args, kwargs)
+        item = ProcessCall(function, args, kwargs)
         if self._crew is None:
             return Errand(self._host, self.pool, self._policy, item)
         return ProcessErrand(self._host, self.pool, self._policy, item, self._crew)
@@ -211,13 +211,13 @@ class _Executor:
                 f"executor {self.name!r} is closed", guard=self.name, policy=self._policy
             )
 
-    def _closing(self, drain: float) -> Emptied | None:
+    def _closing(self, drain: float) -> ThreadsEmptied | None:
         """Stop accepting calls; return a waiter for pending ones, or None if not to wait."""
         seconds = check.seconds("drain", drain, zero=True, infinite=True)
         self.pool.shut("closing")
         if not seconds or self.pool.idle:
             return None
-        return Emptied(self.pool, self._clock.now() + seconds)
+        return ThreadsEmptied(self.pool, self._clock.now() + seconds)
 
     def _end(self, *, kill: bool = False) -> None:
         self.pool.shut("closed")

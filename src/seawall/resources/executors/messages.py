@@ -45,7 +45,7 @@ TRACE_LENGTH: Final = 10_000
 """Maximum length of a returned traceback in characters; its end is kept."""
 
 
-class Item:
+class ProcessCall:
     """One call for a worker process; its owner changes under the crew's mutex."""
 
     __slots__ = ("args", "function", "given_up", "kwargs", "sent", "worker")
@@ -116,7 +116,7 @@ def _address(var: ContextVar[Any]) -> tuple[str, str]:
 # --- In the parent ---
 
 
-def pack(item: Item, luggage: Luggage) -> Any:
+def pack(item: ProcessCall, luggage: Luggage) -> Any:
     """Pickle `item` and its caller's context, or raise TypeError."""
     from multiprocessing.reduction import ForkingPickler
 
@@ -139,7 +139,7 @@ def pack(item: Item, luggage: Luggage) -> Any:
         ) from error
 
 
-def unpack(item: Item, reply: bytes, executor: str) -> Any:
+def unpack(item: ProcessCall, reply: bytes, executor: str) -> Any:
     """Return the value or raise the error that `reply` holds."""
     from pickle import loads
 

@@ -18,7 +18,7 @@ from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
 from seawall.events import WorkerReplaced
 from seawall.events.bus import emit
-from seawall.resources.executors.messages import Item, Luggage, pack, serve, unpack
+from seawall.resources.executors.messages import Luggage, ProcessCall, pack, serve, unpack
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Crew:
         self._finalizer = finalize(self, _kill_all, self._all)
         self._finalizer.atexit = False
 
-    def carry_out(self, item: Item) -> Any:
+    def carry_out(self, item: ProcessCall) -> Any:
         """Run `item` in a process and wait for it; called in a worker thread.
 
         Raises what the item raised, `WorkerDied` if the process died, or a `Rejected` if no process
@@ -183,7 +183,7 @@ class Crew:
         self._put_back(worker)
         return unpack(item, reply, self.name)
 
-    def give_up(self, item: Item) -> bool:
+    def give_up(self, item: ProcessCall) -> bool:
         """Kill the process that has `item`, if any; return whether it was ever given to one."""
         self._mutex.do(lambda: _stop(item))
         return item.sent
@@ -264,7 +264,7 @@ class Crew:
             retry_after=pause,
         )
 
-    def _hand(self, item: Item, worker: _Worker) -> None:
+    def _hand(self, item: ProcessCall, worker: _Worker) -> None:
         """Assign `item` to `worker`; raise if its caller gave up or the deadline passed."""
         left = seconds_left()
         if left is not None and left <= 0:
@@ -283,7 +283,7 @@ class Crew:
                 return
         worker.end()
 
-    def _lost(self, worker: _Worker, item: Item) -> WorkerDied:
+    def _lost(self, worker: _Worker, item: ProcessCall) -> WorkerDied:
         """Clean up a dead process and start another; return the error for the caller."""
         self._all.discard(worker)
         exit_code = worker.end()
@@ -321,7 +321,7 @@ class Crew:
         self._closed = closed
 
 
-def _stop(item: Item) -> None:
+def _stop(item: ProcessCall) -> None:
     item.given_up = True
     if item.worker is not None:
         item.worker.kill()

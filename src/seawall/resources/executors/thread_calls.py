@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, cast
 from seawall.clock import Clock
 from seawall.context import seconds_left
 from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected
-from seawall.resources.executors.messages import Item
+from seawall.resources.executors.messages import ProcessCall
 from seawall.resources.executors.processes import Crew
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
@@ -46,7 +46,7 @@ class ClosableThreads(WorkerPool):
 
     def _begin(self) -> None:
         super()._begin()
-        self._leavers: deque[Emptied] = deque()
+        self._leavers: deque[ThreadsEmptied] = deque()
 
     @property
     def idle(self) -> bool:
@@ -76,7 +76,7 @@ class ClosableThreads(WorkerPool):
                 shared.freed()
                 job.finished()
 
-    def await_empty(self, leaver: Emptied) -> None:
+    def await_empty(self, leaver: ThreadsEmptied) -> None:
         """Wake `leaver` when no work is left."""
         self._leavers.append(leaver)
         self.look()
@@ -90,7 +90,7 @@ class ClosableThreads(WorkerPool):
                 return
             leaver.wake()
 
-    def forget(self, leaver: Emptied) -> None:
+    def forget(self, leaver: ThreadsEmptied) -> None:
         """Remove `leaver` from the waiters."""
         try:
             self._leavers.remove(leaver)
@@ -98,7 +98,7 @@ class ClosableThreads(WorkerPool):
             pass
 
 
-class Emptied:
+class ThreadsEmptied:
     """Waits until the threads have nothing left to do; claims whether that is so."""
 
     wake: Callable[[], bool]
@@ -131,7 +131,7 @@ class Errand(ThreadDriver):
     pool: ClosableThreads
 
     def __init__(
-        self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: Item
+        self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: ProcessCall
     ) -> None:
         """Prepare to run `item` in one of `threads`."""
         super().__init__(cast("Host", host), threads, policy, host.typical)
@@ -242,7 +242,7 @@ class ProcessErrand(Errand):
         host: ExecutorHost,
         threads: ClosableThreads,
         policy: str,
-        item: Item,
+        item: ProcessCall,
         crew: Crew,
     ) -> None:
         """Prepare to run `item` in a process of `crew`, through one of `threads`."""

@@ -178,7 +178,7 @@ class Closing:
 _SLOT = (None,)
 
 
-class Emptied:
+class PoolEmptied:
     """Waits until a stock is empty, or until `until`; claims whether it is empty."""
 
     def __init__(self, stock: Stock, until: float) -> None:

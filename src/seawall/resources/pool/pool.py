@@ -24,7 +24,7 @@ from seawall.events.bus import emit
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
 from seawall.models.waiting import ORDERS, Order
 from seawall.resources.pool.borrowed import Borrowed
-from seawall.resources.pool.closing import Emptied
+from seawall.resources.pool.closing import PoolEmptied
 from seawall.resources.pool.lending import Lending
 from seawall.resources.pool.steps import Request, drive_async, drive_sync
 from seawall.resources.pool.stock import Stock
@@ -243,13 +243,13 @@ class Pool(Generic[T]):
         self._lending.close_idle()
         if stock.empty:
             return True
-        if (yield Emptied(stock, self.clock.now() + timeout)):
+        if (yield PoolEmptied(stock, self.clock.now() + timeout)):
             return True
         borrowed = stock.borrowed()
         for _, resource in borrowed:
             stock.retire(resource, "closed", slot=False)
         longest = 2 * self.settings.close_timeout
-        emptied = stock.empty or (yield Emptied(stock, self.clock.now() + longest))
+        emptied = stock.empty or (yield PoolEmptied(stock, self.clock.now() + longest))
         return bool(emptied) and not borrowed
 
     def __enter__(self) -> Pool[T]:

@@ -28,8 +28,8 @@ from seawall.web.edge.inbound import Classify, Inbound, Tokens
 from seawall.web.problems import problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
-from seawall.wire._text import A_YEAR
 from seawall.wire.grpc import FAILURES, PUSHBACK_KEY, pushback_for, status_name, write_pushback
+from seawall.wire.text import A_YEAR
 
 HEALTH: Final = "/grpc.health.v1.Health/"
 
