@@ -399,6 +399,47 @@ def test_an_effect_that_fails_leaves_neither_rows_nor_a_note(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_a_batch_has_its_effects_in_one_transaction(opening: Opening) -> None:
+    """Once for each item; where one fails, only that one does."""
+
+    async def main() -> None:
+        async with opening() as database:
+            inbox, outbox = Inbox(database), Outbox(database, "exports")
+            called: list[int] = []
+            poison: set[int] = set()
+
+            async def aexport(conn: Any, value: int) -> None:
+                await outbox.aadd(conn, "order", value, "exported", {"value": value})
+                called.append(value)
+                if value in poison:
+                    raise ValueError(value)
+
+            def export(conn: Any, value: int) -> None:
+                outbox.add(conn, "order", value, "exported", {"value": value})
+                called.append(value)
+                if value in poison:
+                    raise ValueError(value)
+
+            async def run(items: range) -> dict[str, Any]:
+                called.clear()
+                pipeline = Pipeline("p")
+                function = aexport if database.is_async else export
+                sink = InboxSink(inbox, "export", function, id=lambda value: f"order-{value}")
+                pipeline.read(items).sink(sink, batch=(5, 0.1))
+                await pipeline.run()
+                return pipeline.snapshot()
+
+            seen = await run(range(10))
+            assert (seen["sink"], called) == (10, [*range(10)])
+            poison.add(12)
+            seen = await run(range(8, 15))
+            assert (seen["sink"], seen["dead_letter"]) == (6, 1)
+            assert called == [10, 11, 12, 10, 11, 12, 13, 14]
+            assert (await outbox.asurvey())["pending"] == 14
+
+    asyncio.run(main())
+
+
 def test_the_function_of_an_inbox_sink_is_as_its_database_is(tmp_path: Path) -> None:
     """An async one cannot run in the transaction of a file."""
     database = sqlite(tmp_path)

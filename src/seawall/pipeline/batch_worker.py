@@ -14,7 +14,7 @@ from seawall.errors import WorkerDied
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.failures import BLOCKED, REFUSED, reason_to_wait
 from seawall.pipeline.invocation import LOST, is_lost
-from seawall.pipeline.item import CURRENT, DROP, Item
+from seawall.pipeline.item import CURRENT, CURRENT_BATCH, DROP, Item
 from seawall.pipeline.stage import BatchFailed, BatchSize
 from seawall.pipeline.worker import StageWorker
 from seawall.runtime.driver import sleep_async
@@ -208,6 +208,7 @@ class BatchMembers:
         values = [item.value for item in self.left]
         for item in self.left:
             item.attempts += 1
+        CURRENT_BATCH.set(self.left)
         try:
             results = function(values)
             if awaits:

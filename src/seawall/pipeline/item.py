@@ -6,7 +6,7 @@ it to the end.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -130,6 +130,8 @@ class Ended(NamedTuple):
 
 
 CURRENT: Final[ContextVar[Item]] = ContextVar("seawall_item")
+CURRENT_BATCH: Final[ContextVar[Sequence[Item] | None]] = ContextVar("seawall_batch", default=None)
+"""The items of the batch that a function is called with; None where it is called with one."""
 
 
 def current_item() -> Item:

@@ -10,7 +10,7 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, overload
 
 from seawall import _checks as check
 from seawall.clock import Clock
@@ -19,8 +19,9 @@ from seawall.durable.database.database import in_thread
 from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader, checked_database
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
-from seawall.pipeline.item import current_item
+from seawall.pipeline.item import CURRENT_BATCH, Item, current_item
 from seawall.pipeline.source import source_name
+from seawall.pipeline.stage import BatchFailed
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
 
@@ -162,7 +163,8 @@ class InboxSink(Generic[T]):
 
         It is async where connections are awaited, and plain for a `Sqlite` or a pool of blocking
         connections. Items are told apart by the id of their source, or by `id(value)`, within
-        `consumer`.
+        `consumer`. Of a sink with `batch=`, the function is called with each value in turn, all in
+        one transaction; if one of them fails, each has a transaction of its own.
         """
         if not isinstance(inbox, Inbox):
             raise TypeError(f"InboxSink({inbox!r}, ...): pass an Inbox")
@@ -180,31 +182,86 @@ class InboxSink(Generic[T]):
         self._id = None if id is None else check.plain_function("id", id)
         self.__name__ = consumer
 
-    async def __call__(self, value: T) -> None:
-        """Have the effect, unless this item had it before."""
-        message = current_item().id if self._id is None else self._id(value)
+    @overload
+    async def __call__(self, value: T) -> None: ...
+    @overload
+    async def __call__(self, value: list[T]) -> None: ...
+    async def __call__(self, value: Any) -> None:
+        """Have the effect, unless this item had it before; of a batch, in one transaction."""
+        items = CURRENT_BATCH.get()
+        if items is None:
+            await self._do([self._effect(current_item(), value)])
+            return
+        effects = [self._effect(item, one) for item, one in zip(items, value, strict=True)]
+        try:
+            await self._do(effects)
+        except Exception as error:
+            if len(effects) == 1 or not any(effect.failure is error for effect in effects):
+                raise  # of the only one, or of the database
+            await self._do_one_by_one(effects)
+
+    async def _do_one_by_one(self, effects: list[_Effect]) -> None:
+        """Have each effect in a transaction of its own; without a database, those left fail."""
+        failures: dict[int, Exception] = {}
+        for place, effect in enumerate(effects):
+            try:
+                await self._do([effect])
+            except Exception as error:  # noqa: BLE001 - of the user's function, or of the database
+                failures[place] = error
+                if effect.failure is not error:
+                    failures |= dict.fromkeys(range(place, len(effects)), error)
+                    break
+        if failures:
+            raise BatchFailed(failures)
+
+    def _effect(self, item: Item, value: T) -> _Effect:
+        return _Effect(value, item.id if self._id is None else self._id(value))
+
+    async def _do(self, effects: list[_Effect]) -> None:
+        """Have all effects in one transaction, but for those that were had before."""
         database = self._inbox.database
         if database.is_async:
-            await database.guard.acall(self._aonce, value, message)
+            await database.guard.acall(self._aonce, effects)
         elif isinstance(database.source, Sqlite):
-            await database.source.arun(lambda conn: self._once(conn, value, message))
+            await database.source.arun(lambda conn: self._once(conn, effects))
         else:
-            await in_thread(database.guard.call, self._once_in_transaction, value, message)
+            await in_thread(database.guard.call, self._once_in_transaction, effects)
 
-    async def _aonce(self, value: T, message: str) -> None:
+    async def _aonce(self, effects: list[_Effect]) -> None:
         inbox = self._inbox
-        async with (
-            inbox.database.atransaction() as conn,
-            inbox.once(conn, self._consumer, message) as first,
-        ):
-            if first:
-                await self._function(conn, value)
+        async with inbox.database.atransaction() as conn:
+            for effect in effects:
+                async with inbox.once(conn, self._consumer, effect.message) as first:
+                    if first:
+                        with effect:
+                            await self._function(conn, effect.value)
 
-    def _once_in_transaction(self, value: T, message: str) -> None:
+    def _once_in_transaction(self, effects: list[_Effect]) -> None:
         with self._inbox.database.transaction() as conn:
-            self._once(conn, value, message)
+            self._once(conn, effects)
 
-    def _once(self, conn: Any, value: T, message: str) -> None:
-        with self._inbox.once(conn, self._consumer, message) as first:
-            if first:
-                self._function(conn, value)
+    def _once(self, conn: Any, effects: list[_Effect]) -> None:
+        for effect in effects:
+            with self._inbox.once(conn, self._consumer, effect.message) as first:
+                if first:
+                    with effect:
+                        self._function(conn, effect.value)
+
+
+class _Effect:
+    """What an `InboxSink` does with one item; around the call of the function, a context."""
+
+    __slots__ = ("failure", "message", "value")
+
+    def __init__(self, value: Any, message: str) -> None:
+        self.value = value
+        self.message = message
+        """The id under which the inbox knows it."""
+        self.failure: BaseException | None = None
+        """What the user's function has raised last."""
+
+    def __enter__(self) -> None:
+        self.failure = None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self.failure = error

@@ -21,7 +21,7 @@ from seawall.context import deadline_var
 from seawall.pipeline.failures import BLOCKED, REFUSED, reason_to_wait
 from seawall.pipeline.inline import Exit
 from seawall.pipeline.invocation import LOST, ItemLost, is_lost
-from seawall.pipeline.item import CURRENT, DROP, Item
+from seawall.pipeline.item import CURRENT, CURRENT_BATCH, DROP, Item
 from seawall.pipeline.stage_queue import StageQueue
 from seawall.runtime.driver import sleep_async
 
@@ -89,6 +89,7 @@ class ItemWorker(StageWorker):
     async def work(self) -> None:
         """Do items until cancelled."""
         self._node.invocation.watch_attempts()
+        CURRENT_BATCH.set(None)  # the pipeline may run inside of a batch of another one
         # Guards look this up for each item. Only a value of this very context is cached.
         deadline_var.set(deadline_var.get())
         await interrupted(self._work(), self._before_suspension)
