@@ -57,6 +57,7 @@ def test_fan_outs_need_a_bound():
             await asyncio.gather(one(), two())
             await asyncio.gather(*[handler(event) for handler in handlers])
             await asyncio.gather(*[stop(one) for one in items])
+            await asyncio.gather(*[tell(one) for one in listeners])
         async def limited(items):
             semaphore = asyncio.Semaphore(10)
             await asyncio.gather(*[fetch(one, semaphore) for one in items])

@@ -424,6 +424,23 @@ def test_waits_inside_the_process_are_found():
     )
 
 
+def test_children_that_end_anyway_need_no_timeout():
+    """Quick programs, those that a timer ends, and those that have ended already."""
+    assert_findings("""
+        import subprocess, threading
+        subprocess.run(["ln", "-sf", a, b])
+        subprocess.run(["git", "--version"])
+        def timed():
+            child = subprocess.Popen(command)
+            threading.Timer(5, child.kill).start()
+            child.communicate()
+        def read():
+            child = subprocess.Popen(command)
+            child.communicate()  #! SW103
+            child.wait()
+    """)
+
+
 def test_commands_may_wait_for_their_children():
     """Whoever runs a command watches it; a service that waits for a child is nobody's."""
     code = "import subprocess\nsubprocess.run(command)\n"

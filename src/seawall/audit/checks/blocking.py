@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from seawall.audit.checks.local_waits import is_fresh_lock
 from seawall.audit.findings import Finding
 from seawall.audit.source import Source
 
@@ -35,15 +36,4 @@ def _is_immediate(call: ast.Call) -> bool:
             and keyword.value.value is False
         )
         for keyword in call.keywords
-    )
-
-
-def is_fresh_lock(source: Source, call: ast.Call) -> bool:
-    """Return whether a lock is acquired that the same function has just made."""
-    value = source.names.called(call)
-    return (
-        value is not None
-        and value.path.endswith("Lock().acquire")
-        and value.origin is not None
-        and source.names.function_of(value.origin) is source.names.function_of(call) is not None
     )

@@ -42,6 +42,8 @@ _BOUNDS: Final = re.compile(
 _KEPT_SMALL: Final = re.compile(
     r"qsize|budget|semaphore|\bfull\b|max_?(size|len|items|pending|queue|buffer|depth)"
 )
+_REGISTERED: Final = re.compile(r"listener|handler|callback|hook|subscriber|plugin|middleware")
+"""Names of what the code itself registers, and so bounds."""
 _ENDING: Final = re.compile(
     r"close|stop|shutdown|cancel|kill|terminat|clean|drain|exit|disconnect|teardown|wrap_future|cache"
 )
@@ -142,6 +144,8 @@ class _Bounds:
         if not any(isinstance(part, ast.Call) for part in ast.walk(node.elt)):
             return None  # the tasks are there already
         targets = {name for one in node.generators for name in names_in(one.target)}
+        if _REGISTERED.search(words_in(node.generators[0].iter)):
+            return None
         if _ENDING.search(words_in(node.elt)) or self._is_own_work(node.elt, targets, call):
             return None
         return None if _is_small(node.generators[0].iter) else node

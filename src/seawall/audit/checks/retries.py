@@ -58,6 +58,9 @@ _EFFECTS: Final = (
     "twilio.rest.Client().messages.create",
 )
 
+SHORT_PAUSE: Final = 0.25
+"""Seconds up to which a constant pause is that of a poll."""
+
 WRITE_RETRY: Final = (
     "Retry(on=(ConnectionError, TimeoutError), attempts=3, backoff=0.1, budget=RetryBudget())"
     " of a Guard: full jitter, a stop and a budget"
@@ -336,7 +339,8 @@ class _Retries:
             message = "this loop retries for ever: no handler raises, and nothing counts attempts"
             yield self._source.finding("SW201", loop, message, WRITE_RETRY)
         pause = found.pauses[0]
-        if pause.args and self._has_no_chance(pause.args[0], self._names.scope_of(pause)):
+        scope = self._names.scope_of(pause)
+        if pause.args and not _is_poll(pause.args[0]) and self._has_no_chance(pause.args[0], scope):
             message = f"the pause between attempts, {code_of(pause)}, has no jitter"
             write = f"{code_of(pause.func)}(random.uniform(0, {code_of(pause.args[0])}))"
             yield self._source.finding("SW202", pause, message, write)
@@ -461,6 +465,13 @@ def _is_single(given: dict[str, ast.expr]) -> bool:
         if isinstance(value, ast.Constant) and value.value == 1:
             return True
     return False
+
+
+def _is_poll(pause: ast.expr) -> bool:
+    """Return whether a pause is that of a poll: something is awaited, and nothing has failed."""
+    if isinstance(pause, ast.Constant) and isinstance(pause.value, (int, float)):
+        return pause.value <= SHORT_PAUSE
+    return "poll" in words_in(pause)
 
 
 def _waits_for_items(handler: ast.ExceptHandler) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from seawall.audit.checks.blocking import is_fresh_lock
+from seawall.audit.checks.local_waits import ends_by_itself
 from seawall.audit.coverage import Coverage
 from seawall.audit.findings import Finding
 from seawall.audit.libraries import Wait
@@ -16,10 +15,6 @@ from seawall.audit.source import Source
 from seawall.audit.syntax import texts_in
 
 OUR_TRANSPORTS: Final = ("seawall.clients.",)
-_COMMANDS: Final = re.compile(
-    r"(^|/)(cli|commands?|scripts?(-[^/]*)?|tools|bin|dev|ci)/|(^|/)(cli|__main__|manage)\.py$"
-)
-"""Files of commands that somebody runs and watches: a child process may take its time there."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _CARRIERS: Final = frozenset({"transport", "connector", "http_client", "mounts"})
 _SOCKET_LIBRARIES: Final = frozenset(
@@ -72,13 +67,7 @@ class _Timeouts:
                 yield from self._of_wait(call, value, wait)
                 continue
             wait = self._source.libraries.waits.get(path)
-            if (
-                wait is None
-                or self._is_worker_loop(call, path)
-                or is_fresh_lock(self._source, call)
-            ):
-                continue
-            if wait.library != "subprocess" or not _COMMANDS.search(self._source.path):
+            if wait is not None and not ends_by_itself(self._source, call, path):
                 yield from self._of_wait(call, value, wait, rule="SW103")
 
     def _of_wait(
@@ -230,18 +219,6 @@ class _Timeouts:
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
         return bool(wait.through) and self._uses.always_with(call, wait.through, wait.keywords)
-
-    def _is_worker_loop(self, call: ast.Call, path: str) -> bool:
-        """Return whether a thread waits for work here: `while ...: items.get()`."""
-        if not path.endswith((".get", ".wait")):
-            return False
-        function = self._names.function_of(call)
-        for above in self._names.ancestors(call):
-            if above is function:
-                return False
-            if isinstance(above, (ast.While, ast.For)):
-                return True
-        return False
 
 
 class _PassingOn(NamedTuple):
