@@ -34,7 +34,7 @@ STANDARD = {"on": (ConnectionError, TimeoutError), "timeout": 2.0}
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without guards and pools of other tests, on a virtual clock."""
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
-    monkeypatch.setattr(registry, "counts", registry.Counts())
+    monkeypatch.setattr(registry, "counts", registry.GuardCounts())
     with registry.emptied(), virtual_time():
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sysconfig
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -120,6 +121,16 @@ def test_a_comment_above_moves_findings_and_changes_nothing(text: str):
     assert [(one.line + 2, one.rule, one.fingerprint) for one in before] == [
         (one.line, one.rule, one.fingerprint) for one in after
     ]
+
+
+def test_it_is_fast():
+    """At least 100 000 lines a minute of processor time; a slow rule is noticed here."""
+    texts = [path.read_text("utf-8") for path in FILES[::4]]
+    lines = sum(text.count("\n") for text in texts)
+    before = process_time()
+    for text in texts:
+        audit_source(text)
+    assert lines / (process_time() - before) * 60 > 100_000
 
 
 def test_deep_code_is_read():

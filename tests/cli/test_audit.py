@@ -82,6 +82,13 @@ def test_all_rules_ignored_is_clean():
     assert main(["audit", "--ignore", "SW1,SW4"]) == 0
 
 
+def test_what_cannot_be_read_is_reported_whatever_is_selected(service: Path):
+    """A build must not pass because a file could not be parsed; --ignore says that it may."""
+    (service / "app.py").write_text("def (:\n")
+    assert main(["audit", "--select", "SW1"]) == 1
+    assert main(["audit", "--ignore", "SW900"]) == 0
+
+
 def test_formats_and_output(service: Path):
     """SARIF goes to a file; annotations are commands."""
     assert main(["audit", "--format", "sarif", "--output", "out.sarif"]) == 1

@@ -136,7 +136,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     slots = set(live_slots)
     monkeypatch.setattr(bus, "_listeners", ())
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
-    monkeypatch.setattr(registry, "counts", registry.Counts())
+    monkeypatch.setattr(registry, "counts", registry.GuardCounts())
     yield
     for guard in seawall.guards():
         if guard not in before:

@@ -119,9 +119,9 @@ def _check_usage(args: Namespace) -> None:
 def _filter(
     select: Iterable[str] | None, ignore: Iterable[str] | None
 ) -> Callable[[Finding], bool]:
-    """Return which findings are wanted; what cannot be read is always reported."""
+    """Return which findings are wanted; what cannot be read is, unless it is ignored by name."""
     selected = _rules(select, "--select") or set(RULES)
-    wanted = (selected - _rules(ignore, "--ignore")) | ({"SW900"} & RULES.keys())
+    wanted = (selected | {"SW900"}) - _rules(ignore, "--ignore")
     return lambda finding: finding.rule.id in wanted
 
 
