@@ -71,15 +71,14 @@ class Fault:
 class _Request:
     """A call inside a service."""
 
-    __slots__ = ("answer", "came", "key", "seconds_left", "slow", "turn")
+    __slots__ = ("answer", "came", "key", "seconds_left", "turn")
 
     def __init__(
-        self, answer: asyncio.Future[Any], came: float, key: Any, slow: float, left: float | None
+        self, answer: asyncio.Future[Any], came: float, key: Any, left: float | None
     ) -> None:
         self.answer = answer
         self.came = came
         self.key = key
-        self.slow = slow
         self.seconds_left = left
         self.turn: asyncio.Future[None] | None = None
         """Set when it is the request's turn to be worked on; for requests that are tasks."""
@@ -129,6 +128,9 @@ class Service:
         self._rng = rng
         self._steps = Steps(1.0, 0)
         self._faults: list[Fault] = []
+        """What calls meet when they come."""
+        self._slowdowns: list[Fault] = []
+        """What calls meet when it is their turn."""
         if check.ratio("failing", failing, zero=True):
             self._faults.append(Fault(share=failing, error=self._error("failed")))
         self._paused = 0
@@ -183,13 +185,11 @@ class Service:
         step = self._steps.now
         self.record.calls[step] += 1
         try:
-            slow = 1.0
-            for fault in self._faults:
-                slow *= fault.slows(self._rng, key)
+            hangs = [fault.slows(self._rng, key) == inf for fault in self._faults]
             answer: asyncio.Future[Any] = loop.create_future()
-            if slow < inf:  # otherwise nobody will ever answer
+            if not any(hangs):  # otherwise nobody will ever answer
                 left = seconds_left() if self.deadlines else None
-                self._accept(_Request(answer, loop.time(), key, slow, left), loop)
+                self._accept(_Request(answer, loop.time(), key, left), loop)
             return await answer
         except Exception:
             self.record.failed[step] += 1
@@ -218,8 +218,15 @@ class Service:
             if not request.turn.done():
                 request.turn.set_result(None)
             return
-        seconds = self.latency.draw(self._rng, self.in_flight) * request.slow
+        seconds = self._seconds(request.key)
         asyncio.get_running_loop().call_later(seconds, self._finish, request, seconds)
+
+    def _seconds(self, key: Any) -> float:
+        """Return how long a call takes that begins now."""
+        seconds = self.latency.draw(self._rng, self.in_flight)
+        for slowdown in self._slowdowns:
+            seconds *= slowdown.slows(self._rng, key)
+        return seconds
 
     def _finish(self, request: _Request, seconds: float) -> None:
         if request in self._running:  # otherwise it was lost in a crash
@@ -263,7 +270,7 @@ class Service:
         try:
             self._enqueue(request)
             await request.turn
-            seconds = self.latency.draw(self._rng, self.in_flight) * request.slow
+            seconds = self._seconds(request.key)
             await pause(seconds)
             answer = None if self.handler is None else await self.handler(request.key)
             if request not in self._running:
@@ -289,7 +296,10 @@ class Service:
         """Take `factor` times as long for a `share` of the calls."""
         check.at_least("factor", factor, 0.0)
         text = f"{self.name} is {factor:g} times slower{_for_share(share)}"
-        return self._fault(text, Fault(factor=factor, share=check.ratio("share", share)))
+        fault = Fault(factor=factor, share=check.ratio("share", share))
+        return Change(
+            text, lambda: self._slowdowns.append(fault), lambda: self._slowdowns.remove(fault)
+        )
 
     def errors(
         self,
