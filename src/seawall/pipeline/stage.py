@@ -123,9 +123,7 @@ def make_stage(
     capacity: int | None,
 ) -> Stage:
     """Check what was asked for, and say what to write instead of what cannot work."""
-    name = _name_of(function) if name is None else name
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r}: write a name, such as 'enrich'")
+    name = _checked_name(name, function)
     function, kind = _checked_function(name, function)
     if guard is not None and not callable(guard):
         raise TypeError(f"stage {name!r}: guard={guard!r}: pass a Guard, or family(by=...)")
@@ -195,8 +193,13 @@ def _checked_function(name: str, function: Any) -> tuple[Callable[..., Any], str
     return function, kind
 
 
-def _name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def _checked_name(name: str | None, function: Any) -> str:
+    """Return the name of a stage: unless it is given, that of its function."""
+    if name is None:
+        name = str(getattr(function, "__name__", type(function).__name__))
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r}: write a name, such as 'enrich'")
+    return name
 
 
 def _check_sendable(name: str, function: Any) -> None:

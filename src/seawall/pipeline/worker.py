@@ -78,7 +78,7 @@ class ItemWorker(StageWorker):
         self._item: Item | None = None
         self._suspended: Item | None = None
         """The item whose call was suspended last: `since` is known for it."""
-        self._finished = FinishedItems(node)
+        self._handover = Handover(node)
 
     @property
     def items(self) -> Sequence[Item]:
@@ -92,11 +92,11 @@ class ItemWorker(StageWorker):
         CURRENT_BATCH.set(None)  # the pipeline may run inside of a batch of another one
         # Guards look this up for each item. Only a value of this very context is cached.
         deadline_var.set(deadline_var.get())
-        await interrupted(self._work(), self._before_suspension)
+        await with_suspension_hook(self._work(), self._before_suspension)
 
     def _before_suspension(self) -> None:
         """Hand on what is finished, and let those bring more who wait for room."""
-        self._finished.flush()
+        self._handover.flush()
         if self._queue.blocked:
             self._queue.make_way()
         if self._item is not self._suspended:
@@ -105,13 +105,13 @@ class ItemWorker(StageWorker):
 
     async def _work(self) -> None:
         """Do items; whatever is not plain success is left to other methods."""
-        node, run, queue, finished = self._node, self._run, self._queue, self._finished
+        node, run, queue, handover = self._node, self._run, self._queue, self._handover
         call, is_sink = node.invocation.call, node.stage.is_sink
         first_attempt = 0 if node.invocation.counts_attempts else 1
         is_ordered = node.stage.ordered_by is not None
         may_lose, set_current = run.may_lose_items, CURRENT.set
         store = None if node.sink is None else node.sink.store
-        ready, done = queue.ready, finished.items
+        ready, done = queue.ready, handover.items
         while True:
             while not ready:
                 self._item = None
@@ -126,7 +126,7 @@ class ItemWorker(StageWorker):
             except (Exception, asyncio.CancelledError, ItemLost) as error:  # noqa: BLE001 - of the user's function
                 await self._persist(item, run.failure_of(error))
             else:
-                if len(done) >= finished.room or value is DROP or value is LOST:
+                if len(done) >= handover.room or value is DROP or value is LOST:
                     await self._finish(item, value)
                 else:  # it was not suspended, and there is room: a fast copy of `_finish`
                     if not is_sink:
@@ -134,7 +134,7 @@ class ItemWorker(StageWorker):
                     if store is None or (pending := store(item)) is None:
                         done.append(item)
                     else:
-                        finished.count(item)
+                        handover.count(item)
                         await self._wait(pending, node.no_room)
             if is_ordered:
                 queue.release(key)
@@ -154,16 +154,16 @@ class ItemWorker(StageWorker):
             item.value = value
         pending = None if node.sink is None else node.sink.store(item)
         if pending is None:
-            pending = self._finished.add(item)
+            pending = self._handover.add(item)
         else:
-            self._finished.count(item)
+            self._handover.count(item)
         if pending is not None:
             await self._wait(pending, node.no_room)
 
     async def _persist(self, item: Item, error: Exception) -> None:
         """Go on with an item whose call has failed, until it is done or has failed for good."""
         node, run = self._node, self._run
-        self._finished.flush()  # a degraded item must not pass those before it
+        self._handover.flush()  # a degraded item must not pass those before it
         pauses, blocked = REFUSED.delays(run.random), BLOCKED.delays(run.random)
         while error is not LOST:
             seconds = node.pause_after(error, item, pauses)
@@ -186,8 +186,8 @@ class ItemWorker(StageWorker):
         await node.failures.give_up(item, error)
 
 
-class FinishedItems:
-    """What a worker has finished, and hands on before it is suspended.
+class Handover:
+    """Items that a worker has finished, and hands on before it is suspended.
 
     A worker that does many items without waiting for anything hands them on together, which is
     cheaper than one by one. No other task runs before that, so none can tell the difference; and
@@ -231,7 +231,7 @@ class FinishedItems:
 
 
 @coroutine
-def interrupted(
+def with_suspension_hook(
     work: Coroutine[Any, Any, None], before_suspension: Callable[[], None]
 ) -> Generator[Any, Any, None]:
     """Run `work`, and call `before_suspension` each time before it is suspended."""

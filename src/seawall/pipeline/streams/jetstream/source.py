@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import full_jitter
-from seawall.pipeline.source import Faulty, TooManyDeliveries
+from seawall.pipeline.source import Faulty, TooManyDeliveries, source_name
 from seawall.pipeline.streams.jetstream.connection import (
     MOST_PARTITIONS,
     JetStreamConnection,
@@ -148,6 +148,8 @@ class ConsumerLane:
 
 def _lanes(consumer: str, subject: str | None, partitions: int | None) -> list[ConsumerLane]:
     """Return one lane, or one for each partition; raise if `subject` does not fit."""
+    if subject is not None and (not isinstance(subject, str) or not subject.strip()):
+        raise TypeError(f"subject={subject!r}: write a subject, such as 'orders.>'")
     if partitions is None:
         if subject is not None and "{partition}" in subject:
             raise ValueError(f"subject={subject!r}: write partitions=, their number")
@@ -199,14 +201,10 @@ class JetStreamSource(Generic[T]):
         for what, value in (("stream", stream), ("consumer", consumer)):
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 raise ValueError(f"{what}={value!r}: write a name without spaces, dots, * and >")
-        if subject is not None and (not isinstance(subject, str) or not subject.strip()):
-            raise TypeError(f"subject={subject!r}: write a subject, such as 'orders.>'")
         self.stream = stream
         self.consumer = consumer
-        self.name = stream if name is None else name
+        self.name = source_name(stream if name is None else name)
         self.keeps_ids = True
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(f"name={name!r}: write a name, such as 'orders'")
         self.lost_after = check.seconds("lost_after", lost_after)
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
         self._decode = None if decode is None else check.plain_function("decode", decode)
