@@ -103,7 +103,7 @@ class Site:
         if self.is_redis:
             self._frozen = FrozenClock(self._pods[0], self.valkey.client(), BEGINNING)
             for pod in self._pods[1:]:
-                pod._clock = self._pods[0]._clock
+                pod._core._clock = self._pods[0]._core._clock
             return
         await self._sql("CREATE TABLE {test_clock} (us bigint NOT NULL)")
         await self._sql("INSERT INTO {test_clock} VALUES (:us)", us=BEGINNING)
@@ -126,7 +126,7 @@ class Site:
     async def forget_all(self) -> None:
         """Lose all that was stored."""
         if self.is_redis:
-            for key in self.valkey.client().scan_iter(match=f"{self._pods[0].prefix}:*"):
+            for key in self.valkey.client().scan_iter(match=f"{self._pods[0]._core.prefix}:*"):
                 self.valkey.client().delete(key)
         else:
             await self._sql("DELETE FROM {leases}")

@@ -10,30 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.connections import TextQuery, connection_of
 from seawall.durable.database.leases import _asked
 from seawall.durable.database.migrations import migrations
 from seawall.durable.database.statements import TableNames, statements
-from seawall.leases.store import Command, Release, Renew, Take, Withdraw
-from seawall.models.lease import Busy, LeaseGranted, LeaseModel
+from seawall.leases.store import Command, Take
+from seawall.models.lease import Busy, LeaseGranted
 from tests.durable.postgres import Postgres
+from tests.leases.harness import COMMANDS, Answers, History, check_agreement
 from tests.support import falsified
-
-TTL = 10
-NOW = 1_000_000
-COMMANDS = st.lists(
-    st.tuples(
-        st.one_of(st.integers(0, TTL), st.integers(-30, 30)),
-        st.sampled_from(["take", "take", "renew", "release", "take late", "withdraw"]),
-        st.sampled_from(["a", "b"]),
-        st.integers(0, 2),
-    ),
-    max_size=10,
-)
-Answers = Callable[[int, Command], LeaseGranted | Busy]
 
 _serial = count()
 
@@ -94,42 +81,12 @@ def overtaken(steps: Any) -> Any:
         return end.value
 
 
-def check_agreement(answer: Answers, commands: list[tuple[int, str, str, int]]) -> None:
-    """Drive the model and the database with the same history, and compare every answer."""
-    model, now, attempt, tokens = LeaseModel(), NOW, 10, [1, 2, 3]
-    for jump, what, holder, which in commands:
-        now = max(1, now + jump)
-        token = tokens[-1 - which]
-        expected: LeaseGranted | Busy | bool
-        command: Command
-        if what.startswith("take"):
-            attempt += 1
-            number = attempt - 5 if what == "take late" else attempt
-            expected = model.take(now, holder, number, TTL)
-            command = Take(holder, number, TTL)
-        elif what == "renew":
-            expected, command = model.renew(now, token, TTL), Renew(token, TTL)
-        elif what == "withdraw":
-            expected = model.withdraw(now, holder, attempt - which)
-            command = Withdraw(holder, attempt - which)
-        else:
-            expected, command = model.release(now, token), Release(token)
-        given_answer = answer(now, command)
-        if isinstance(expected, bool):
-            assert isinstance(given_answer, LeaseGranted) == expected
-            assert given_answer.token == model.token
-        else:
-            assert given_answer == expected
-        if isinstance(given_answer, LeaseGranted):
-            tokens.append(given_answer.token)
-
-
 def test_the_statements_do_as_the_model_does(new_lease: Callable[[], Answers]):
     """The same random history gives the same answers."""
 
     @settings(max_examples=300)
     @given(COMMANDS)
-    def agree(commands: list[tuple[int, str, str, int]]) -> None:
+    def agree(commands: History) -> None:
         check_agreement(new_lease(), commands)
 
     agree()

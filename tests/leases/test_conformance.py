@@ -11,38 +11,16 @@ from typing import Any
 import pytest
 
 from seawall import TimedOut, deadline
-from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite
 from seawall.errors import LeaseLost, StoreUnavailable
-from seawall.events import LeaseChanged, subscribe
 from seawall.leases import Lease
 from seawall.leases import lease as leasing
 from seawall.leases.lease import ReleaseBell
+from tests.leases.harness import LONG, SOON, Hands, Idle, events
 from tests.leases.sites import AWAITED, BLOCKING, Site, run
 from tests.support import let_pass
 
-LONG = 60.0
-"""A time to live that is not over while a test runs."""
-SOON = 30.0
-"""How long to wait for what must happen."""
-
-
-class Hands(VirtualClock):
-    """A clock that moves only when it is told to, also while somebody waits."""
-
-    __slots__ = ()
-
-    def wait(self, lock, seconds):
-        return lock.acquire(timeout=SOON)
-
-
-class Idle:
-    """A job that runs only when a test runs it."""
-
-    def soon(self):
-        """Do nothing."""
-
-    stop = soon
+__all__ = ["events"]  # a fixture
 
 
 @pytest.fixture
@@ -53,15 +31,6 @@ def by_hand(monkeypatch):
 
     for share in (DatabaseLease, RedisLease):
         monkeypatch.setattr(share, "every", lambda _share, _seconds, _job: Idle())
-
-
-@pytest.fixture
-def events():
-    """Return what happened to leases, as it happens."""
-    seen: list[LeaseChanged] = []
-    stop = subscribe(seen.append, LeaseChanged)
-    yield seen
-    stop()
 
 
 async def eventually(is_so: Any) -> None:

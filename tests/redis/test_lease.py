@@ -20,21 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import deadline
-from seawall.clock import SYSTEM, VirtualClock
+from seawall.clock import SYSTEM
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
-from seawall.events import LeaseChanged, subscribe
 from seawall.leases import lease as leasing
 from seawall.leases.lease import Lease, ReleaseBell
-from seawall.models.lease import Busy, LeaseGranted, LeaseModel
+from seawall.models.lease import Busy, LeaseGranted
 from seawall.redis import lease as lease_module
 from seawall.redis.connections import LoopConnection
-from seawall.redis.lease import answer_of
+from seawall.redis.lease import RedisLease, answer_of
 from seawall.redis.store import RedisStore
+from tests.leases.harness import COMMANDS, LONG, Hands, Idle, check_agreement, events
 from tests.redis.support import keys_without_expiry, mutate
 from tests.support import falsified, let_pass
 
-LONG = 60.0
-"""A time to live that is not over while a test runs."""
+__all__ = ["events"]  # a fixture
 
 SILENT = False
 """A pause ended, and no bell rang."""
@@ -45,39 +44,11 @@ SOON = 10.0
 _serial = count()
 
 
-class Hands(VirtualClock):
-    """A clock that moves only when it is told to, also while somebody waits."""
-
-    __slots__ = ()
-
-    def wait(self, lock, seconds):
-        """Wait in real time."""
-        return lock.acquire(timeout=SOON)
-
-
-class Idle:
-    """A job that runs only when a test runs it."""
-
-    def soon(self):
-        """Do nothing."""
-
-    stop = soon
-
-
 @pytest.fixture
 def by_hand(store, monkeypatch):
     """Return a store that renews nothing by itself."""
     monkeypatch.setattr(store._core, "every", lambda _seconds, _job: Idle())
     return store
-
-
-@pytest.fixture
-def events():
-    """Return what happened to leases, as it happens."""
-    seen: list[LeaseChanged] = []
-    stop = subscribe(seen.append, LeaseChanged)
-    yield seen
-    stop()
 
 
 def eventually(is_so):
@@ -90,49 +61,17 @@ def eventually(is_so):
 
 # The script and the model
 
-TTL = 10
-NOW = 1_000_000
-COMMANDS = st.lists(
-    st.tuples(
-        st.one_of(st.integers(0, TTL), st.integers(-30, 30)),
-        st.sampled_from(["take", "take", "renew", "release", "take late", "withdraw"]),
-        st.sampled_from(["a", "b"]),
-        st.integers(0, 2),
-    ),
-    max_size=10,
-)
 
+def new_lease(store, frozen):
+    """Return a function that answers commands about a new lease by the script."""
+    share = RedisLease(store._core, f"n{next(_serial)}")
 
-def check_agreement(store, frozen, commands):
-    """Drive the model and the script with the same history, and compare every answer."""
-    model, now, attempt = LeaseModel(), NOW, 10
-    key, tokens = store._core.key("lease", f"n{next(_serial)}"), [1, 2, 3]
-    for jump, what, holder, which in commands:
-        now = max(1, now + jump)
+    def answer(now, command):
         frozen.set(now)
-        token = tokens[-1 - which]
-        if what.startswith("take"):
-            attempt += 1
-            number = attempt - 5 if what == "take late" else attempt
-            expected = model.take(now, holder, number, TTL)
-            arguments = ("take", "channel", holder, TTL, number)
-        elif what == "renew":
-            expected = model.renew(now, token, TTL)
-            arguments = ("renew", "channel", token, TTL)
-        elif what == "withdraw":
-            expected = model.withdraw(now, holder, attempt - which)
-            arguments = ("withdraw", "channel", holder, attempt - which)
-        else:
-            expected = model.release(now, token)
-            arguments = ("release", "channel", token)
-        answer = answer_of(store._core.call("lease", [key], arguments))
-        if not isinstance(expected, bool):
-            assert answer == expected
-        else:
-            assert isinstance(answer, LeaseGranted) == expected
-            assert answer.token == model.token
-        if isinstance(answer, LeaseGranted):
-            tokens.append(answer.token)
+        reply = store._core.call("lease", *share.pack([command]))
+        return share.unpack(reply, [command])[0]
+
+    return answer
 
 
 def test_the_script_does_as_the_model_does(store, frozen, client):
@@ -141,7 +80,7 @@ def test_the_script_does_as_the_model_does(store, frozen, client):
     @settings(max_examples=500)
     @given(COMMANDS)
     def agree(commands):
-        check_agreement(store, frozen, commands)
+        check_agreement(new_lease(store, frozen), commands)
 
     agree()
     assert keys_without_expiry(client, store._core.prefix) == []
@@ -166,7 +105,7 @@ def test_the_script_does_as_the_model_does(store, frozen, client):
 def test_a_mistake_in_the_script_is_noticed(store, frozen, monkeypatch, right, wrong):
     """Without any one of its safeguards the script and the model disagree."""
     mutate(monkeypatch, "lease", right, wrong)
-    assert falsified(lambda commands: check_agreement(store, frozen, commands), COMMANDS)
+    assert falsified(lambda commands: check_agreement(new_lease(store, frozen), commands), COMMANDS)
 
 
 @pytest.mark.parametrize(
