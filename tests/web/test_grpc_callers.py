@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seawall import Bulkhead, Guard, TimedOut
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
-from seawall.web.grpc import door as _grpc_door
+from seawall.web.grpc import admission as grpc_admission
 from seawall.web.grpc import interceptors as served
 from seawall.web.trust import Trust
 from tests.clients.support_grpc import (
@@ -54,7 +54,7 @@ async def _settled(guard: Guard) -> int:
 
 
 class _Context:
-    """As much of a servicer's context as the door asks for; it has no `code()` in aio servers."""
+    """As much of a servicer's context as admission asks for; it has no `code()` in aio servers."""
 
     def __init__(self, metadata: Any = ()) -> None:
         self._metadata = metadata
@@ -207,8 +207,8 @@ def test_nor_on_a_sync_server() -> None:
 
 @given(st.lists(st.tuples(st.just("x-user"), st.text() | st.binary())))
 def test_whatever_metadata_says(metadata: list[tuple[str, str | bytes]]) -> None:
-    """No text in metadata makes the door raise: gRPC hands out whatever was UTF-8."""
-    incoming = _grpc_door._incoming(full(UU), _Context(metadata), Trust())
+    """No text in metadata makes admission raise: gRPC hands out whatever was UTF-8."""
+    incoming = grpc_admission._incoming(full(UU), _Context(metadata), Trust())
     values = [value if isinstance(value, bytes) else value.encode() for _, value in metadata]
     assert [value for _, value in incoming.headers] == values
 

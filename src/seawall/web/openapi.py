@@ -122,12 +122,12 @@ def describe_key(
     responses = operation.setdefault("responses", {})
     for status, meaning in OF_A_KEY.items():
         if status in statuses:
-            told = answer(status, meaning)
-            own = responses.setdefault(str(status), told)
-            if own is not told:
+            usual = answer(status, meaning)
+            own = responses.setdefault(str(status), usual)
+            if own is not usual:
                 own["description"] = f"{own.get('description') or status}, or: {meaning}"
-                own["content"] = {**told["content"], **own.get("content", {})}
-                own["headers"] = {**told.get("headers", {}), **own.get("headers", {})}
+                own["content"] = {**usual["content"], **own.get("content", {})}
+                own["headers"] = {**usual.get("headers", {}), **own.get("headers", {})}
 
 
 def describing(

@@ -92,10 +92,10 @@ class Problem:
 
     def body(self) -> bytes:
         """Return the body as JSON."""
-        told = self.extensions
-        if len(told) == 1 and isinstance(told.get("reason"), str):
-            return _usual_body(told["reason"], self.status, self.title, self.detail, self.type)
-        return _body(told, self.status, self.title, self.detail, self.type)
+        more = self.extensions
+        if len(more) == 1 and isinstance(more.get("reason"), str):
+            return _usual_body(more["reason"], self.status, self.title, self.detail, self.type)
+        return _body(more, self.status, self.title, self.detail, self.type)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response as text, without the length of its body."""
@@ -103,10 +103,10 @@ class Problem:
 
     def raw_headers(self) -> Headers:
         """Return the headers of the response in ASGI form."""
-        told = [(b"content-type", b"application/problem+json")]
+        headers = [(b"content-type", b"application/problem+json")]
         if self.retry_after is not None:
-            told.append((b"retry-after", write_retry_after(self.retry_after).encode()))
-        return told
+            headers.append((b"retry-after", write_retry_after(self.retry_after).encode()))
+        return headers
 
 
 async def send_problem(

@@ -20,7 +20,7 @@ LOOPS: Final = 8
 """Number of further event loops that may wait for the same thread concurrently."""
 
 
-class Doing:
+class RegisteredCall:
     """A function that is called in the loop if it is async, else in its own thread.
 
     A plain function may return an awaitable: that is awaited in the loop.

@@ -155,9 +155,9 @@ class Incoming:
             found = dispatch.ask(self.scope).template
             if found:
                 return found
-        told = self.scope.get("fastapi")
-        if isinstance(told, dict):  # here a route lacks the prefix of its router
-            included = told.get("effective_route_context")
+        fastapi = self.scope.get("fastapi")
+        if isinstance(fastapi, dict):  # here a route lacks the prefix of its router
+            included = fastapi.get("effective_route_context")
             if getattr(included, "original_route", None) is route:
                 route = included
         template = getattr(route, "path", None)

@@ -196,8 +196,8 @@ def _readings(scope: Mapping[str, Any]) -> Iterator[str]:
     tolerant = path_below_root(scope)
     if tolerant != path:
         yield tolerant
-    for told in {path: None, tolerant: None}:
-        yield told.rstrip("/") or "/" if told.endswith("/") else f"{told}/"
+    for reading in {path: None, tolerant: None}:
+        yield reading.rstrip("/") or "/" if reading.endswith("/") else f"{reading}/"
 
 
 def _compiled(template: str) -> re.Pattern[str]:

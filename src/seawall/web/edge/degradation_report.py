@@ -30,10 +30,10 @@ LONGEST_SOURCE: Final = 64
 
 def write_degraded(seen: Iterable[Degraded]) -> str:
     """Return the value of the header: each source and level once, in order."""
-    told = dict.fromkeys(
+    entries = dict.fromkeys(
         f"{string(less.source[:LONGEST_SOURCE])};level={integer(less.level)}" for less in seen
     )
-    return ", ".join([*told][:MOST_SOURCES])
+    return ", ".join([*entries][:MOST_SOURCES])
 
 
 def header_name(report_degraded: object) -> str | None:
@@ -63,13 +63,13 @@ class DegradationReport:
             return
         with degradations() as seen:
 
-            def telling(message: Message) -> Awaitable[None]:
+            def reporting(message: Message) -> Awaitable[None]:
                 if seen and message["type"] == "http.response.start":
-                    message = self._told(message, seen)
+                    message = self._with_header(message, seen)
                 return send(message)
 
-            await self.app(scope, receive, telling)
+            await self.app(scope, receive, reporting)
 
-    def _told(self, message: Message, seen: Degradations) -> dict[str, Any]:
+    def _with_header(self, message: Message, seen: Degradations) -> dict[str, Any]:
         more = (self._header, write_degraded(seen).encode("ascii"))
         return {**message, "headers": [*message.get("headers", ()), more]}

@@ -70,7 +70,7 @@ class UpstreamLog:
             printable(incoming.method, _LONGEST_METHOD),
             route,
             problem.status,
-            _told_of(error),
+            _description_of(error),
             more,
             exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
         )
@@ -88,10 +88,10 @@ def _route_of(incoming: Incoming) -> str:
     return printable(template, _LONGEST)
 
 
-def _told_of(error: BaseException) -> str:
+def _description_of(error: BaseException) -> str:
     """Return a description of `error`, and of its cause if that adds something."""
-    told = described(error)
+    text = described(error)
     cause = error.__cause__
     if cause is None or cause_in(error) is not error:  # then `described` includes the cause
-        return told
-    return told if said_by(cause) in ("", said_by(error)) else f"{told}, by {described(cause)}"
+        return text
+    return text if said_by(cause) in ("", said_by(error)) else f"{text}, by {described(cause)}"

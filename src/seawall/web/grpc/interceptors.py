@@ -6,7 +6,7 @@
 
 Promises:
 
-- Those of `seawall.web.grpc.door`, for methods of all four kinds.
+- Those of `seawall.web.grpc.admission`, for methods of all four kinds.
 - An aio handler is cancelled at its deadline. A sync handler cannot be, but every guard that it
   calls respects the deadline.
 - A refusal, and every exception of Seawall that a handler raises, becomes a status with
@@ -34,7 +34,7 @@ from seawall.context import Criticality, current_deadline, deadline, keeping_bac
 from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.web.edge.inbound import Classify
-from seawall.web.grpc.door import Door, refusal, trailing_of
+from seawall.web.grpc.admission import CallAdmission, refusal, trailing_of
 from seawall.web.trust import Trust
 
 __all__ = ["AioServerInterceptor", "ServerInterceptor"]
@@ -68,7 +68,7 @@ class ServerInterceptor(grpc.ServerInterceptor):
         from the handler's own calls, as for `Inbound`. `classify(incoming)` ranks calls, as for
         `Inbound`.
         """
-        self._door = Door(
+        self._admission = CallAdmission(
             guard,
             trust=trust,
             timeout=timeout,
@@ -79,20 +79,20 @@ class ServerInterceptor(grpc.ServerInterceptor):
         )
 
     def __repr__(self) -> str:
-        guard = self._door.guard
+        guard = self._admission.guard
         whose = "without a guard" if guard is None else repr(guard.name)
         return f"<{type(self).__name__} {whose}>"
 
     def snapshot(self) -> dict[str, int]:
         """Return the numbers of expired, of stripped and of unclassified calls."""
-        return self._door.snapshot()
+        return self._admission.snapshot()
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the method's handler, wrapped in the admission of calls."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        around = _around_sync(self._door, handler, handler_call_details.method, _Caller())
+        around = _around_sync(self._admission, handler, handler_call_details.method, _Caller())
         return _rewrapped(handler, around)
 
 
@@ -102,7 +102,7 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
     __init__ = ServerInterceptor.__init__
     __repr__ = ServerInterceptor.__repr__
     snapshot = ServerInterceptor.snapshot
-    _door: Door
+    _admission: CallAdmission
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -115,9 +115,9 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
         behavior = _behavior(handler)
         # The same test as in gRPC: a plain function runs in its thread pool, with a sync context.
         if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
-            around = _around_async(self._door, handler, method)
+            around = _around_async(self._admission, handler, method)
         else:
-            around = _around_sync(self._door, handler, method, _Caller(current_task()))
+            around = _around_sync(self._admission, handler, method, _Caller(current_task()))
         return _rewrapped(handler, around)
 
 
@@ -162,7 +162,7 @@ class _Caller:
             callback()
 
 
-def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Behavior:
+def _around_sync(admission: CallAdmission, handler: Any, method: str, caller: _Caller) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
 
     def respond(request: Any, context: Any) -> Any:
@@ -171,9 +171,9 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
             return None
         try:
             with (
-                door.admitted(method, context, stream=stream),
+                admission.admitted(method, context, stream=stream),
                 _cut_off(context, stream=stream),
-                keeping_back(door.reserve),
+                keeping_back(admission.reserve),
             ):
                 return behavior(request, context)
         except SeawallError as error:
@@ -184,9 +184,9 @@ def _around_sync(door: Door, handler: Any, method: str, caller: _Caller) -> Beha
             return
         try:
             with (
-                door.admitted(method, context, stream=True, when_gone=caller.when_gone),
+                admission.admitted(method, context, stream=True, when_gone=caller.when_gone),
                 _cut_off(context, stream=True),
-                keeping_back(door.reserve),
+                keeping_back(admission.reserve),
             ):
                 for item in behavior(request, context):
                     if caller.gone:
@@ -217,14 +217,14 @@ def _cut_off(context: Any, *, stream: bool) -> Iterator[None]:
         timer.cancel()
 
 
-def _around_async(door: Door, handler: Any, method: str) -> Behavior:
+def _around_async(admission: CallAdmission, handler: Any, method: str) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
     items = inspect.isasyncgenfunction(behavior)
 
     async def respond(request: Any, context: Any) -> Any:
         try:
-            async with door.aadmitted(method, context, stream=stream), _in_time():
-                with keeping_back(door.reserve):
+            async with admission.aadmitted(method, context, stream=stream), _in_time():
+                with keeping_back(admission.reserve):
                     if not items:
                         return await behavior(request, context)
                     # Written here, not by gRPC, so that the time of a slow reader counts too.

@@ -35,7 +35,7 @@ from seawall.web.health.watch import (
     Watch,
 )
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.registered_calls import Doing, legible
+from seawall.web.registered_calls import RegisteredCall, legible
 from seawall.web.request import path_below_root
 
 __all__ = ["Degraded", "Finding", "Health", "Healthy", "Unhealthy"]
@@ -95,7 +95,7 @@ class Health:
         self._prefix = prefix.rstrip("/")
         self.paths: dict[str, Level] = {f"{self._prefix}/{level}": level for level in LEVELS}
         self._details = details
-        self._told_of_details = False
+        self._warned_of_details = False
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._wall = _wall if wall is None else check.plain_function("wall", wall)
         self._watches: dict[str, Watch] = {}
@@ -154,7 +154,7 @@ class Health:
         self._watches[name] = Watch(
             self.name,
             name,
-            Doing(name, check_, "a function without arguments, def or async def"),
+            RegisteredCall(name, check_, "a function without arguments, def or async def"),
             level,
             TIMEOUTS[level] if timeout is None else check.seconds("timeout", timeout),
             TTLS[level] if ttl is None else check.seconds("ttl", ttl, zero=True),
@@ -258,10 +258,10 @@ class Health:
             try:
                 return details(scope) is True
             except Exception:
-                if not self._told_of_details:  # once, so that probes cannot fill the log
+                if not self._warned_of_details:  # once, so that probes cannot fill the log
                     import logging
 
-                    self._told_of_details = True
+                    self._warned_of_details = True
                     logging.getLogger("seawall").exception("health: details() fails: none shown")
                 return False
         return details in {"always", level}

@@ -20,15 +20,15 @@ def document(
 
     `phase` is the lifecycle phase that keeps the service from being ready even if all checks pass.
     """
-    told: dict[str, Any] = {"status": STATUSES[state]}
+    members: dict[str, Any] = {"status": STATUSES[state]}
     if phase:
-        told["output"] = phase
+        members["output"] = phase
     if watches is not None:
-        told["serviceId"] = name
+        members["serviceId"] = name
         if version is not None:
-            told["version"] = version
-        told["checks"] = {_key(watch): [_check(watch)] for watch in watches}
-    return dumps(told, separators=(",", ":")).encode()
+            members["version"] = version
+        members["checks"] = {_key(watch): [_check(watch)] for watch in watches}
+    return dumps(members, separators=(",", ":")).encode()
 
 
 def _key(watch: Watch) -> str:
@@ -40,24 +40,24 @@ def _key(watch: Watch) -> str:
 
 def _check(watch: Watch) -> dict[str, Any]:
     result = watch.result
-    told: dict[str, Any] = {
+    members: dict[str, Any] = {
         "componentId": watch.name,
         "componentType": getattr(watch.check, "component_type", "component"),
         # The check's own state: `critical` only affects the status of the service.
         "status": STATUSES["unhealthy" if result is None else result.state],
     }
     if result is None:
-        return told
+        return members
     if result.value is None:
-        told["observedValue"], told["observedUnit"] = round(result.seconds * 1000, 3), "ms"
+        members["observedValue"], members["observedUnit"] = round(result.seconds * 1000, 3), "ms"
     else:
-        told["observedValue"] = result.value
+        members["observedValue"] = result.value
         if result.unit:
-            told["observedUnit"] = result.unit
-    told["time"] = _rfc3339(result.at)
+            members["observedUnit"] = result.unit
+    members["time"] = _rfc3339(result.at)
     if result.output:
-        told["output"] = result.output
-    return told
+        members["output"] = result.output
+    return members
 
 
 def _rfc3339(wall: float) -> str:

@@ -19,7 +19,7 @@ from seawall.clock import Clock
 from seawall.errors import BulkheadFull
 from seawall.events import HealthChanged
 from seawall.events.bus import emit
-from seawall.web.registered_calls import Doing, legible
+from seawall.web.registered_calls import RegisteredCall, legible
 
 State: TypeAlias = Literal["healthy", "degraded", "unhealthy"]
 Level: TypeAlias = Literal["live", "ready", "deep"]
@@ -71,7 +71,7 @@ class Unhealthy(Finding):
     state: State = "unhealthy"
 
 
-class Result(NamedTuple):
+class CheckResult(NamedTuple):
     """Last result of a check, as it is reported: `state` is the state after damping."""
 
     state: State
@@ -125,7 +125,7 @@ class Watch:
         self,
         service: str,
         name: str,
-        doing: Doing,
+        doing: RegisteredCall,
         level: Level,
         timeout: float,
         ttl: float,
@@ -141,11 +141,11 @@ class Watch:
         self.timeout = timeout
         self.ttl = ttl
         self.critical = critical
-        self.result: Result | None = None
+        self.result: CheckResult | None = None
         self.runs = 0
         """Number of runs."""
         self._service = service
-        self._doing = doing
+        self._call = doing
         self._damping = damping
         self._clock = clock
         self._wall = wall
@@ -157,7 +157,7 @@ class Watch:
     @property
     def check(self) -> Callable[[], Any]:
         """The function of the check."""
-        return self._doing.function
+        return self._call.function
 
     @property
     def state(self) -> State | None:
@@ -196,7 +196,7 @@ class Watch:
     def _note(self, finding: Finding, cause: str, seconds: float) -> None:
         before = self._damping.state
         state = self._damping.settle(finding.state)
-        self.result = Result(
+        self.result = CheckResult(
             state, finding.output, cause, finding.value, finding.unit, seconds, self._time_of_day()
         )
         self._fresh_until = self._clock.now() + self.ttl
@@ -226,7 +226,7 @@ class Watch:
             "value": None if result is None else result.value,
             "seconds": None if result is None else result.seconds,
             "runs": self.runs,
-            "abandoned": self._doing.hung,
+            "abandoned": self._call.hung,
         }
 
 
@@ -240,7 +240,7 @@ class _Run:
         self.loop = loop
         self.began = now
         self.answer: Future[None] = loop.create_future()
-        doing = watch._doing
+        doing = watch._call
         context = doing.context()
         self._task: Task[Any] = loop.create_task(doing(), context=context)
         self._task.add_done_callback(self._ended, context=context)
@@ -265,10 +265,10 @@ class _Run:
             elif error is None:
                 finding = _found(task.result())
                 self._tell(finding, finding.output)
-            elif isinstance(error, BulkheadFull) and not self._watch._doing.hung:
+            elif isinstance(error, BulkheadFull) and not self._watch._call.hung:
                 self.answer.set_result(None)  # another loop is running the check: its result counts
             else:
-                self._tell(*_found_by(error, hung=bool(self._watch._doing.hung)))
+                self._tell(*_found_by(error, hung=bool(self._watch._call.hung)))
         finally:
             self._watch._runs.pop(self.loop, None)
 

@@ -34,7 +34,7 @@ from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.lifecycle.lifespan import Lifespan
 from seawall.web.lifecycle.server_stop import ServerStop
 from seawall.web.lifecycle.signals import Signals, Stop
-from seawall.web.lifecycle.steps import OnFailure, Step, StepFunction, warm
+from seawall.web.lifecycle.steps import OnFailure, StepFunction, WarmUpStep, warm
 
 __all__ = ["Drained", "Lifecycle"]
 
@@ -90,7 +90,7 @@ class Lifecycle:
         """Number of requests that came too late."""
         self.last_drain: Drained | None = None
         self._signals = Signals() if check.flag("signals", signals) else None
-        self._steps: list[Step] = []
+        self._steps: list[WarmUpStep] = []
         self._alive = False
         self._begin_life()
         registry.enter(self, "lifecycle", name)
@@ -119,7 +119,7 @@ class Lifecycle:
         self._stops = False
         """Whether the server may be stopped."""
         self._look: TimerHandle | None = None
-        self._told = Event()
+        self._drain_begun = Event()
         self._hurry = Event()
 
     def __repr__(self) -> str:
@@ -213,12 +213,12 @@ class Lifecycle:
         A server that gets a signal waits for open streams before it notifies the app, so the signal
         itself ends the wait too.
         """
-        stop, told = ServerStop.of_this_loop(), self._told
-        listener = partial(told.set)  # a distinct object for each waiting task
+        stop, begun = ServerStop.of_this_loop(), self._drain_begun
+        listener = partial(begun.set)  # a distinct object for each waiting task
         stop.listen(listener)
         try:
             if not stop.asked():  # the stop may have come before the listener
-                await told.wait()
+                await begun.wait()
         finally:
             stop.ignore(listener)
 
@@ -254,7 +254,7 @@ class Lifecycle:
             raise RuntimeError("warm_up(): the service is up already; add steps before it starts")
         if len(self._steps) >= MOST_STEPS:
             raise ValueError(f"warm_up(): at most {MOST_STEPS} steps; add each of them once")
-        self._steps.append(Step(function, timeout, on_failure))
+        self._steps.append(WarmUpStep(function, timeout, on_failure))
         return function
 
     def _begin_to_accept(self) -> None:
@@ -270,7 +270,7 @@ class Lifecycle:
             return
         self._warming = get_running_loop().create_task(self._warm_in_background(left))
 
-    async def _warm_in_background(self, steps: list[Step]) -> None:
+    async def _warm_in_background(self, steps: list[WarmUpStep]) -> None:
         for step in steps:
             await warm(step, self.name)
         if self._warming is current_task():  # otherwise another life has begun
@@ -302,7 +302,7 @@ class Lifecycle:
         if self._warming is not None:
             self._warming.cancel()
         self._move("draining")
-        self._told.set()
+        self._drain_begun.set()
 
     async def _run_drain(self) -> Drained:
         loop = get_running_loop()
@@ -433,10 +433,10 @@ def _is_gone(task: Task[Any]) -> bool:
     return task.done() or task.get_loop().is_closed()
 
 
-def _warn(message: str, *told: object) -> None:
+def _warn(message: str, *values: object) -> None:
     import logging
 
-    logging.getLogger("seawall").warning(message, *told)
+    logging.getLogger("seawall").warning(message, *values)
 
 
 async def _passed(awaited: Awaitable[object], seconds: float) -> bool:

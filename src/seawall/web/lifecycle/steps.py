@@ -11,7 +11,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import exponential
 from seawall.runtime.driver import sleep_async
-from seawall.web.registered_calls import Doing, legible
+from seawall.web.registered_calls import RegisteredCall, legible
 
 StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
@@ -20,16 +20,18 @@ PAUSES: Final = exponential(0.5, cap=30.0, jitter="equal")
 """Pauses between attempts, with jitter: pods that start together must not retry together."""
 
 
-class Step:
+class WarmUpStep:
     """One warm-up step, and whether it is done."""
 
-    __slots__ = ("_doing", "done", "name", "on_failure", "timeout", "tries")
+    __slots__ = ("_call", "done", "name", "on_failure", "timeout", "tries")
 
     def __init__(self, function: StepFunction, timeout: float, on_failure: OnFailure) -> None:
         """Validate the arguments."""
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self.name = legible(str(name)).rpartition("<locals>.")[2]
-        self._doing = Doing(self.name, function, "a function without arguments, def or async def")
+        self._call = RegisteredCall(
+            self.name, function, "a function without arguments, def or async def"
+        )
         self.timeout = check.seconds("timeout", timeout)
         self.on_failure = check.choice("on_failure", on_failure, ("retry", "ignore", "fail"))
         self.done = False
@@ -39,10 +41,10 @@ class Step:
         """Run the step, within its timeout."""
         self.tries += 1
         async with time_limit(self.timeout):
-            await self._doing()
+            await self._call()
 
 
-async def warm(step: Step, service: str) -> None:
+async def warm(step: WarmUpStep, service: str) -> None:
     """Run `step` as often as its `on_failure` says; raise only if it must fail the start."""
     for pause in PAUSES.delays(SystemRandom().random):
         try:
@@ -59,7 +61,7 @@ async def warm(step: Step, service: str) -> None:
     step.done = True
 
 
-def _tell(step: Step, service: str, error: Exception) -> None:
+def _tell(step: WarmUpStep, service: str, error: Exception) -> None:
     import logging
 
     logging.getLogger("seawall").warning(

@@ -37,12 +37,12 @@ ROUNDING: Final = 1e-6
 
 def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
     """Return the header with the limits, the same for all requests of a tier, or None."""
-    told = []
+    policies = []
     for limit, rate in rates:
         if limit.shown:
             whole, part = divmod(rate.rate.period, MICROSECONDS)
-            told.append(RatePolicy(limit.name, rate.rate.limit, None if part else whole))
-    return (POLICY, write_policies(told).encode("ascii")) if told else None
+            policies.append(RatePolicy(limit.name, rate.rate.limit, None if part else whole))
+    return (POLICY, write_policies(policies).encode("ascii")) if policies else None
 
 
 def field_name(name: str) -> bytes:
@@ -51,12 +51,12 @@ def field_name(name: str) -> bytes:
 
 
 @lru_cache(maxsize=1000)
-def state_header(told: bytes, left: float, seconds: float) -> Header:
+def state_header(field: bytes, left: float, seconds: float) -> Header:
     """Return the state of a limit: what remains, and the seconds until there is more.
 
     It is cached: callers well within their limits get the same values repeatedly.
     """
-    return STATE, b"%b%d;t=%d" % (told, left, seconds)
+    return STATE, b"%b%d;t=%d" % (field, left, seconds)
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
@@ -64,5 +64,5 @@ def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header
     after = error.retry_after
     # A rounding error of the clock is no reason to write 11 for 10 seconds.
     time = b"" if after is None else b";t=%d" % ceil(after - ROUNDING)
-    over = [limit.told for limit in limits if limit.shown and limit.name in error.violated]
-    return (STATE, b", ".join(b"%b0%b" % (told, time) for told in over)) if over else None
+    over = [limit.field for limit in limits if limit.shown and limit.name in error.violated]
+    return (STATE, b", ".join(b"%b0%b" % (field, time) for field in over)) if over else None

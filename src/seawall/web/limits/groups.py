@@ -85,7 +85,7 @@ class Part:
         )
         """Functions that return the key of a request, for each limit that has keys."""
         self.shown = tuple(
-            (entry.number, entry.limit.told, entry.rate.rate.limit)
+            (entry.number, entry.limit.field, entry.rate.rate.limit)
             for entry in entries
             if entry.limit.shown
         )
@@ -96,7 +96,7 @@ class Part:
         if not group.shared and all(isinstance(rule, TokenBucket) for rule in rules):
             self.quick = quick_taking([entry.meter for entry in entries], self.keys)
         self.terms = tuple(
-            (place, entry.limit.told, entry.rate.rate.limit, *rule.terms)
+            (place, entry.limit.field, entry.rate.rate.limit, *rule.terms)
             for place, (entry, rule) in enumerate(zip(entries, rules, strict=True))
             if entry.limit.shown and isinstance(rule, TokenBucket)
         )
@@ -192,21 +192,21 @@ class Granted:
         if type(seen) is tuple:
             # For most requests: computed from the bucket states, without a call.
             us, states = seen
-            for place, told, most, tolerance, units, time in part.terms:
+            for place, field, most, tolerance, units, time in part.terms:
                 free = tolerance - states[place] + us
                 left = free * units // time
                 more = -(-(left + 1) * time // units) - free  # as in `TokenBucket.wait`
                 if left > most:  # noqa: PLR1730 - min() costs a call
                     left = most
                 if before is None or left < before[1] or (left == before[1] and more > before[2]):
-                    before = told, left, more
+                    before = field, left, more
             return before
-        for number, told, most in () if seen is None else part.shown:
+        for number, field, most in () if seen is None else part.shown:
             if number in seen:  # otherwise it cost nothing there
                 left, more = seen[number]
                 left = min(left, most)
                 if before is None or (left, -more) < (before[1], -before[2]):
-                    before = told, left, more
+                    before = field, left, more
         return before
 
 
@@ -380,9 +380,9 @@ class Group:
         error.own_limit = any(limit.by is not None for limit in over)
         # A caller that exceeds its own limit gets only its own limits: not that the service is busy
         # too.
-        told = [limit for limit in over if limit.shown] or over
-        error.limit = told[0].name if told else ""
-        error.violated = tuple(limit.name for limit in told)
+        reported = [limit for limit in over if limit.shown] or over
+        error.limit = reported[0].name if reported else ""
+        error.violated = tuple(limit.name for limit in reported)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many requests exceeded each limit, and how many keys have a state here."""

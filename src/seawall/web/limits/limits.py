@@ -94,7 +94,7 @@ class RequestLimit:
             raise TypeError(f"tiers={tiers!r}: write rates by tier, such as {{'free': '60/min'}}")
         if callable(cost):
             plain_function("cost", cost)
-        key = None if self.by is None else _told
+        key = None if self.by is None else _itself
         self.rates: dict[str | None, Limit] = {}
         """The limit of each tier; None is the key of the limit for all other requests."""
         all_rates: dict[str | None, str] = {None: rate}
@@ -111,7 +111,7 @@ class RequestLimit:
         )
         self.shown = self.by is not None and not self.soft
         """Whether the limit is reported to callers."""
-        self.told = field_name(self.name)
+        self.field = field_name(self.name)
 
     def __repr__(self) -> str:
         soft = ", soft=True" if self.soft else ""
@@ -183,7 +183,7 @@ class RequestLimits:
         self._soft = [group for group in made if group is not None]
         registry.enter(self, "request_limits", self.name)
         self._alerted: dict[str, float] = {}
-        self._told_of: set[str] = set()
+        self._failing: set[str] = set()
         """Soft limits whose functions fail: logged once, and no request is refused."""
         self.waits = self._shared is not None
         """Whether a store is used: then `await aadmit(...)`."""
@@ -212,12 +212,12 @@ class RequestLimits:
         local = None if self._local is None else self._local.part(tier)
         shared = None if self._shared is None else self._shared.part(tier)
         entries = [entry for part in (local, shared) if part is not None for entry in part.entries]
-        told = policy_header((entry.limit, entry.rate) for entry in entries)
+        policy = policy_header((entry.limit, entry.rate) for entry in entries)
         return _Plan(
             local,
             shared,
             tuple(group.part(tier) for group in self._soft),
-            told if self._headers else None,
+            policy if self._headers else None,
         )
 
     def admit(self, incoming: Incoming) -> Granted:
@@ -265,7 +265,7 @@ class RequestLimits:
                 except RateLimited as error:
                     self._describe(plan, error)
                     raise
-        granted.policy = plan.told
+        granted.policy = plan.policy
         return granted
 
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
@@ -275,10 +275,10 @@ class RequestLimits:
             try:
                 held = part.group.note(part, incoming)
             except Exception:
-                if name not in self._told_of:
+                if name not in self._failing:
                     import logging
 
-                    self._told_of.add(name)
+                    self._failing.add(name)
                     logging.getLogger("seawall").exception("soft limit %r fails: not counted", name)
                 continue
             if held is not None:
@@ -290,9 +290,9 @@ class RequestLimits:
 
     def _describe(self, plan: _Plan, error: BaseException) -> None:
         """Add the headers for the caller to a refusal."""
-        if plan.told is not None and isinstance(error, RateLimited):
+        if plan.policy is not None and isinstance(error, RateLimited):
             over = refused_header(error, self.limits)
-            error.headers = (plan.told,) if over is None else (plan.told, over)
+            error.headers = (plan.policy,) if over is None else (plan.policy, over)
 
     def refusal_headers(self, error: BaseException) -> list[Header]:
         """Return the limit headers of the response to a refused request, without `Retry-After`."""
@@ -314,22 +314,22 @@ class RequestLimits:
 class _Plan:
     """The limits and headers for requests of one tier."""
 
-    __slots__ = ("local", "shared", "soft", "told")
+    __slots__ = ("local", "policy", "shared", "soft")
 
     def __init__(
         self,
         local: Part | None,
         shared: Part | None,
         soft: tuple[Part, ...],
-        told: Header | None,
+        policy: Header | None,
     ) -> None:
         self.local = local
         self.shared = shared
         self.soft = soft
-        self.told = told
+        self.policy = policy
 
 
-def _told(key: Any) -> Any:
+def _itself(key: Any) -> Any:
     """Return `key`: a stand-in for the principal, as keys are computed before."""
     return key
 

@@ -40,11 +40,11 @@ _CODES: Final[dict[Any, str]] = {
 """Names by code, and by the numbers that aio contexts use for codes."""
 
 
-class _Failed(Exception):
+class _FailureStatus(Exception):
     """Failure of a handler that set a status which means failure, and returned."""
 
 
-class _Gone(BaseException):
+class _CallerGone(BaseException):
     """Signal to a gate that the caller has disconnected: neither success nor failure."""
 
 
@@ -57,7 +57,7 @@ class _Method:
         self.path = path
 
 
-class Door:
+class CallAdmission:
     """Admission of calls. One for each interceptor."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Door:
                 hold.__enter__()
             leave = _once(hold)
             if when_gone is not None:
-                when_gone(lambda: leave(_Gone()))
+                when_gone(lambda: leave(_CallerGone()))
             with _left(leave, context):
                 yield
         finally:
@@ -200,7 +200,7 @@ def _verdict(error: BaseException | None, context: Any) -> BaseException | None:
     # The context of a plain function in an aio server has no code.
     name = _CODES.get(context.code(), "OK") if hasattr(context, "code") else "OK"
     if error is None:
-        return _Failed(name) if name in FAILURES else None
+        return _FailureStatus(name) if name in FAILURES else None
     # An abort raises, so its status counts; without a status the exception counts.
     answered = isinstance(error, Exception) and name != "OK" and name not in FAILURES
     return None if answered else error
