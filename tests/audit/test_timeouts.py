@@ -114,6 +114,12 @@ def test_what_may_be_two_things_is_nothing():
             session = session or requests.Session()
             session.get(url)
             given.get(url)
+        def outer():
+            session = requests.Session()
+            def inner():
+                nonlocal session
+                session = make_session()
+            session.get(url)
         class Session(requests.Session):
             def request(self, *args, **kwargs):
                 return super().request(*args, timeout=3, **kwargs)

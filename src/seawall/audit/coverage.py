@@ -143,18 +143,18 @@ class Coverage:
         return path == f"{TIMEOUT}()" and (is_async or _sync(value.origin) != "cooperative")
 
     def timeouts_of(self, guard: ast.Call) -> list[ast.Call]:
-        """Return the policies of a guard that are, or may be, timeouts."""
+        """Return the timeouts of a guard; where a policy is unknown, the guard itself is one."""
+        if self._source.called(guard) != "seawall.Guard":
+            return [guard]
         found = []
         scope = self._names.scope_of(guard)
-        for argument in guard.args[1:] if self._source.called(guard) == "seawall.Guard" else []:
-            policy = argument
+        for policy in guard.args[1:]:
             value = self._names.resolve(policy, scope)
-            if value is None or not value.path.startswith("seawall."):
-                found.append(guard)  # unknown: it may be one
-            elif value.path == f"{TIMEOUT}()" and value.origin is not None:
+            path = "" if value is None else self._source.libraries.canonical(value.path)
+            if value is None or not path.startswith("seawall."):
+                found.append(guard)
+            elif path == f"{TIMEOUT}()" and value.origin is not None:
                 found.append(value.origin)
-        if self._source.called(guard) != "seawall.Guard":
-            found.append(guard)
         return found
 
 

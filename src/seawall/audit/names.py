@@ -73,8 +73,8 @@ class Scope:
     def home(self, name: str) -> Scope:
         """Return the scope to which an assignment of `name` in this one belongs."""
         scope = self
-        if name in self.elsewhere:
-            while scope.parent is not None:
+        if name in self.elsewhere:  # the nearest scope that has it, else the module
+            while scope.parent is not None and (scope is self or name not in scope.names):
                 scope = scope.parent
         while isinstance(scope.node, _COMPREHENSIONS) and scope.parent is not None:
             scope = scope.parent
