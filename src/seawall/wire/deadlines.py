@@ -22,7 +22,6 @@ TIMEOUT_HEADERS: Final = frozenset({GRPC, ENVOY, SERVER})
 _GRPC: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final = {"H": 3600, "M": 60, "S": 1}
 _IN_A_SECOND: Final = {"m": 10**3, "u": 10**6, "n": 10**9}
-_GRPC_MOST: Final = 10**8
 
 
 def read_timeout(name: str, value: str | bytes) -> float | None:

@@ -4,7 +4,7 @@ A `Meter` is the state of one limit; `Meters` are all limits of a policy, checke
 for under one lock. Calls that wait for the same key form a FIFO queue.
 
 The lock-free success path of `RateLimit` changes states without the lock, in steps that nothing can
-interrupt (see `seawall.LOCK_FREE`). So a holder of the lock first closes that path, with a slack
+interrupt (see `LOCK_FREE`). So a holder of the lock first closes that path, with a slack
 that no call fits, and opens it again at the end.
 
 Three things keep that path sound. It looks up only text among text, so no comparison runs user
