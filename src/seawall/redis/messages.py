@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakMethod
 
 from seawall._failures import described
 from seawall.errors import StoreUnavailable
@@ -255,3 +256,15 @@ async def _close_all(opened: list[Any]) -> None:
             await one.aclose()
         except Exception:  # noqa: BLE001, S110 - it is dropped all the same
             pass
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Return a function that calls `method` for as long as its object lives."""
+    weak = WeakMethod(method)
+
+    def call(*args: object) -> None:
+        method = weak()
+        if method is not None:
+            method(*args)
+
+    return call

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary, finalize, ref
 
 from seawall import registry
@@ -53,25 +53,12 @@ RELEASE_TIMEOUT: Final = 1.0
 """Maximum seconds of one attempt: no caller waits for it."""
 
 
-class Calls(Protocol):
-    """How the operations of one queue become a script call."""
-
-    script: str
-    most: int
-
-    def pack(self, items: Sequence[QueueCall]) -> tuple[Sequence[str], Sequence[Any]]:
-        """Return keys and arguments."""
-
-    def unpack(self, reply: Any, items: Sequence[QueueCall]) -> Sequence[Any]:
-        """Read the reply."""
-
-
 class ClaimReleases:
     """The pending releases of one store."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._waiting: dict[QueueCall, tuple[Calls, float]] = {}
+        self._waiting: dict[QueueCall, tuple[_Calls, float]] = {}
         # Both are weak references: this is kept for as long as the store lives, and no longer.
         self._store: Callable[[], StoreCore | None] = lambda: None
         self._handle: Callable[[], Handle | None] = lambda: None
@@ -88,7 +75,7 @@ class ClaimReleases:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, calls: Calls, ask: QueueCall, lease: int) -> None:
+    def add(self, calls: _Calls, ask: QueueCall, lease: int) -> None:
         """Add the release `ask` of a claim. Takes no lock: the garbage collector may call it."""
         if len(self._waiting) < MOST_RELEASES:
             until = SYSTEM.now() + max(RELEASES_KEPT, lease / 1e6)
@@ -104,7 +91,7 @@ class ClaimReleases:
     async def flush(self) -> None:
         """Send all releases; those without an answer are sent again next time."""
         store, now = self._store(), SYSTEM.now()
-        by_queue: dict[Calls, list[QueueCall]] = {}
+        by_queue: dict[_Calls, list[QueueCall]] = {}
         for ask, (calls, until) in list(self._waiting.items()):
             if until <= now:
                 self._waiting.pop(ask, None)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakMethod, ref
+from weakref import ref
 
 from seawall._forks import survives_fork
 from seawall.errors import StoreUnavailable
@@ -38,6 +38,7 @@ from seawall.redis.breaker.wire import (
     window_part,
 )
 from seawall.redis.keys import key_part
+from seawall.redis.messages import weakly
 from seawall.runtime.store import BreakerOwner
 
 if TYPE_CHECKING:
@@ -458,8 +459,8 @@ class BreakerSync:
         stops = (
             self._job.stop,
             lambda: announced.pop().stop(),
-            self._store.listen(channel, _weakly(share.pushed)),
-            self._store.watch(_weakly(share.watched)),
+            self._store.listen(channel, weakly(share.pushed)),
+            self._store.watch(weakly(share.watched)),
         )
         self._store.at_close(share.end)
 
@@ -471,22 +472,10 @@ class BreakerSync:
         share = self._share()
         if share is not None:
             own = share.fingerprint()
-            differs = _weakly(share.differs)
+            differs = weakly(share.differs)
             name = share.name
             told = self._store.announce("breaker", name, own, lambda other: differs(own, other))
             self._announced.append(told)
-
-
-def _weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Return a function that calls `method` for as long as its object lives."""
-    weak = WeakMethod(method)
-
-    def call(*args: object) -> None:
-        method = weak()
-        if method is not None:
-            method(*args)
-
-    return call
 
 
 class AdmissionQuestions:

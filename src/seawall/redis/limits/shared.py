@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from weakref import finalize, ref
+from weakref import finalize
 
 from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock
@@ -28,6 +28,7 @@ from seawall.redis.limits.wire import (
     script_settings,
     sensible,
 )
+from seawall.redis.messages import weakly
 from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import Kind
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
@@ -70,8 +71,7 @@ class SharedLimits:
         self._ready = False
         self._settings = ""
         self._finalizers: list[Any] = []
-        me = ref(self)
-        self._finalizers.append(finalize(self, store.watch(lambda up, why: _moved(me, up, why))))
+        self._finalizers.append(finalize(self, store.watch(weakly(self._store_changed))))
         self.configure(rules)
         store.at_close(self._closing)
         survives_fork(self)
@@ -91,12 +91,12 @@ class SharedLimits:
         if script_settings(rules) == self._settings:
             return
         self._settings = script_settings(rules)
-        self.terms = LimitTerms(self.store, self.name, rules, _settle_for(ref(self)))
+        self.terms = LimitTerms(self.store, self.name, rules, weakly(self.settle))
         self.terms.sees = self.sees
         while len(self._finalizers) > 1:
             self._finalizers.pop()()
-        me, own = ref(self), describe(rules)
-        handle = self.store.announce("rate", self.name, own, lambda other: _differ(me, own, other))
+        own, differ = describe(rules), weakly(self._settings_differ)
+        handle = self.store.announce("rate", self.name, own, lambda other: differ(own, other))
         self._finalizers.append(finalize(self, handle.stop))
 
     def see(self) -> None:
@@ -128,6 +128,13 @@ class SharedLimits:
         """Start the background: it counts the pods, and compares settings."""
         self._ready = True
         self.store.pods.start()
+
+    def _settings_differ(self, own: str, other: str) -> None:
+        self._differs(own, other)
+
+    def _store_changed(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher
+        modes = (self.failing, "shared") if up else ("shared", self.failing)
+        self._changed(*modes, cause)
 
     async def _closing(self) -> None:
         """Report that the store is gone, unless that is known."""
@@ -333,25 +340,3 @@ def _taken(most: int, reply: Any) -> int:
         return number
 
     return sensible(taken)
-
-
-def _moved(me: ref[SharedLimits], up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher
-    share = me()
-    if share is not None:
-        modes = (share.failing, "shared") if up else ("shared", share.failing)
-        share._changed(*modes, cause)
-
-
-def _differ(me: ref[SharedLimits], own: str, other: str) -> None:
-    share = me()
-    if share is not None:
-        share._differs(own, other)
-
-
-def _settle_for(me: ref[SharedLimits]) -> Callable[[Receipt, Sequence[int | None]], None]:
-    def settle(receipt: Receipt, used: Sequence[int | None]) -> None:
-        share = me()
-        if share is not None:
-            share.settle(receipt, used)
-
-    return settle

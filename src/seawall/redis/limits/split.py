@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import finalize, ref
+from weakref import finalize
 
 from seawall.clock import Clock
 from seawall.errors import StoreUnavailable
@@ -20,6 +20,7 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.redis.limits.shared import SharedLimits
+from seawall.redis.messages import weakly
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import LimitVerdict, WantedCharge
@@ -58,8 +59,7 @@ class SplitLimits(SharedLimits):
         """Whether the meters follow the whole limits: this pod has never had a part of them."""
         self._waiting: dict[PartWaiter, None] = {}
         super().__init__(store, name, rules, **options)
-        me = ref(self)
-        finalize(self, store.pods.watch(lambda: _changed(me)))
+        finalize(self, store.pods.watch(weakly(self._pods_changed)))
 
     # Settings
 
@@ -83,6 +83,10 @@ class SplitLimits(SharedLimits):
                 return
             clock = self._clock
         self._rerule(self._divided(clock))
+        self.known()
+
+    def _pods_changed(self) -> None:
+        self.divide()
         self.known()
 
     def _divided(self, clock: Clock) -> Iterator[RateRule[Any]]:
@@ -220,10 +224,3 @@ class PartWaiter:
     def abandon(self) -> None:
         """Stop waiting."""
         self._share._mutex.do(lambda: self._share._waiting.pop(self, None))
-
-
-def _changed(me: ref[SplitLimits]) -> None:
-    share = me()
-    if share is not None:
-        share.divide()
-        share.known()
