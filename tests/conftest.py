@@ -22,6 +22,7 @@ PROFILE = os.environ.get("SEAWALL_PROFILE", "default")
 # Examples come from the seed alone: neither from the test's source (derandomize) nor from earlier
 # runs (database), so that the printed seed is all one needs to see a failure again.
 _REPLAYABLE = settings(deadline=None, derandomize=False, database=None, print_blob=True)
+settings.register_profile("quick", _REPLAYABLE, max_examples=20)
 settings.register_profile("default", _REPLAYABLE, max_examples=100)
 settings.register_profile("slow", _REPLAYABLE, max_examples=1000)
 settings.load_profile(PROFILE)
