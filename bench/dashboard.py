@@ -185,7 +185,7 @@ def scroll() -> None:
 
     config = uvicorn.Config(Dashboard(local=True, pods=others), port=8991, log_level="error")
     server = uvicorn.Server(config)
-    threads = [threading.Thread(target=server.run, daemon=True), threading.Thread(target=turn)]
+    threads = [threading.Thread(target=run, daemon=True) for run in (server.run, turn)]
     for thread in threads:
         thread.start()
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))))
