@@ -183,7 +183,7 @@ def test_a_rollback_inside_the_block_is_noticed(
     opening: Opening, monkeypatch: pytest.MonkeyPatch, missing: str
 ):
     """Effects that are rolled back inside the block are lost, were it not for the version."""
-    monkeypatch.setattr(_fifo_receiver, "Query", asking(missing))
+    monkeypatch.setattr(_fifo_receiver, "NamedQuery", asking(missing))
 
     async def main() -> None:
         async with opening() as database:

@@ -141,7 +141,7 @@ def test_without_persistence_a_crash_would_lose_or_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ):
     """Where place or buffer are not written with the effect, the same agreement fails."""
-    real = receiver_module.Query
+    real = receiver_module.NamedQuery
     words = {"the place": "fifo.move", "the buffer": "fifo.buffer"}
 
     def careless(which: str, arguments: dict[str, Any]) -> Any:
@@ -149,7 +149,7 @@ def test_without_persistence_a_crash_would_lose_or_repeat(
             return TextQuery("SELECT 1", {})
         return real(which, arguments)
 
-    monkeypatch.setattr(receiver_module, "Query", careless)
+    monkeypatch.setattr(receiver_module, "NamedQuery", careless)
     source = Sqlite(tmp_path / "agreement.db")
     database = Database(source, name="agreement")
     migrate(database)

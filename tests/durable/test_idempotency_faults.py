@@ -489,7 +489,7 @@ def test_of_what_is_too_large_it_is_known_that_it_is_gone(
     [
         ("headers", '\'[["a", "b\\r\\nset-cookie: c"]]\'', "_latin", str.encode),
         ("status", "7", "STATUSES", range(1000)),
-        ("state", "9", "_state", lambda _said: rules.State.SUCCEEDED),
+        ("state", "9", "_state", lambda _said: rules.RecordState.SUCCEEDED),
     ],
 )
 def test_each_look_at_a_record_is_needed(

@@ -17,7 +17,7 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.deferred.calls import DeferredCalls
 from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
 from seawall.durable.outbox.outbox import Outbox
@@ -43,7 +43,7 @@ async def soon(work: Awaitable[T]) -> T:
 
 def asked(which: str, **arguments: Any) -> Steps[list[tuple[Any, ...]]]:
     """Ask one statement."""
-    return (yield Query(which, arguments))
+    return (yield NamedQuery(which, arguments))
 
 
 # The outbox

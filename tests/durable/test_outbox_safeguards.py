@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seawall.clock import VirtualClock
-from seawall.durable.database.connections import Query, TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.statements import statement
 from seawall.durable.outbox import delivery as _outbox_delivery
 from seawall.durable.outbox import outbox as _outbox_care
@@ -383,7 +383,7 @@ def test_no_more_is_read_than_may_be_delivered(opening: Opening):
                 given |= {"lanes": "1", "each": 10, "batch": 10}
 
             def fetch() -> Any:
-                return (yield Query("outbox.fetch", given))
+                return (yield NamedQuery("outbox.fetch", given))
 
             assert len(await database.arun(fetch)) == 3
 

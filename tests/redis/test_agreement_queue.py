@@ -130,7 +130,7 @@ class News:
         self._client = three.frozen._client
         self._pushed = self._client.pubsub()
         self._pushed.subscribe(self._calls.stirred, self._calls.ended)
-        three.local._bells.ring = self._local  # type: ignore[method-assign]
+        three.local._wakeups.ring = self._local  # type: ignore[method-assign]
         self._stop = subscribe(self._event, JobDied, DeadLetterDropped)
 
     def of_the_model(self) -> None:

@@ -235,7 +235,7 @@ def test_claim_waits_for_a_job(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(queue.claim(wait=50.0)))
     thread.start()
-    wait_until(lambda: queue._bells._bells)
+    wait_until(lambda: queue._wakeups._wakeups)
     began = SYSTEM.now()
     queue.push("hello")
     thread.join(20.0)
@@ -251,7 +251,7 @@ def test_without_a_ring_it_would_wait_on(make: Make, monkeypatch: pytest.MonkeyP
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(queue.claim(wait=0.5)))
     thread.start()
-    wait_until(lambda: queue._bells._bells)
+    wait_until(lambda: queue._wakeups._wakeups)
     SYSTEM.sleep(0.1)  # it has looked
     queue.push("hello")
     SYSTEM.sleep(0.2)
@@ -307,11 +307,11 @@ def test_who_waits_and_is_cancelled_leaves_nothing_behind(make: Make) -> None:
             for work in (queue.aclaim(wait=60.0), queue.ajoin(id_), queue.ajoin(id_, 60.0))
         ]
         await let_pass(0.05)
-        assert len(queue._bells._bells) == 2
+        assert len(queue._wakeups._wakeups) == 2
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert queue._bells._bells == {}
+        assert queue._wakeups._wakeups == {}
         if isinstance(queue, PriorityQueue):
             await queue.store.aclose()
 
@@ -1173,7 +1173,7 @@ def test_who_waits_ends_with_the_store(store: RedisStore, kind: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: queue._bells._bells)
+    wait_until(lambda: queue._wakeups._wakeups)
     SYSTEM.sleep(0.05)
     store.close()
     thread.join(10.0)

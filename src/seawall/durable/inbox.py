@@ -20,7 +20,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.connections import Connection, Query
+from seawall.durable.database.connections import Connection, NamedQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import TransactionBlock, named
 from seawall.runtime.driver import Steps
@@ -78,7 +78,7 @@ class Inbox:
 
     def _seeing(self, consumer: str, message_id: str) -> Steps[bool]:
         asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
-        return bool((yield Query("inbox.seen", asked)))
+        return bool((yield NamedQuery("inbox.seen", asked)))
 
     async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
         """Remove records older than `ttl`, in batches; return how many were removed.
@@ -126,7 +126,7 @@ class _Once(TransactionBlock[bool]):
 
     def _begin(self) -> Steps[bool]:
         ttl = int(self._inbox.ttl * 1_000_000)
-        first = self._first = bool((yield Query("inbox.note", {**self._noting, "ttl": ttl})))
+        first = self._first = bool((yield NamedQuery("inbox.note", {**self._noting, "ttl": ttl})))
         return first
 
     def _end(self) -> Steps[None]:
@@ -137,14 +137,14 @@ class _Once(TransactionBlock[bool]):
     def _undo(self) -> Steps[None]:
         self._count("failed")
         if self._first is not False:  # None: cancelled while asking, so it may have been recorded
-            yield Query("inbox.forget", self._noting)
+            yield NamedQuery("inbox.forget", self._noting)
 
     def _count(self, kind: str) -> None:
         self._inbox._count(kind, self._noting["consumer"])
 
 
 def _removing(batch: int) -> Steps[int]:
-    return len((yield Query("inbox.cleanup", {"batch": batch})))
+    return len((yield NamedQuery("inbox.cleanup", {"batch": batch})))
 
 
 def _digest(message_id: str) -> bytes:

@@ -87,9 +87,9 @@ class LocalQueue(JobQueue):
             dropped, queue.dropped = queue.dropped, []
         # Wake waiters and emit events only after the lock is released.
         if stirred:
-            self._bells.ring(READY)
+            self._wakeups.ring(READY)
         for id_ in ended:
-            self._bells.ring(id_)
+            self._wakeups.ring(id_)
         for id_, attempts, reason in died:
             cause, trace = split_report(reason)
             fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}

@@ -121,7 +121,7 @@ class JobQueue:
             microseconds(ttl),
             microseconds(window),
         )
-        self._bells = Wakeups()
+        self._wakeups = Wakeups()
 
     # For producers
 
@@ -420,7 +420,7 @@ class JobQueue:
         length = microseconds(bounded_seconds("lease", lease, self.keep))
         patience = check.seconds("wait", wait, zero=True, infinite=True)
         until, _late = give_up_at(self.clock.now(), patience)
-        with Wakeup(self._bells, READY) as bell:
+        with Wakeup(self._wakeups, READY) as bell:
             if patience:
                 self._listen(READY)
             while True:
@@ -566,7 +566,7 @@ class JobQueue:
         )
         began = self.clock.now()
         until, _late = give_up_at(began, patience)
-        with Wakeup(self._bells, short_text("id", id_)) as bell:
+        with Wakeup(self._wakeups, short_text("id", id_)) as bell:
             self._listen(id_)
             while True:
                 bell.reset()

@@ -19,13 +19,13 @@ class Wakeups:
     def __init__(self) -> None:
         """Start with no waiters."""
         self.mutex = Mutex()
-        self._bells: dict[str, dict[Wakeup, None]] = {}
+        self._wakeups: dict[str, dict[Wakeup, None]] = {}
         survives_fork(self)
 
     def ring(self, topic: str) -> None:
         """Wake all waiters for `topic`, so that they look again."""
         with self.mutex:
-            wakes = [bell.hear() for bell in self._bells.get(topic, ())]
+            wakes = [bell.hear() for bell in self._wakeups.get(topic, ())]
         for wake in wakes:
             if wake is not None:
                 wake()
@@ -33,28 +33,28 @@ class Wakeups:
     def ring_all(self) -> None:
         """Wake all waiters of all topics."""
         with self.mutex:
-            topics = list(self._bells)
+            topics = list(self._wakeups)
         for topic in topics:
             self.ring(topic)
 
     def add(self, bell: Wakeup) -> None:
         """Register `bell`."""
         with self.mutex:
-            self._bells.setdefault(bell.topic, {})[bell] = None
+            self._wakeups.setdefault(bell.topic, {})[bell] = None
 
     def remove(self, bell: Wakeup) -> None:
         """Unregister `bell`."""
         self.mutex.do(lambda: self._forget(bell))
 
     def _forget(self, bell: Wakeup) -> None:
-        bells = self._bells.get(bell.topic, {})
-        bells.pop(bell, None)
-        if not bells:
-            self._bells.pop(bell.topic, None)
+        wakeups = self._wakeups.get(bell.topic, {})
+        wakeups.pop(bell, None)
+        if not wakeups:
+            self._wakeups.pop(bell.topic, None)
 
     def _after_fork(self) -> None:
         self.mutex = Mutex()
-        self._bells = {}
+        self._wakeups = {}
 
 
 class Wakeup:
@@ -64,16 +64,19 @@ class Wakeup:
     wait at once.
     """
 
-    def __init__(self, bells: Wakeups, topic: str) -> None:
-        """Wait for news of `topic`."""
+    def __init__(
+        self, wakeups: Wakeups, topic: str, always: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait for news of `topic`; or call `always` at any news, instead of waiting."""
+        self._always = always
         self.until: float | None = None
         self.topic = topic
-        self._bells = bells
+        self._wakeups = wakeups
         self._heard = False
         self._wake: Callable[[], bool] | None = None
 
     def __enter__(self) -> Self:
-        self._bells.add(self)
+        self._wakeups.add(self)
         return self
 
     def __exit__(
@@ -82,7 +85,7 @@ class Wakeup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bells.remove(self)
+        self._wakeups.remove(self)
 
     def reset(self) -> None:
         """Forget news heard so far."""
@@ -92,11 +95,11 @@ class Wakeup:
         """Note news, under the lock; return the function that wakes the waiter, if there is one."""
         self._heard = True
         wake, self._wake = self._wake, None
-        return wake
+        return self._always or wake
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Register `wake` for the next news; call it at once if there is news already."""
-        with self._bells.mutex:
+        with self._wakeups.mutex:
             heard = self._heard
             self._wake = None if heard else wake
         if heard:
@@ -104,7 +107,7 @@ class Wakeup:
 
     def claim(self) -> None:
         """Stop waiting for this news."""
-        with self._bells.mutex:
+        with self._wakeups.mutex:
             self._wake = None
 
     def abandon(self) -> None:

@@ -143,7 +143,7 @@ class Worker(WorkerLoop[JobRun]):
         return self._judged(await queue._async(steps), oldest)  # noqa: SLF001 - same package
 
     def _interrupt_claim(self) -> None:
-        self.queue._bells.ring(READY)  # noqa: SLF001 - same package
+        self.queue._wakeups.ring(READY)  # noqa: SLF001 - same package
 
     def _unreachable(self, error: Exception) -> None:
         if not isinstance(error, StoreUnavailable) or self.queue._closed:  # noqa: SLF001

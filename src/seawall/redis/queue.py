@@ -286,7 +286,7 @@ class PriorityQueue(JobQueue):
     def _listen(self, topic: str) -> None:
         """Subscribe, once for all waiters here, to what happens in other pods."""
         self._core.start()
-        calls, bells = self._calls, self._bells
+        calls, wakeups = self._calls, self._wakeups
         channel = calls.stirred if topic == READY else calls.ended
         with self._mutex:
             if channel in self._heard:
@@ -295,11 +295,11 @@ class PriorityQueue(JobQueue):
 
         def hear(message: bytes) -> None:
             if channel == calls.stirred:
-                bells.ring(READY)
+                wakeups.ring(READY)
             elif message:
-                bells.ring(message.decode("utf-8", "replace"))
+                wakeups.ring(message.decode("utf-8", "replace"))
             else:
-                bells.ring_all()
+                wakeups.ring_all()
 
         finalize(self, self._core.listen(channel, hear))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from seawall.durable.database.connections import Query, TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.fifo import receiver as _fifo_receiver
 from seawall.durable.fifo.messages import FifoMessage
@@ -33,18 +33,18 @@ WITHOUT: dict[str, dict[str, str]] = {
 
 
 def asking(missing: str) -> Callable[[str, dict[str, Any]], Any]:
-    """Return what stands for `Query` in a receiver that has no such safeguard."""
+    """Return what stands for `NamedQuery` in a receiver that has no such safeguard."""
 
     def ask_without(which: str, arguments: dict[str, Any]) -> Any:
         instead = WITHOUT[missing].get(which)
-        return Query(which, arguments) if instead is None else TextQuery(instead, arguments)
+        return NamedQuery(which, arguments) if instead is None else TextQuery(instead, arguments)
 
     return ask_without
 
 
 async def receive_messages(*, url: str, seed: int, step: Step, careless: str = "") -> None:
     """Carry messages over, losing, repeating and reordering them and their acknowledgements."""
-    _fifo_receiver.Query = asking(careless)  # type: ignore[attr-defined]
+    _fifo_receiver.NamedQuery = asking(careless)  # type: ignore[attr-defined]
     rng = Random(seed)
     async with opened(url) as database:
         sender = FifoSender(database, "shop", to="ledger")

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
 
-class Query(NamedTuple):
+class NamedQuery(NamedTuple):
     """A query of an operation: a statement by its name, "file.name"."""
 
     which: str
@@ -63,9 +63,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection of {self.kind.name}>"
 
-    def _text(self, asked: Query | TextQuery) -> StatementText:
+    def _text(self, asked: NamedQuery | TextQuery) -> StatementText:
         style = self.kind.style
-        if isinstance(asked, Query):
+        if isinstance(asked, NamedQuery):
             return statement(self.dialect, style, self.names, asked.which, self._now)
         return rendered(asked.text, self.dialect, style, self.names, self._now)
 
@@ -73,7 +73,7 @@ class Connection:
         """Run an operation."""
         ask = self.kind.ask
 
-        def answer(asked: Query | TextQuery) -> Any:
+        def answer(asked: NamedQuery | TextQuery) -> Any:
             try:
                 return ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:
@@ -88,7 +88,7 @@ class Connection:
         """Async twin of `run`."""
         ask = self.kind.ask
 
-        async def answer(asked: Query | TextQuery) -> Any:
+        async def answer(asked: NamedQuery | TextQuery) -> Any:
             try:
                 return await ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:

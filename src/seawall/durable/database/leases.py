@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall import _checks as check
 from seawall._failures import described
 from seawall._forks import survives_fork
-from seawall.durable.database.connections import Query, arequire_transaction, require_transaction
+from seawall.durable.database.connections import (
+    NamedQuery,
+    arequire_transaction,
+    require_transaction,
+)
 from seawall.durable.database.database import aautocommit, autocommit
 from seawall.durable.database.missing_tables import TablesMissing
 from seawall.durable.database.sqlite import Sqlite
@@ -363,14 +367,14 @@ def _asked(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
             if seen is not None and seen[0].left and seen[1] != holder:
                 return seen[0]
             asked = {"name": name, "holder": holder, "attempt": attempt, "ttl": ttl}
-            rows = yield Query("leases.take", asked)
+            rows = yield NamedQuery("leases.take", asked)
         case Renew(token, ttl):
-            rows = yield Query("leases.renew", {"name": name, "token": token, "ttl": ttl})
+            rows = yield NamedQuery("leases.renew", {"name": name, "token": token, "ttl": ttl})
         case Release(token):
-            rows = yield Query("leases.release", {"name": name, "token": token})
+            rows = yield NamedQuery("leases.release", {"name": name, "token": token})
         case Withdraw(holder, attempt):
             asked = {"name": name, "holder": holder, "attempt": attempt}
-            rows = yield Query("leases.withdraw", asked)
+            rows = yield NamedQuery("leases.withdraw", asked)
     if rows:
         return LeaseGranted(rows[0][0])
     seen = yield from _look(name)
@@ -379,12 +383,12 @@ def _asked(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
 
 def _look(name: str) -> Steps[tuple[Busy, str] | None]:
     """Return the current state and holder of the lease; None if it was never taken."""
-    rows = yield Query("leases.look", {"name": name})
+    rows = yield NamedQuery("leases.look", {"name": name})
     if not rows:
         return None
     token, holder, left, behind = rows[0]
     if behind:
-        yield Query("leases.clamp", {"name": name})
+        yield NamedQuery("leases.clamp", {"name": name})
     return Busy(token, left), holder
 
 
@@ -481,10 +485,10 @@ class Fence:
 
     def _steps(self, token: int) -> Steps[int | None]:
         asked = {"resource": self.resource, "token": token}
-        rows = yield Query("leases.pass_fence", asked)
+        rows = yield NamedQuery("leases.pass_fence", asked)
         if rows:
             return None
-        rows = yield Query("leases.fence", {"resource": self.resource})
+        rows = yield NamedQuery("leases.fence", {"resource": self.resource})
         highest: int = rows[0][0]
         return highest
 

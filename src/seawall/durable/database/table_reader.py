@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from seawall.durable.database.connections import Query, TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import quoted
 from seawall.durable.database.transaction_block import named
@@ -41,13 +41,13 @@ class DatabaseCheckpoint:
     async def load(self) -> Any:
         """Return the last saved position, None if there is none."""
         rows = await self.database.arun(
-            lambda: _asked(Query("checkpoints.load", {"name": self.name}))
+            lambda: _asked(NamedQuery("checkpoints.load", {"name": self.name}))
         )
         return json.loads(rows[0][0]) if rows else None
 
     async def save(self, place: Any) -> None:
         """Replace the saved position by `place`."""
-        asked = Query("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
+        asked = NamedQuery("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
         await self.database.arun(lambda: _asked(asked))
 
 
@@ -58,7 +58,7 @@ def checked_database(where: str, database: Any) -> Database:
     return database
 
 
-def _asked(asked: Query | TextQuery) -> Steps[Any]:
+def _asked(asked: NamedQuery | TextQuery) -> Steps[Any]:
     return (yield asked)
 
 
@@ -131,7 +131,7 @@ class TableReader:
     # Queries
 
     def _describing(self) -> Steps[Any]:
-        return (yield Query("tables.columns", {"table": self._name}))
+        return (yield NamedQuery("tables.columns", {"table": self._name}))
 
     def _text(self, found: list[tuple[Any, ...]]) -> str:
         """Return the statement that reads rows, or raise if the table cannot be read."""
@@ -174,7 +174,7 @@ class TableReader:
         position = _literal(self._position)
         text = f"SELECT max({position}) FROM {self._table}"  # noqa: S608 - quoted
         largest = yield TextQuery(text, {})
-        writers = yield Query("tables.writers", {"table": self._name})
+        writers = yield NamedQuery("tables.writers", {"table": self._name})
         until = max(rows[-1].position, largest[0][0] or 0)
         return rows, _Held(until, frozenset(writer for (writer,) in writers))
 

@@ -22,7 +22,7 @@ from seawall import registry
 from seawall._failures import split_report
 from seawall.context import current_idempotency_key, current_tenant
 from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
 from seawall.errors import DeferredCallsFull
@@ -146,20 +146,20 @@ class DeferredCalls:
 
     def _storing(self, storing: dict[str, Any]) -> Steps[DeferredCall]:
         for _ in range(2):
-            rows = yield Query("deferred_calls.store", storing)
+            rows = yield NamedQuery("deferred_calls.store", storing)
             if rows:
                 return DeferredCall(storing["id"], self.name)
             if storing["key_hash"] is None:
                 break
             asked = {"queue": self.name, "key_hash": storing["key_hash"]}
-            rows = yield Query("deferred_calls.of_key", asked)
+            rows = yield NamedQuery("deferred_calls.of_key", asked)
             if not rows:
                 continue
             found, state, expired = rows[0]
             if state != DONE or not expired:
                 word: Any = STATES[state]
                 return DeferredCall(found, self.name, word, again=True)
-            yield Query("deferred_calls.drop_done", {"id": found})
+            yield NamedQuery("deferred_calls.drop_done", {"id": found})
         self._counts["refused"] += 1
         raise DeferredCallsFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
 
@@ -187,7 +187,7 @@ class DeferredCalls:
 
     def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
         most = check.count("limit", limit, maximum=10_000)
-        rows = yield Query("deferred_calls.dead_letters", {"queue": self.name, "most": most})
+        rows = yield NamedQuery("deferred_calls.dead_letters", {"queue": self.name, "most": most})
         letters = []
         for found, attempts, call, error in rows:
             arguments = decoded(call)
@@ -213,7 +213,7 @@ class DeferredCalls:
 
     def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
         asked = {"queue": self.name, "id": named("id", which), **more}
-        return bool((yield Query(f"deferred_calls.{what}", asked)))
+        return bool((yield NamedQuery(f"deferred_calls.{what}", asked)))
 
     async def acounts(self) -> dict[str, Any]:
         """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
@@ -224,7 +224,7 @@ class DeferredCalls:
         return self.database.run(self._counting)
 
     def _counting(self) -> Steps[dict[str, Any]]:
-        rows = yield Query("deferred_calls.counts", {"queue": self.name})
+        rows = yield NamedQuery("deferred_calls.counts", {"queue": self.name})
         found = {state: (number, age) for state, number, age in rows}
         counts: dict[str, Any] = {
             word: found.get(state, (0, 0))[0] for state, word in enumerate(STATES)
@@ -246,7 +246,7 @@ class DeferredCalls:
 
     def _cleaning(self, batch: int) -> Steps[int]:
         asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
-        return len((yield Query("deferred_calls.cleanup", asked)))
+        return len((yield NamedQuery("deferred_calls.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""

@@ -22,7 +22,7 @@ from seawall import registry
 from seawall._failures import described, report_of, split_report
 from seawall._forks import survives_fork
 from seawall.context import idempotency_key, reset, tenant
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.deferred.calls import DeferredCalls, decoded, redoing
 from seawall.errors import Rejected, matches
@@ -161,10 +161,10 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
 
         def steps() -> Steps[list[Any]]:
             if not self.ordered:
-                return list((yield Query("deferred_calls.claim", asked)))
+                return list((yield NamedQuery("deferred_calls.claim", asked)))
             if self.calls.database.dialect == "postgres":
-                yield Query("deferred_calls.one_claims", {"queue": self.calls.name})
-            return list((yield Query("deferred_calls.claim_first", asked)))
+                yield NamedQuery("deferred_calls.one_claims", {"queue": self.calls.name})
+            return list((yield NamedQuery("deferred_calls.claim_first", asked)))
 
         rows = await self.calls.database.arun(steps)
         runs = []
@@ -342,6 +342,6 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         asked = {"id": claim.id, "owner": self._owner, "epoch": claim.fence, **more}
 
         def steps() -> Steps[bool]:
-            return bool((yield Query(f"deferred_calls.{what}", asked)))
+            return bool((yield NamedQuery(f"deferred_calls.{what}", asked)))
 
         return await self.calls.database.arun(steps)

@@ -18,7 +18,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.connections import Connection, Query
+from seawall.durable.database.connections import Connection, NamedQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import TransactionBlock, named
 from seawall.durable.fifo.messages import (
@@ -117,7 +117,7 @@ class FifoReceiver:
 
     def _gaps(self, limit: int) -> Steps[list[Gap]]:
         most = check.count("limit", limit, maximum=WIDEST)
-        rows = yield Query("fifo.gaps", {"receiver": self.name, "most": most})
+        rows = yield NamedQuery("fifo.gaps", {"receiver": self.name, "most": most})
         gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
         for gap in gaps:
             if gap.age >= self.gap_timeout:
@@ -138,20 +138,22 @@ class FifoReceiver:
     def _skipping(self, sender: str, to: int) -> Steps[int]:
         pair = {"receiver": self.name, "sender": named("sender", sender)}
         check.count("to", to)
-        rows = yield Query("fifo.place", pair)
+        rows = yield NamedQuery("fifo.place", pair)
         if not rows or rows[0][1] >= to:
             return 0
         epoch, expected, _, _, version = rows[0]
         yield from self._record(pair, Position(epoch, expected), to)
-        # Skipped messages may be among the buffered ones: remove them.
+        # Skipped messages may be among the buffered ones; the next call finds out how many remain.
         moved = {"epoch": epoch, "expected": to, "buffered": 1, "version": version}
-        yield Query("fifo.move", {**pair, **moved})  # the next call finds out whether any remain
-        yield Query("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
+        yield NamedQuery(
+            "fifo.move", {**pair, **moved}
+        )  # the next call finds out whether any remain
+        yield NamedQuery("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
         return int(to - expected)
 
     def _record(self, pair: dict[str, Any], position: Position, to: int) -> Steps[None]:
         epoch, first = position
-        yield Query("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
+        yield NamedQuery("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
 
     async def askipped(self, limit: int = 100) -> list[Skipped]:
         """Return the skipped messages, the latest first."""
@@ -163,7 +165,7 @@ class FifoReceiver:
 
     def _skipped(self, limit: int) -> Steps[list[Skipped]]:
         most = check.count("limit", limit, maximum=WIDEST)
-        rows = yield Query("fifo.skips", {"receiver": self.name, "most": most})
+        rows = yield NamedQuery("fifo.skips", {"receiver": self.name, "most": most})
         return [Skipped(*row[:4]) for row in rows]
 
     async def acleanup(
@@ -186,7 +188,7 @@ class FifoReceiver:
 
         def removing(batch: int) -> Steps[int]:
             asked = {"receiver": self.name, "age": age, "batch": batch}
-            return len((yield Query("fifo.forget_skipped", asked)))
+            return len((yield NamedQuery("fifo.forget_skipped", asked)))
 
         return removing
 
@@ -273,17 +275,17 @@ class _Receiving(TransactionBlock[Received]):
 
     def _begin(self) -> Steps[Received]:
         receiver, message = self._receiver, self._message
-        rows = yield Query("fifo.place", self._pair)
+        rows = yield NamedQuery("fifo.place", self._pair)
         if not rows and message is not None:
-            yield Query("fifo.begin", {**self._pair, "epoch": message.epoch})
-            rows = yield Query("fifo.place", self._pair)
+            yield NamedQuery("fifo.begin", {**self._pair, "epoch": message.epoch})
+            rows = yield NamedQuery("fifo.place", self._pair)
         if not rows:
             return self._received("drained", [])
         epoch, expected, self._noted, now, self._version = rows[0]
         position = self._before = self._after = Position(epoch, expected)
         if self._noted:
             wanted = {"epoch": epoch, "expected": expected, "most": WIDEST}
-            self._held = dict((yield Query("fifo.buffered", {**self._pair, **wanted})))
+            self._held = dict((yield NamedQuery("fifo.buffered", {**self._pair, **wanted})))
         verdict = "drained"
         if message is not None:
             position, verdict = judge(
@@ -295,7 +297,7 @@ class _Receiving(TransactionBlock[Received]):
                 self._held[message.sequence] = now
             elif verdict == "duplicate" and message.sequence < position.expected:
                 asked = {"epoch": message.epoch, "sequence": message.sequence}
-                if (yield Query("fifo.was_skipped", {**self._pair, **asked})):
+                if (yield NamedQuery("fifo.was_skipped", {**self._pair, **asked})):
                     verdict = "late"
         position = self._look_at_gap(position, now)
         length = run_length(position.expected, self._held, receiver.batch)
@@ -335,7 +337,7 @@ class _Receiving(TransactionBlock[Received]):
             payloads[message.sequence] = message.payload
         if length > 1 or first not in payloads:
             asked = {"epoch": epoch, "first": first, "last": first + length - 1}
-            for sequence, payload in (yield Query("fifo.payloads", {**self._pair, **asked})):
+            for sequence, payload in (yield NamedQuery("fifo.payloads", {**self._pair, **asked})):
                 payloads[sequence] = bytes(payload)
         numbers = range(first, first + length)
         return [FifoMessage(sender, number, payloads[number], epoch) for number in numbers]
@@ -352,7 +354,7 @@ class _Receiving(TransactionBlock[Received]):
         if (*after, waiting) != (*before, self._noted):
             moved = {"epoch": after.epoch, "expected": after.expected, "buffered": waiting}
             moved["version"] = self._version
-            if not (yield Query("fifo.move", {**self._pair, **moved})):
+            if not (yield NamedQuery("fifo.move", {**self._pair, **moved})):
                 raise RuntimeError(
                     f"{self._receiver!r}: the transaction was rolled back inside the block, and"
                     " nothing was received: let the error leave the block instead"
@@ -363,10 +365,10 @@ class _Receiving(TransactionBlock[Received]):
             receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
         if message is not None and message.sequence >= after.expected and self._kept:
             kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
-            yield Query("fifo.buffer", {**self._pair, **kept})
+            yield NamedQuery("fifo.buffer", {**self._pair, **kept})
         if self._noted and after != before:
             place = {"epoch": after.epoch, "expected": after.expected}
-            yield Query("fifo.drop_buffered", {**self._pair, **place})
+            yield NamedQuery("fifo.drop_buffered", {**self._pair, **place})
         self._count()
 
     @property

@@ -15,7 +15,11 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.durable.database.connections import Query, arequire_transaction, require_transaction
+from seawall.durable.database.connections import (
+    NamedQuery,
+    arequire_transaction,
+    require_transaction,
+)
 from seawall.durable.database.database import Database
 from seawall.durable.database.transaction_block import named
 from seawall.durable.fifo.messages import (
@@ -82,7 +86,7 @@ class FifoSender:
         return own.run(self._sending(checked_payload(payload, self.max_payload)))
 
     def _sending(self, payload: bytes) -> Steps[FifoMessage]:
-        rows = yield Query("fifo.number", {**self._pair, "most": self.max_unacknowledged})
+        rows = yield NamedQuery("fifo.number", {**self._pair, "most": self.max_unacknowledged})
         if not rows:
             self._counts["refused"] += 1
             raise FifoFull(
@@ -91,7 +95,7 @@ class FifoSender:
             )
         epoch, sequence = rows[0]
         kept = {"epoch": epoch, "sequence": sequence, "payload": payload}
-        yield Query("fifo.keep", {**self._pair, **kept})
+        yield NamedQuery("fifo.keep", {**self._pair, **kept})
         self._counts["sent"] += 1
         return FifoMessage(self.sender, sequence, payload, epoch)
 
@@ -107,7 +111,7 @@ class FifoSender:
 
     def _unacknowledged(self, limit: int) -> Steps[list[FifoMessage]]:
         most = check.count("limit", limit, maximum=10_000)
-        rows = yield Query("fifo.unacknowledged", {**self._pair, "most": most})
+        rows = yield NamedQuery("fifo.unacknowledged", {**self._pair, "most": most})
         return [
             FifoMessage(self.sender, sequence, bytes(payload), epoch)
             for epoch, sequence, payload in rows
@@ -174,11 +178,11 @@ class FifoSender:
     def _acknowledging(self, ack: FifoAck) -> Steps[bool]:
         until = ack.expected - 1
         of = {**self._pair, "epoch": ack.epoch, "until": until}
-        if (yield Query("fifo.acknowledge", {**of, "allowed": ack.allowed})):
-            yield Query("fifo.drop_sent", of)
+        if (yield NamedQuery("fifo.acknowledge", {**of, "allowed": ack.allowed})):
+            yield NamedQuery("fifo.drop_sent", of)
             self._counts["acknowledgements"] += 1
             return True
-        rows = yield Query("fifo.sender", self._pair)
+        rows = yield NamedQuery("fifo.sender", self._pair)
         epoch, last, _ = rows[0] if rows else (0, 0, 0)
         if ack.epoch > epoch or (ack.epoch == epoch and until > last):
             raise FifoStateLost(
@@ -200,14 +204,14 @@ class FifoSender:
         return self.database.run(self._restarting)
 
     def _restarting(self) -> Steps[int]:
-        yield Query("fifo.lock_sender", self._pair)
-        rows = yield Query("fifo.sender", self._pair)
+        yield NamedQuery("fifo.lock_sender", self._pair)
+        rows = yield NamedQuery("fifo.sender", self._pair)
         if not rows:
             return 0  # nothing was sent yet: its first message starts an epoch
         acknowledged = rows[0][2]
-        ((epoch, _),) = yield Query("fifo.restart", self._pair)
+        ((epoch, _),) = yield NamedQuery("fifo.restart", self._pair)
         renumbered = {**self._pair, "epoch": epoch, "acknowledged": acknowledged}
-        yield Query("fifo.renumber", renumbered)
+        yield NamedQuery("fifo.renumber", renumbered)
         return int(epoch)
 
     def snapshot(self) -> dict[str, Any]:

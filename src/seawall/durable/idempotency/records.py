@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
 from seawall.context import give_up_at
-from seawall.durable.database.connections import Query, TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.json_values import canonical_json, json_text
 from seawall.durable.database.statements import Arguments, TableNames, statements
 from seawall.errors import Contended, RecordGarbled
@@ -141,21 +141,21 @@ def _reserve(
     wait: bool,
 ) -> Steps[KeyState]:
     for _ in range(LOOKS):
-        rows = yield Query(f"idempotency.take{how}", taking)
+        rows = yield NamedQuery(f"idempotency.take{how}", taking)
         if not rows:
-            rows = yield Query("idempotency.read", wanted.name)
+            rows = yield NamedQuery("idempotency.read", wanted.name)
             found: KeyState | Literal["free"] = decision(rows, wanted.fingerprint)
             if found != "free":
                 return found
             if rows:
-                rows = yield Query(f"idempotency.take_over{how}", taking)
+                rows = yield NamedQuery(f"idempotency.take_over{how}", taking)
             if not rows and not wait:
                 return Pending(COME_AGAIN)
         if rows:
             epoch, takeovers, rest, *marked = rows[0]
             claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
             if marked == [False]:
-                yield Query("idempotency.mark", {"lock": taking["lock"]})
+                yield NamedQuery("idempotency.mark", {"lock": taking["lock"]})
             if state is RecordState.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that wait.
                 yield from renew(claim, terms)
@@ -181,11 +181,11 @@ def value_of(found: Replay) -> Any:
 
 def complete(claim: KeyClaim, said: Arguments, terms: KeyTerms) -> Steps[bool]:
     """Store an answer (encoded by `stored`) if the claim is valid; return whether it was."""
-    rows = yield Query("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
+    rows = yield NamedQuery("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
     if rows:
         return True
     # The same claim may have completed it before, with its answer lost: then confirm it.
-    rows = yield Query("idempotency.completed", _held(claim))
+    rows = yield NamedQuery("idempotency.completed", _held(claim))
     return bool(rows)
 
 
@@ -207,13 +207,13 @@ def complete_with(
         text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
         rows = yield TextQuery(text, asked)
     else:
-        rows = yield Query("idempotency.complete", asked)
+        rows = yield NamedQuery("idempotency.complete", asked)
     return bool(rows)
 
 
 def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
     """Return the state of a claim: completed, still open, or None if it was taken over."""
-    rows = yield Query("idempotency.held", _held(claim))
+    rows = yield NamedQuery("idempotency.held", _held(claim))
     if not rows:
         return None
     found = decision(rows, b"")
@@ -236,36 +236,36 @@ def set_answer(
         own = statements("postgres", "idempotency")["answer"]
         rows = yield TextQuery(f"WITH {members}\n{own}", said)
     else:
-        rows = yield Query("idempotency.answer", said)
+        rows = yield NamedQuery("idempotency.answer", said)
     return bool(rows)
 
 
 def renew(claim: KeyClaim, terms: KeyTerms) -> Steps[bool]:
     """Restart the lease, if the claim is still valid."""
     said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
-    rows = yield Query("idempotency.renew", said)
+    rows = yield NamedQuery("idempotency.renew", said)
     return bool(rows)
 
 
 def abandon(claim: KeyClaim) -> Steps[bool]:
     """Remove the record if the claim is still valid, so that the next request runs."""
-    rows = yield Query("idempotency.abandon", _held(claim))
+    rows = yield NamedQuery("idempotency.abandon", _held(claim))
     return bool(rows)
 
 
 def forget(wanted: KeyRequest) -> Steps[bool | Pending]:
     """Remove the record unless it is in flight; return whether there was one."""
-    rows = yield Query("idempotency.forget", wanted.name)
+    rows = yield NamedQuery("idempotency.forget", wanted.name)
     if rows:
         return True
-    rows = yield Query("idempotency.read", wanted.name)
+    rows = yield NamedQuery("idempotency.read", wanted.name)
     found = decision(rows, b"")
     return found if isinstance(found, Pending) else False
 
 
 def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
     """Return a record for an operator, with the events that were committed with it."""
-    rows = yield Query("idempotency.lookup", wanted.name)
+    rows = yield NamedQuery("idempotency.lookup", wanted.name)
     if not rows or rows[0][9] <= rows[0][10]:  # it has expired
         return None
     state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
@@ -274,7 +274,7 @@ def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
     else:
         word = "in flight" if lease > now else "given up"
     pattern = f"{trail_of(owner, epoch)}-%"
-    found = yield Query("outbox.trail", {"pattern": pattern, "most": MOST_EVENTS})
+    found = yield NamedQuery("outbox.trail", {"pattern": pattern, "most": MOST_EVENTS})
     events = [
         KeyEvent(outbox, id_, aggregate, whose, kind, EVENT_STATES[int(how)])
         for outbox, id_, aggregate, whose, kind, how in found
@@ -303,26 +303,26 @@ def trail_of(owner: str, epoch: int) -> str:
 
 def withdraw(wanted: KeyRequest) -> Steps[bool]:
     """Remove the record if this very request has taken it."""
-    rows = yield Query("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
+    rows = yield NamedQuery("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
     return bool(rows)
 
 
 def clear(wanted: KeyRequest) -> Steps[bool]:
     """Remove a record that is free to be taken."""
     said = {**wanted.name, "fingerprint": wanted.fingerprint}
-    rows = yield Query("idempotency.clear", said)
+    rows = yield NamedQuery("idempotency.clear", said)
     return bool(rows)
 
 
 def read(wanted: KeyRequest) -> Steps[Any]:
     """Return the state of a record without taking it."""
-    rows = yield Query("idempotency.read", wanted.name)
+    rows = yield NamedQuery("idempotency.read", wanted.name)
     return decision(rows, wanted.fingerprint)
 
 
 def clean(batch: int) -> Steps[int]:
     """Remove up to `batch` expired records; return how many were removed."""
-    rows = yield Query("idempotency.clean", {"batch": batch})
+    rows = yield NamedQuery("idempotency.clean", {"batch": batch})
     return len(rows)
 
 

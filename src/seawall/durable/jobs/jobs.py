@@ -116,7 +116,7 @@ class Jobs:
         self.max_size = None if max_size is None else check.count("max_size", max_size)
         self.notify = check.flag("notify", notify)
         self.clock = current_clock() if clock is None else check_clock(clock)
-        self.bells = Wakeups()
+        self.wakeups = Wakeups()
         self._room = OpenJobsLimit(self.name, self.max_size, self.clock)
         self._notified = float("-inf")
         self._mutex = Mutex()
@@ -246,7 +246,7 @@ class Jobs:
 
     def nudge(self) -> None:
         """Wake the workers of this process; optional, after your own commit."""
-        self.bells.ring(READY)
+        self.wakeups.ring(READY)
 
     # For operators
 
@@ -360,7 +360,7 @@ class Jobs:
 
     def _retried(self, done: bool) -> bool:  # noqa: FBT001 - the database's answer
         if done:
-            self.bells.ring(READY)
+            self.wakeups.ring(READY)
         return done
 
     def _dropping(self, id_: str) -> Operation[bool]:
@@ -368,8 +368,8 @@ class Jobs:
 
     def _dropped(self, id_: str, done: bool) -> bool:  # noqa: FBT001 - the database's answer
         if done:
-            self.bells.ring(CANCELLED)  # its worker may be here
-            self.bells.ring(id_)
+            self.wakeups.ring(CANCELLED)  # its worker may be here
+            self.wakeups.ring(id_)
         return done
 
     def _adding(
@@ -416,7 +416,7 @@ class Jobs:
 
     def _submitted(self, job: Job) -> Job:
         self._count("submitted" if job.is_new else "repeated")
-        self.bells.ring(READY)
+        self.wakeups.ring(READY)
         return job
 
     def _viewing(self, id_: str, scope: str) -> Operation[Job]:
@@ -435,8 +435,8 @@ class Jobs:
         job, effect = told
         if effect:
             self._count("cancelled")
-            self.bells.ring(CANCELLED)  # its worker may be here
-            self.bells.ring(job.id)
+            self.wakeups.ring(CANCELLED)  # its worker may be here
+            self.wakeups.ring(job.id)
         return job
 
     def _waiting(self, id_: str, scope: str, timeout: float | None) -> Steps[Job]:
@@ -444,7 +444,7 @@ class Jobs:
         left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
         end = None if left is None else self.clock.now() + left
         look = FIRST_LOOK
-        with Wakeup(self.bells, id_) as bell:
+        with Wakeup(self.wakeups, id_) as bell:
             while True:
                 bell.reset()
                 job: Job = yield self._viewing(id_, scope)
@@ -572,7 +572,7 @@ class Jobs:
                 self._count("given_up")
                 if one.state == "failed":
                     self._died(one.id, one.attempt, LOST)
-                self.bells.ring(one.id)
+                self.wakeups.ring(one.id)
                 continue
             claims.append(
                 Claim(
@@ -641,7 +641,7 @@ class Jobs:
         if state is None:
             self._count("refused_late")
         else:
-            self.bells.ring(READY if state == "queued" else claim.id)
+            self.wakeups.ring(READY if state == "queued" else claim.id)
         return state
 
 

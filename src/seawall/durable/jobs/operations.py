@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.statements import containing
 from seawall.durable.jobs.records import Job, job_of
 from seawall.errors import Contended, JobExpired, KeyReused, QueueFull, RecordGarbled, UnknownJob
@@ -53,16 +53,16 @@ def submitting(
 ) -> Steps[Job]:
     """Add a job if there is room, unless its key already has one; notify listening workers."""
     if room.wants_a_look():
-        rows = yield Query("jobs.depth", {"most": room.most})
+        rows = yield NamedQuery("jobs.depth", {"most": room.most})
         room.found(rows[0][0])
     has_room = room.take()
     for _ in range(TRIES):
         if has_room:
-            rows = yield Query("jobs.submit", arguments)
+            rows = yield NamedQuery("jobs.submit", arguments)
             if rows:
                 channel = to_notify()
                 if channel is not None:
-                    yield Query("jobs.notify", {"channel": channel})
+                    yield NamedQuery("jobs.notify", {"channel": channel})
                 return job_of(rows[0], is_new=True)
             # The key exists; its transaction has committed by now, as our insert waited for it.
         same = yield from _of_key(arguments)
@@ -76,12 +76,12 @@ def submitting(
 def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
     """Return the job of the key, if there is one that has not expired."""
     same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
-    rows = [] if same["key_hash"] is None else (yield Query("jobs.by_key", same))
+    rows = [] if same["key_hash"] is None else (yield NamedQuery("jobs.by_key", same))
     if not rows:
         return None  # it does not exist, or was removed meanwhile
     job = job_of(rows[0])
     if job.state == "expired":
-        yield Query("jobs.free_key", same)
+        yield NamedQuery("jobs.free_key", same)
         return None
     if bytes(rows[0][-2]) != arguments["fingerprint"]:
         raise KeyReused(
@@ -92,7 +92,7 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
     """Read a job of that scope; a job of another scope is reported as unknown."""
-    rows = yield Query("jobs.view", {"id": id_, "scope": scope})
+    rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
     if not rows:
         raise UnknownJob("there is no such job")
     job = job_of(rows[0])
@@ -103,7 +103,7 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
 
 def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
     """Cancel a job; return it, and whether the cancellation had an effect."""
-    rows = yield Query("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
+    rows = yield NamedQuery("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
     job = yield from viewing(id_, scope)
     return job, bool(rows)
 
@@ -112,7 +112,7 @@ def claiming(
     kinds: list[str], most: int, owner: str, lease: int, ttl: int
 ) -> Steps[list[ClaimedRow]]:
     """Claim the next due jobs."""
-    due = yield Query("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
+    due = yield NamedQuery("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
     return (yield from _taking(due, owner, lease, ttl))
 
 
@@ -124,9 +124,9 @@ def _taking(
     fresh = [id_ for id_, is_over in due if not is_over]
     rows: list[tuple[Any, ...]] = []
     if over:
-        rows += yield Query("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
+        rows += yield NamedQuery("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
     if fresh:
-        rows += yield Query("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
+        rows += yield NamedQuery("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
     rows.sort(key=lambda row: (row[8], row[0]))
     return [_taken(row) for row in rows]
 
@@ -150,18 +150,18 @@ def beating(
     held: dict[Any, bool] = {}
     # In the order of their ids, as all workers do it, so that two cannot deadlock.
     for beat in sorted(beats):
-        rows = yield Query("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
+        rows = yield NamedQuery("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
         if rows:
             held[beat.id, beat.epoch] = bool(rows[0][0])
     if looks:
-        rows = yield Query("jobs.look", {"ids": dumps(looks), "owner": owner})
+        rows = yield NamedQuery("jobs.look", {"ids": dumps(looks), "owner": owner})
         held.update({(id_, epoch): bool(wanted) for id_, epoch, wanted in rows})
     return held
 
 
 def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     """Report a job's outcome; return its new state, or None if it is no longer ours."""
-    rows = yield Query(f"jobs.{which}", arguments)
+    rows = yield NamedQuery(f"jobs.{which}", arguments)
     return str(rows[0][0]) if rows else None
 
 
@@ -178,7 +178,7 @@ class JobSchedule(NamedTuple):
 
 def standing(id_: str) -> Steps[JobSchedule | None]:
     """Return the state of a job; None if it does not exist or is not committed yet."""
-    rows = yield Query("jobs.standing", {"id": id_})
+    rows = yield NamedQuery("jobs.standing", {"id": id_})
     if not rows:
         return None
     state, epoch, due_at, now = rows[0]
@@ -187,7 +187,7 @@ def standing(id_: str) -> Steps[JobSchedule | None]:
 
 def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
     """Run one batch of a cleanup; return the number of rows."""
-    rows = yield Query(f"jobs.{which}", arguments)
+    rows = yield NamedQuery(f"jobs.{which}", arguments)
     return len(rows)
 
 
@@ -208,34 +208,34 @@ def browsing(asked: PageRequest) -> Steps[WorkPage]:
         "cut": asked.cut,
         "most": BROWSED,
     }
-    rows = yield Query("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
+    rows = yield NamedQuery("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
     return page_of(rows, asked.limit, _item)
 
 
 def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
     """Return one job, of any scope."""
-    rows = yield Query("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
+    rows = yield NamedQuery("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
     return _item(rows[0]) if rows else None
 
 
 def retrying(id_: str, to_notify: Callable[[], str | None]) -> Steps[bool]:
     """Queue a failed job again; notify listening workers."""
-    rows = yield Query("jobs.retry", {"id": id_, "head_start": HEAD_START})
+    rows = yield NamedQuery("jobs.retry", {"id": id_, "head_start": HEAD_START})
     channel = to_notify() if rows else None
     if channel is not None:
-        yield Query("jobs.notify", {"channel": channel})
+        yield NamedQuery("jobs.notify", {"channel": channel})
     return bool(rows)
 
 
 def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
     """Expire a failed job, or cancel one that has not ended."""
-    if (yield Query("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
+    if (yield NamedQuery("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
         return True
     seen = yield from inspecting(id_, payload=False)
     if seen is None or seen.state in ENDED:
         return False
     asked = {"id": id_, "scope": seen.owner, "ttl": ttl}
-    return bool((yield Query("jobs.cancel", asked)))
+    return bool((yield NamedQuery("jobs.cancel", asked)))
 
 
 def _item(row: tuple[Any, ...]) -> WorkItem:
@@ -265,7 +265,7 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
 
 def counting() -> Steps[dict[str, tuple[int, float]]]:
     """Return the number of jobs in each state, and the age of the oldest."""
-    rows = yield Query("jobs.counts", {})
+    rows = yield NamedQuery("jobs.counts", {})
     return {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
 
 

@@ -31,7 +31,7 @@ from seawall.durable.jobs.records import name_of, result_of, shown
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.events.log import FailureLog
 from seawall.jobs import Claim
-from seawall.jobs.wakeups import READY, Wakeup, Wakeups
+from seawall.jobs.wakeups import READY, Wakeup
 from seawall.jobs.worker_loop import LOOK, OUTAGE, PAUSE, Backoffs, WorkerLoop, WorkRun
 from seawall.models.backoff import above_floor
 from seawall.models.durable_jobs import poll_of
@@ -245,10 +245,10 @@ class JobWorker(WorkerLoop[DurableJobRun]):
 
     @contextmanager
     def _notified(self) -> Iterator[None]:
-        wakeups = self.jobs.bells
+        wakeups = self.jobs.wakeups
         with (
-            _Callback(wakeups, READY, self._wake),
-            _Callback(wakeups, CANCELLED, lambda: self._set(self._beats)),
+            Wakeup(wakeups, READY, self._wake),
+            Wakeup(wakeups, CANCELLED, lambda: self._set(self._beats)),
         ):
             yield
 
@@ -380,7 +380,7 @@ class JobWorker(WorkerLoop[DurableJobRun]):
         seen = await self.jobs._astanding(claim.id)
         if seen is None or seen.epoch != claim.fence or seen.state == "running":
             return None
-        self.jobs.bells.ring(claim.id)
+        self.jobs.wakeups.ring(claim.id)
         return seen.state
 
     # Heartbeats
@@ -422,15 +422,3 @@ class JobWorker(WorkerLoop[DurableJobRun]):
             run.lose()
         elif to_cancel:
             run.cancel()
-
-
-class _Callback(Wakeup):
-    """A wake-up that calls a function of the worker."""
-
-    def __init__(self, bells: Wakeups, topic: str, tell: Callable[[], bool]) -> None:
-        super().__init__(bells, topic)
-        self._tell = tell
-
-    def hear(self) -> Callable[[], bool]:
-        """Return the function to call after the lock is released."""
-        return self._tell

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.statements import Dialect
 from seawall.durable.outbox.events import OutboxEvent, error_text, event_of
 from seawall.runtime.driver import Steps
@@ -80,13 +80,13 @@ class StoredOutcomes(NamedTuple):
 def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
     """Add one event; return its sequence number in its aggregate."""
     if dialect == "postgres":
-        rows = yield Query("outbox.add", arguments)
+        rows = yield NamedQuery("outbox.add", arguments)
         number: int = rows[0][0]
         return number
     where = {name: arguments[name] for name in ("outbox", "aggregate", "aggregate_id")}
-    rows = yield Query("outbox.place", where)
+    rows = yield NamedQuery("outbox.place", where)
     lane, number = rows[0]
-    yield Query("outbox.put", {**arguments, "lane": lane, "sequence": number})
+    yield NamedQuery("outbox.put", {**arguments, "lane": lane, "sequence": number})
     return number
 
 
@@ -116,20 +116,22 @@ def claiming(
         "far": batch if far else 0,
     }
     if dialect == "postgres":
-        yield Query("outbox.by_index", {})
-        rows = yield Query("outbox.claim", {**given, "owner": owner, "lease": lease})
+        yield NamedQuery("outbox.by_index", {})
+        rows = yield NamedQuery("outbox.claim", {**given, "owner": owner, "lease": lease})
         looked, furthest = rows[0][:2]
         taken = [AggregateClaim(*row[2:]) for row in rows if row[2] is not None]
         each = batch if not far else max(1, batch // max(1, len(taken)))
     else:
-        rows = yield Query("outbox.look", given)
+        rows = yield NamedQuery("outbox.look", given)
         looked, furthest = sum(row[4] for row in rows), rows[-1][0] if rows else None
         free = {row[0]: row[2:4] for row in rows if row[1]}
         each = max(1, batch // max(1, len(free)))
         got: list[tuple[Any, ...]] = []
         if free:
             listed = ",".join(map(str, free))
-            got = yield Query("outbox.claim", {"lanes": listed, "owner": owner, "lease": lease})
+            got = yield NamedQuery(
+                "outbox.claim", {"lanes": listed, "owner": owner, "lease": lease}
+            )
         # There is no other writer meanwhile: every free one can be claimed.
         ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
         taken = [AggregateClaim(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
@@ -158,7 +160,7 @@ def fetching(
         arguments |= {"lanes": lanes, "each": each, "batch": batch}
     else:
         arguments["marks"] = ",".join(f"[{one.lane},{one.tail}]" for one in taken)
-    rows = yield Query("outbox.fetch", arguments)
+    rows = yield NamedQuery("outbox.fetch", arguments)
     found = {one.lane: ClaimedAggregate(one.lane, one.epoch, one.attempts, []) for one in taken}
     for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
         event = event_of((number, aggregate, aggregate_id, sequence, *rest))
@@ -171,8 +173,8 @@ def renewing(
 ) -> Steps[set[int]]:
     """Renew the leases; return the aggregates that are still held."""
     if dialect == "postgres":
-        yield Query("outbox.by_index", {})
-        rows = yield Query(
+        yield NamedQuery("outbox.by_index", {})
+        rows = yield NamedQuery(
             "outbox.renew",
             {
                 "lanes": ",".join(str(lane.lane) for lane in lanes),
@@ -184,7 +186,7 @@ def renewing(
         return {row[0] for row in rows}
     held = yield from _held(owner, lanes)
     listed = ",".join(map(str, held))
-    yield Query("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
+    yield NamedQuery("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
     return held
 
 
@@ -208,14 +210,14 @@ def settling(
 def _settling_postgres(
     outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
 ) -> Steps[StoredOutcomes]:
-    yield Query("outbox.by_index", {})
+    yield NamedQuery("outbox.by_index", {})
     ours = {"outbox": outbox, "owner": owner}
     accepted, in_trouble = 0, set[int]()
     progressed = [one for one in settled if one.delivered]
     if keep and progressed:
-        yield Query("outbox.keep", {**ours, **_listed(progressed)})
+        yield NamedQuery("outbox.keep", {**ours, **_listed(progressed)})
     if done := [one for one in settled if one.action == "done"]:
-        rows = yield Query("outbox.done", {**ours, **_listed(done)})
+        rows = yield NamedQuery("outbox.done", {**ours, **_listed(done)})
         accepted += rows[0][0]
     if troubled := [one for one in settled if one.action in {"again", "block"}]:
         marks = [
@@ -230,7 +232,7 @@ def _settling_postgres(
             }
             for one in troubled
         ]
-        rows = yield Query("outbox.failed", {**ours, "marks": json.dumps(marks)})
+        rows = yield NamedQuery("outbox.failed", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
     if poison := [one for one in settled if one.action == "skip"]:
         marks = [
@@ -244,7 +246,7 @@ def _settling_postgres(
             }
             for one in poison
         ]
-        rows = yield Query("outbox.bury", {**ours, "marks": json.dumps(marks)})
+        rows = yield NamedQuery("outbox.bury", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
     return StoredOutcomes(len(settled) - accepted - len(in_trouble), in_trouble)
 
@@ -265,11 +267,11 @@ def _settling_sqlite(
     if progressed := [one for one in ours if one.delivered]:
         marks = ",".join(f"[{one.lane.lane},{one.upto}]" for one in progressed)
         if keep:
-            yield Query("outbox.keep", {"outbox": outbox, "marks": marks})
-        yield Query("outbox.gone", {"outbox": outbox, "marks": marks})
+            yield NamedQuery("outbox.keep", {"outbox": outbox, "marks": marks})
+        yield NamedQuery("outbox.gone", {"outbox": outbox, "marks": marks})
     for one in ours:
         if one.action in {"again", "block"}:
-            yield Query(
+            yield NamedQuery(
                 "outbox.trouble",
                 {
                     "lane": one.lane.lane,
@@ -284,11 +286,11 @@ def _settling_sqlite(
             dead = one.lane.events[one.delivered].sequence
             where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
             said = {"attempts": one.attempts, "error": error_text(one.error)}
-            yield Query("outbox.bury", {**where, **said})
+            yield NamedQuery("outbox.bury", {**where, **said})
             marks = f"[{one.lane.lane},{dead}]"
-            yield Query("outbox.gone", {"outbox": outbox, "marks": marks})
+            yield NamedQuery("outbox.gone", {"outbox": outbox, "marks": marks})
     freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
-    yield Query("outbox.free", {"owner": owner, "lanes": freed})
+    yield NamedQuery("outbox.free", {"owner": owner, "lanes": freed})
     in_trouble = {one.lane.lane for one in ours if one.action != "done"}
     return StoredOutcomes(len(settled) - len(ours), in_trouble)
 
@@ -304,10 +306,10 @@ def written_before(outbox: str, settled: list[AggregateOutcome], *, held: bool) 
         rows: list[Any] = []
         if one.action == "block":
             place = {"lane": one.lane.lane, "epoch": one.lane.epoch}
-            rows = yield Query("outbox.was_blocked", place)
+            rows = yield NamedQuery("outbox.was_blocked", place)
         elif one.action == "skip" and held:
             event = one.lane.events[one.delivered]
-            rows = yield Query("outbox.was_buried", {"outbox": outbox, "id": event.id})
+            rows = yield NamedQuery("outbox.was_buried", {"outbox": outbox, "id": event.id})
         if rows:
             found.add(one.lane.lane)
     return found
@@ -315,5 +317,5 @@ def written_before(outbox: str, settled: list[AggregateOutcome], *, held: bool) 
 
 def _held(owner: str, lanes: list[ClaimedAggregate]) -> Steps[set[int]]:
     marks = ",".join(f"[{lane.lane},{lane.epoch}]" for lane in lanes)
-    rows = yield Query("outbox.held", {"marks": marks, "owner": owner})
+    rows = yield NamedQuery("outbox.held", {"marks": marks, "owner": owner})
     return {row[0] for row in rows}

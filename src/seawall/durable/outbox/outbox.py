@@ -27,7 +27,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import Cleanup
 from seawall.durable.database.connections import (
     Connection,
-    Query,
+    NamedQuery,
     TextQuery,
     arequire_transaction,
     require_transaction,
@@ -220,7 +220,7 @@ class Outbox:
 
     def _notifying(self, dialect: Dialect) -> Steps[None]:
         if dialect == "postgres" and self._may_announce():
-            yield Query("outbox.notify", {"channel": self.channel})
+            yield NamedQuery("outbox.notify", {"channel": self.channel})
 
     def _arguments(self, event: NewEvent) -> dict[str, Any]:
         return {
@@ -275,7 +275,7 @@ class Outbox:
             known.add(dispatcher)
 
     def _announcing(self) -> Steps[None]:
-        yield Query("outbox.notify", {"channel": self.channel})
+        yield NamedQuery("outbox.notify", {"channel": self.channel})
 
     def _may_announce(self) -> bool:
         """Return whether another notification is allowed now, and count it as sent.
@@ -346,7 +346,7 @@ class Outbox:
             arguments["id"] = id_
         elif asked.state == "waiting":
             arguments["id"] = int(id_ or 0)
-        rows = yield Query(f"outbox.browse_{asked.state}", arguments)
+        rows = yield NamedQuery(f"outbox.browse_{asked.state}", arguments)
         item = _waiting_item if asked.state == "waiting" else _item
         return page_of(rows, asked.limit, item)
 
@@ -361,7 +361,7 @@ class Outbox:
     def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
         cut = OPENED if check.flag("payload", payload) else 0
         asked = {"outbox": self.name, "id": text("id", id_), "cut": cut}
-        rows = yield Query("outbox.inspect", asked)
+        rows = yield NamedQuery("outbox.inspect", asked)
         return _item(rows[0]) if rows else None
 
     # Failures
@@ -376,7 +376,7 @@ class Outbox:
 
     def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
-        rows = yield Query("outbox.dead", {"outbox": self.name, "most": bound})
+        rows = yield NamedQuery("outbox.dead", {"outbox": self.name, "most": bound})
         letters = []
         for row in rows:
             error, trace = split_report(row[9] or "")
@@ -393,7 +393,7 @@ class Outbox:
 
     def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
-        rows = yield Query("outbox.blocked", {"outbox": self.name, "most": bound})
+        rows = yield NamedQuery("outbox.blocked", {"outbox": self.name, "most": bound})
         return [
             BlockedAggregate(aggregate, aggregate_id, attempts, *split_report(error or ""))
             for aggregate, aggregate_id, attempts, error in rows
@@ -412,7 +412,7 @@ class Outbox:
 
     def _retry(self, id_: str) -> Steps[bool]:
         given = {"outbox": self.name, "id": text("id", id_)}
-        rows = yield Query("outbox.exhume", given)
+        rows = yield NamedQuery("outbox.exhume", given)
         if not rows:
             blocked = yield from self._blocked_by(id_)
             return blocked is not None and (yield from self._unblock(*blocked, skip=False))
@@ -432,16 +432,16 @@ class Outbox:
 
     def _drop(self, id_: str) -> Steps[bool]:
         given = {"outbox": self.name, "id": text("id", id_)}
-        if (yield Query("outbox.exhume", given)):
+        if (yield NamedQuery("outbox.exhume", given)):
             return True
         blocked = yield from self._blocked_by(id_)
         if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
             return False
-        return bool((yield Query("outbox.exhume", given)))
+        return bool((yield NamedQuery("outbox.exhume", given)))
 
     def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
         """Return the aggregate that an event blocks, or None."""
-        rows = yield Query("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
+        rows = yield NamedQuery("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
         return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
 
     def unblock(
@@ -469,11 +469,11 @@ class Outbox:
             "aggregate_id": text("aggregate_id", aggregate_id),
         }
         if not check.flag("skip", skip):
-            return bool((yield Query("outbox.unblock", where)))
+            return bool((yield NamedQuery("outbox.unblock", where)))
         owner, dialect = new_id(), self.database.dialect
-        rows = yield Query("outbox.hold_blocked", {**where, "owner": owner})
+        rows = yield NamedQuery("outbox.hold_blocked", {**where, "owner": owner})
         for number, epoch, attempts, error in rows:
-            head = yield Query("outbox.head", {"outbox": self.name, "lane": number})
+            head = yield NamedQuery("outbox.head", {"outbox": self.name, "lane": number})
             taken = [AggregateClaim(number, epoch, attempts, head[0][0] or 0)]
             (lane,) = yield from fetching(dialect, self.name, taken, 1, 1, 0)
             action = "skip" if lane.events else "done"
@@ -545,7 +545,7 @@ class Outbox:
         return partial(self._removing, "forget", {"age": age})
 
     def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
-        rows = yield Query(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
+        rows = yield NamedQuery(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
         return len(rows)
 
     # Statistics
@@ -562,7 +562,7 @@ class Outbox:
         return await self.database.arun(self._survey)
 
     def _survey(self) -> Steps[dict[str, Any]]:
-        rows = yield Query("outbox.survey", {"outbox": self.name})
+        rows = yield NamedQuery("outbox.survey", {"outbox": self.name})
         pending, oldest, dead, blocked = rows[0]
         age = 0.0 if oldest is None else max(0, oldest) / 1e6
         found = {"pending": pending, "oldest_age": age, "dead": dead, "blocked": blocked}

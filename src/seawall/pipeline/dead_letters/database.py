@@ -12,7 +12,7 @@ from typing import Any
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described, split_report
-from seawall.durable.database.connections import Query
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, Operation
 from seawall.durable.database.json_values import json_text
 from seawall.durable.database.statements import containing
@@ -68,7 +68,7 @@ class DatabaseDeadLetters:
         self.name = checked_pipeline_name(name)
         self.lease = check.seconds("lease", lease)
         self.poll: float | None = check.seconds("poll", poll)
-        self.bells = Wakeups()
+        self.wakeups = Wakeups()
         self._encode = json_text if encode is None else check.plain_function("encode", encode)
         self._decode = json.loads if decode is None else check.plain_function("decode", decode)
         registry.enter(self, "dead_letters", name, ask="acounts", local=False)
@@ -161,7 +161,7 @@ class DatabaseDeadLetters:
             "failed_at": whole_micros(letter.at),
             "epoch": 0 if claim is None else claim.epoch,
         }
-        await self.database.arun(partial(_doing, [Query("dead_letters.add", arguments)]))
+        await self.database.arun(partial(_doing, [NamedQuery("dead_letters.add", arguments)]))
 
     async def aclaim(self, most: int) -> list[ReplayClaim]:
         """Claim letters that wait to be replayed, and those whose lease is over."""
@@ -196,7 +196,7 @@ class DatabaseDeadLetters:
         }
 
         def steps() -> Steps[WorkPage]:
-            rows = yield Query("dead_letters.browse", arguments)
+            rows = yield NamedQuery("dead_letters.browse", arguments)
             return page_of(rows, asked.limit, self._item)
 
         return steps
@@ -206,13 +206,13 @@ class DatabaseDeadLetters:
         arguments = {**self._named(id_), "cut": cut}
 
         def steps() -> Steps[WorkItem | None]:
-            rows = yield Query("dead_letters.inspect", arguments)
+            rows = yield NamedQuery("dead_letters.inspect", arguments)
             return self._item(rows[0]) if rows else None
 
         return steps
 
     def _changing(self, which: str, id_: str) -> Operation[bool]:
-        asked = Query(f"dead_letters.{which}", self._named(id_))
+        asked = NamedQuery(f"dead_letters.{which}", self._named(id_))
 
         def steps() -> Steps[bool]:
             return bool((yield asked))
@@ -224,11 +224,11 @@ class DatabaseDeadLetters:
 
     def _retried(self, done: bool) -> bool:  # noqa: FBT001 - what the database said
         if done:
-            self.bells.ring(READY)
+            self.wakeups.ring(READY)
         return done
 
     def _counting(self) -> Steps[dict[str, tuple[int, float]]]:
-        rows = yield Query("dead_letters.counts", {"pipeline": self.name})
+        rows = yield NamedQuery("dead_letters.counts", {"pipeline": self.name})
         found = {state: (count, max(0, now - since) / 1e6) for state, count, since, now in rows}
         return {state: found.get(state, (0, 0.0)) for state in STATES}
 
@@ -239,11 +239,11 @@ class DatabaseDeadLetters:
     def _claiming(self, most: int) -> Steps[list[ReplayClaim]]:
         lease = whole_micros(self.lease)
         claims = []
-        found = yield Query("dead_letters.due", {"pipeline": self.name, "most": most})
+        found = yield NamedQuery("dead_letters.due", {"pipeline": self.name, "most": most})
         # In the order of their ids, as every other process does it: no two wait for each other.
         for (id_,) in sorted(found):
             given = {"pipeline": self.name, "id": id_}
-            rows = yield Query("dead_letters.take", {**given, "lease": lease})
+            rows = yield NamedQuery("dead_letters.take", {**given, "lease": lease})
             for claimed, epoch, *row in rows:
                 if claimed > MOST_CLAIMS:
                     why = LOST
@@ -253,7 +253,7 @@ class DatabaseDeadLetters:
                         continue
                     except Exception as error:  # noqa: BLE001 - of the user's function, or garbled
                         why = f"its value cannot be read: {described(error)}"
-                yield Query("dead_letters.refuse", {**given, "epoch": epoch, "error": why})
+                yield NamedQuery("dead_letters.refuse", {**given, "epoch": epoch, "error": why})
         return claims
 
     def _renewing(self, claims: Sequence[ReplayClaim]) -> Steps[list[ReplayClaim]]:
@@ -265,9 +265,9 @@ class DatabaseDeadLetters:
                 held.append(claim)
         return held
 
-    def _each(self, which: str, claims: Iterable[ReplayClaim]) -> list[Query]:
+    def _each(self, which: str, claims: Iterable[ReplayClaim]) -> list[NamedQuery]:
         return [
-            Query(
+            NamedQuery(
                 f"dead_letters.{which}",
                 {"pipeline": self.name, "id": claim.letter.id, "epoch": claim.epoch},
             )
@@ -326,7 +326,7 @@ class DatabaseDeadLetters:
         )
 
 
-def _doing(asked: Iterable[Query]) -> Steps[None]:
+def _doing(asked: Iterable[NamedQuery]) -> Steps[None]:
     for one in asked:  # noqa: UP028 - `yield` is sent the rows, which a list cannot take
         yield one
 

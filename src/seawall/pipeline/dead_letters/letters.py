@@ -58,7 +58,7 @@ class DeadLetters(WorkList, Protocol):
     """Seconds for which a claim holds, unless it is renewed."""
     poll: float | None
     """Seconds between two looks for letters to replay; None if `bells` ring for each."""
-    bells: Wakeups
+    wakeups: Wakeups
 
     async def aadd(self, letter: DeadLetter, claim: ReplayClaim | None = None) -> None:
         """Keep a letter; with `claim` it was replayed, and is dead again."""

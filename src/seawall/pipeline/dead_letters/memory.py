@@ -65,7 +65,7 @@ class MemoryDeadLetters:
     def __init__(self, name: str, *, most: int = MOST_DEAD_LETTERS) -> None:
         """Keep up to `most` letters of the pipeline called `name`."""
         self.name = checked_pipeline_name(name)
-        self.bells = Wakeups()
+        self.wakeups = Wakeups()
         self._most = check.count("most", most)
         self._kept: dict[str, _Kept] = {}
         self._clock = current_clock()
@@ -150,7 +150,7 @@ class MemoryDeadLetters:
             if kept is None or kept.state != "dead":
                 return False
             kept.change("waiting", self._clock.now())
-        self.bells.ring(READY)
+        self.wakeups.ring(READY)
         return True
 
     async def aretry(self, id: str) -> bool:  # noqa: A002

@@ -153,12 +153,12 @@ class ReplayReader(SourceReader):
     def finish(self) -> None:
         """End when no more letters wait: the other sources are over."""
         self._is_last = True
-        self._letters.store.bells.ring(READY)
+        self._letters.store.wakeups.ring(READY)
 
     async def _read(self) -> None:
         store, clock = self._letters.store, current_clock()
         pauses = None
-        with Wakeup(store.bells, READY) as bell:
+        with Wakeup(store.wakeups, READY) as bell:
             while not self._is_halted:
                 bell.reset()
                 pause = store.poll
