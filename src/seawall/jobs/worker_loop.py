@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall._failures import described
-from seawall.clock import Clock
+from seawall.clock import Clock, new_random
 from seawall.jobs.records import Claim
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.resources.executors.executors import IoPool
@@ -108,7 +108,7 @@ class WorkerLoop(Generic[R]):
         """Execute up to `concurrency` items at once, with pauses of `backoff` after failures."""
         self.concurrency = check.count("concurrency", concurrency, maximum=500)
         self._backoff = full_jitter(1.0, cap=300.0) if backoff is None else as_backoff(backoff)
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._rng = new_random("worker") if rng is None else check.chance("rng", rng)
         self._clock = clock
         self._pool: IoPool | None = None
         self._runs: set[R] = set()

@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, Self
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
 from seawall.members.keyring import MISSING, Keyring, check_exposure
 from seawall.members.transport import (
@@ -181,7 +181,7 @@ class Cluster:
         self._metadata = check_metadata(metadata)
         self._tcp_only = check.flag("tcp_only", tcp_only)
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - spreads load, not used for security
+        self._rng = new_random(self.name) if rng is None else check.chance("rng", rng)
         self.group = Group(name)
         self._codec = Codec(keyring, group=name, clock=self._clock)
         self._traffic = Traffic()

@@ -30,7 +30,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall._forks import survives_fork
-from seawall.clock import Clock, VirtualClock, check_clock, current_clock
+from seawall.clock import Clock, VirtualClock, check_clock, current_clock, new_random
 from seawall.errors import StoreUnavailable
 from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
 from seawall.members.probes import ProbeRunner
@@ -169,7 +169,7 @@ class Heartbeats:
         """Whether a later query of the store failed."""
         self._shared_calm_until = -inf
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter needs no secrecy
+        self._rng = new_random(self.name) if rng is None else check.chance("rng", rng)
         self.group = Group(self.name)
         self._mutex = Mutex()
         self._peers: dict[str, _Watched] = {}

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
+from seawall.clock import new_random
 from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
@@ -338,7 +339,7 @@ class Pipeline:
         self.name = name
         self.dead_letters: Any = letters
         """What was passed, or the `MemoryDeadLetters` of this pipeline."""
-        self._rng = Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+        self._rng = new_random(name) if rng is None else rng
         self._reads: list[_Read] = []
         self._steps: list[_Step] = []
         self._run: PipelineRun | None = None

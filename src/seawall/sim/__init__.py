@@ -6,7 +6,7 @@ from seawall.sim.latency import Latency
 from seawall.sim.rehearsal import CONDITIONS, Rehearsal, compare, rehearse
 from seawall.sim.result import Result, Verdict
 from seawall.sim.seeds import Estimate, Runs, run_seeds
-from seawall.sim.services import Network, Service, ServiceFailed, SimulatedStore
+from seawall.sim.services import Network, Service, ServiceFailed, SimulatedStore, asgi
 from seawall.sim.world import World, simulate
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "SimulatedStore",
     "Verdict",
     "World",
+    "asgi",
     "compare",
     "ramp",
     "rehearse",

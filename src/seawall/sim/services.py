@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall.clock import VirtualClock
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from seawall.guard import Guard
 
 Handler = Callable[[Any], Awaitable[Any]]
+App = Callable[[Any, Any, Any], Awaitable[Any]]
+"""An ASGI app: `app(scope, receive, send)`."""
+
+TOO_MANY: Final = 429
+SERVER_ERROR: Final = 500
 
 
 class ServiceFailed(ConnectionError):
@@ -426,6 +431,51 @@ class SimulatedStore(FakeStore):
     def lost(self) -> Change:
         """Be unreachable: shared policies follow their `on_store_failure`."""
         return Change(f"{self.name} is lost", self.fail, self.recover)
+
+
+def asgi(app: App, path: str = "/", *, method: str = "GET") -> Handler:
+    """Return a handler that sends each call as a request to an ASGI app, such as an `Edge`.
+
+    A response of 429 or of 500 and more is a failure. The key of the call is the header `key`.
+    """
+    check.function("app", app)
+
+    async def handle(key: Any) -> int:
+        status = 0
+        was_read = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal was_read
+            if was_read:  # the client says no more, and stays
+                await asyncio.get_running_loop().create_future()
+            was_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"sim"), (b"key", str(key).encode())],
+            "client": ("sim", 0),
+            "server": ("sim", 80),
+        }
+        await app(scope, receive, send)
+        if status == TOO_MANY or status >= SERVER_ERROR:
+            raise ServiceFailed(f"status {status}")
+        return status
+
+    return handle
 
 
 async def pause(seconds: float) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import inf
@@ -73,6 +74,7 @@ class World:
         self._groups: dict[str, ClientGroup] = {}
         self._changes: list[tuple[Disturbance, Change]] = []
         self._background: list[Callable[[], Awaitable[Any]]] = []
+        self._named: Counter[str] = Counter()
         self._stack = ExitStack()
         self._is_open = False
 
@@ -80,7 +82,7 @@ class World:
         self._stack.enter_context(_silence())
         log.changes.reset()
         self._stack.enter_context(registry.emptied())
-        self._stack.callback(reset_current_chance, set_current_chance(self.rng))
+        self._stack.callback(reset_current_chance, set_current_chance(self._next_rng))
         self._stack.callback(reset_current_clock, set_current_clock(self.clock))
         self._is_open = True
         return self
@@ -95,6 +97,12 @@ class World:
     def rng(self, name: str) -> Random:
         """Return random numbers of their own for whatever is called `name`."""
         return Random(f"{self.seed}/{name}")  # noqa: S311 - it has to be the same again
+
+    def _next_rng(self, name: str) -> Random:
+        """Return random numbers for one more object of that name; two of them differ."""
+        self._named[name] += 1
+        number = self._named[name]
+        return self.rng(name if number == 1 else f"{name} {number}")
 
     # What there is
 
