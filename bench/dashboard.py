@@ -199,7 +199,7 @@ def scroll() -> None:
         ended: list[Any] = []
         tracing = page.context.new_cdp_session(page)
         tracing.on("Tracing.dataCollected", lambda part: traced.extend(part["value"]))
-        tracing.on("Tracing.tracingComplete", ended.append)
+        tracing.on("Tracing.tracingComplete", lambda _: ended.append(True))
         tracing.send("Tracing.start", {"categories": "toplevel,devtools.timeline"})
         print(f"scrolled for 10 s: {page.evaluate(SCROLLED)}")
         tracing.send("Tracing.end")
