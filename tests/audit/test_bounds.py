@@ -58,6 +58,8 @@ def test_fan_outs_need_a_bound():
             await asyncio.gather(*[handler(event) for handler in handlers])
             await asyncio.gather(*[stop(one) for one in items])
             await asyncio.gather(*[tell(one) for one in listeners])
+            await asyncio.gather(*[asyncio.ensure_future(one) for one in items])
+            await asyncio.gather(*[Member(one) for one in items])
         async def limited(items):
             semaphore = asyncio.Semaphore(10)
             await asyncio.gather(*[fetch(one, semaphore) for one in items])
@@ -87,6 +89,9 @@ def test_tasks_in_a_loop_need_a_bound():
             while True:
                 task = asyncio.create_task(handle(message))
                 await asyncio.wait([task])
+            while True:
+                task = asyncio.create_task(handle(message))
+                await task
         async def limited(messages):
             async for message in messages:
                 await semaphore.acquire()

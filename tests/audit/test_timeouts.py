@@ -361,10 +361,12 @@ def test_a_client_whose_calls_all_have_a_timeout_is_clean():
     """What the client does not say may be said by each of its calls."""
     assert_findings(
         """
-        import aiohttp, urllib3
+        import aiohttp, asyncio
         async def ask():
             async with aiohttp.ClientSession() as session:
                 await session.get(url, timeout=limit)
+            async with aiohttp.ClientSession() as bounded, asyncio.timeout(5):
+                await bounded.get(url)
             async with aiohttp.ClientSession() as other:  #! SW102
                 await other.get(url, timeout=limit)
                 await other.get(url)
@@ -410,6 +412,8 @@ def test_waits_inside_the_process_are_found():
         def worker():
             while True:
                 items.get()
+        def watch():
+            items.get()
         done = threading.Event()
         done.wait()  #! SW103
         done.wait(3)

@@ -23,13 +23,14 @@ EXCLUDED: Final = (
     "docs",
     "examples",
     "benchmarks",
+    "contrib",
     "setup.py",
     "*_pb2.py",
     "*_pb2_grpc.py",
 )
 """Names of files and folders that are no source of the service; hidden ones are left out too."""
 
-TESTS: Final = ("tests", "test", "testing", "test_*.py", "*_test.py", "conftest.py")
+TESTS: Final = ("tests", "test", "testing", "test_*.py", "*_test.py", "conftest.py", "pytest_*.py")
 
 
 def audit_source(text: str, path: str = "<string>") -> list[Finding]:

@@ -16,6 +16,7 @@ from seawall.audit.syntax import (
     is_none,
     keywords_of,
     names_in,
+    own,
     own_calls,
     words_in,
 )
@@ -42,8 +43,11 @@ _BOUNDS: Final = re.compile(
 _KEPT_SMALL: Final = re.compile(
     r"qsize|budget|semaphore|\bfull\b|max_?(size|len|items|pending|queue|buffer|depth)"
 )
-_REGISTERED: Final = re.compile(r"listener|handler|callback|hook|subscriber|plugin|middleware")
-"""Names of what the code itself registers, and so bounds."""
+_REGISTERED: Final = re.compile(
+    r"listener|handler|callback|hook|subscriber|plugin|middleware|worker|nann(y|ies)|node|peer"
+    r"|replica|shard|\bpods\b"
+)
+"""Names of what is registered, or a member of the cluster: there are not many of them."""
 _ENDING: Final = re.compile(
     r"close|stop|shutdown|cancel|kill|terminat|clean|drain|exit|disconnect|teardown|wrap_future|cache"
 )
@@ -156,6 +160,10 @@ class _Bounds:
         There are as many of those as somebody has registered.
         """
         root: ast.expr = made
+        if isinstance(made, ast.Call) and made.args and self._source.called(made) in _TASKS:
+            root = made.args[0]
+        elif isinstance(made, ast.Call) and code_of(made.func).rpartition(".")[2][:1].isupper():
+            return True  # objects, which were made before they are awaited
         while isinstance(root, (ast.Call, ast.Attribute, ast.Await)):
             root = root.func if isinstance(root, ast.Call) else root.value
         if not isinstance(root, ast.Name):
@@ -186,7 +194,12 @@ class _Bounds:
 
     def task(self, call: ast.Call) -> Iterator[Finding]:
         loop = self._loop_of(call)
-        if loop is None or not call.args or self._is_bounded(call, call) or self._waits_in(loop):
+        if (
+            loop is None
+            or not call.args
+            or self._is_bounded(call, call)
+            or self._waits_in(call, loop)
+        ):
             return
         function = self._source.function_of(call)
         if _ENDING.search(f"{function.name if function else ''} {words_in(call.args[0])}"):
@@ -215,8 +228,15 @@ class _Bounds:
                 return above
         return None
 
-    def _waits_in(self, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+    def _waits_in(self, call: ast.Call, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
         """Return whether each turn waits for tasks, so that they cannot pile up."""
+        parent = self._names.parents.get(call)
+        kept = code_of(parent.targets[0]) if isinstance(parent, ast.Assign) else None
+        if any(
+            isinstance(node, ast.Await) and code_of(node.value) == kept
+            for node in own(loop.body, ast.Await)
+        ):
+            return True
         return any(
             self._source.called(call) in {"asyncio.wait", "asyncio.gather", "asyncio.wait_for"}
             for call in own_calls(loop.body)

@@ -20,6 +20,7 @@ _QUICK: Final = frozenset(
 )
 """Programs, and what is asked of them, that end at once."""
 
+_WATCHING: Final = re.compile(r"watch|worker|listen|consum|monitor|_loop|thread")
 _ENDED: Final = re.compile(r"\b(kill|terminate|timer|alarm)\b")
 
 
@@ -42,10 +43,12 @@ def is_fresh_lock(source: Source, call: ast.Call) -> bool:
 
 
 def _is_worker_loop(source: Source, call: ast.Call, path: str) -> bool:
-    """Return whether a thread waits for work here: `while ...: items.get()`."""
+    """Return whether a thread is there to wait: `while ...: items.get()`, or by its name."""
     if not path.endswith((".get", ".wait")):
         return False
     function = source.names.function_of(call)
+    if _WATCHING.search(getattr(function, "name", "")):
+        return True
     for above in source.names.ancestors(call):
         if above is function:
             return False

@@ -38,6 +38,7 @@ _SERVING: Final = re.compile(
     r"listen|consum|watch|serve|worker|run|loop|subscri|poll|monitor|main|__anext__|forever"
 )
 """Names of functions whose purpose is to go on for ever."""
+_EXITS: Final = re.compile(r"\b(exit|_exit|abort)\b")
 _EVERYTHING: Final = frozenset({"Exception", "BaseException"})
 _SENDING: Final = re.compile(
     r"(requests|httpx|httpx\.AsyncClient\(\)|httpx\.Client\(\)|requests\.Session\(\)"
@@ -355,6 +356,8 @@ class _Retries:
     def _may_stop(self, loop: Loop, found: _Loop) -> bool:
         body = [one for one in loop.body if not isinstance(one, ast.Try)]
         handled = [statement for handler in found.handlers for statement in handler.body]
+        if any(_EXITS.search(words_in(statement)) for statement in handled):
+            return True
         return any(own([*body, *handled], (ast.Raise, ast.Return, ast.Break)))
 
     def _has_no_chance(self, node: ast.expr, scope: Scope, depth: int = 0) -> bool:

@@ -218,7 +218,12 @@ class _Timeouts:
             return True
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
-        return bool(wait.through) and self._uses.always_with(call, wait.through, wait.keywords)
+        used = self._uses.calls_through(call, wait.through)
+        wanted = {*wait.keywords, "timeout", None}
+        return bool(used) and all(
+            any(keyword.arg in wanted for keyword in one.keywords) or self._coverage.covers(one)
+            for one in used
+        )
 
 
 class _PassingOn(NamedTuple):
@@ -266,15 +271,9 @@ class _Uses:
         path = self._source.path_of(call.args[1], self._names.scope_of(call))
         return path in {"requests.adapters.HTTPAdapter()", "requests.HTTPAdapter()"}
 
-    def always_with(
-        self, made: ast.Call, methods: tuple[str, ...], keywords: tuple[str, ...]
-    ) -> bool:
-        """Return whether each call of one of `methods` of what `made` returns has a timeout."""
-        used = [call for method, call in self._methods.get(made, ()) if method in methods]
-        wanted = {*keywords, "timeout", None}
-        return bool(used) and all(
-            any(keyword.arg in wanted for keyword in call.keywords) for call in used
-        )
+    def calls_through(self, made: ast.Call, methods: tuple[str, ...]) -> list[ast.Call]:
+        """Return the calls of one of `methods` of what `made` returns."""
+        return [call for method, call in self._methods.get(made, ()) if method in methods]
 
     def keys_of(self, node: ast.expr, scope: Scope) -> set[str] | None:
         """Return the keys of a dict that is made in this file, or None if they are unknown."""
