@@ -73,7 +73,7 @@ def reads(*, hedged: bool, count: int = READS, seed: int = 1) -> Read:
     """Read from all servers, `count` times."""
     with World(seed) as world:
         server = world.service("servers", latency=Latency("tail", None, big_table))
-        guard = Guard("servers", Hedge(0.010, budget=None)) if hedged else None
+        guard = Guard("servers", Hedge(0.010, cap=0.1, burst=SERVERS)) if hedged else None
         call = server.acall if guard is None else guard(server.acall)
 
         async def read() -> None:
