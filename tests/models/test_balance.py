@@ -131,7 +131,7 @@ def never_the_dearer(case: tuple[list[Load], float, float]) -> None:
     loads, now, chance = case
     chosen = choose(loads, now, chance)
     count = len(loads)
-    first, second = divmod(int(chance * count * (count - 1)), count - 1)
+    first, second = divmod(int(chance * (count * (count - 1))), count - 1)
     second += second >= first
     assert first != second
     assert chosen in (first, second)
