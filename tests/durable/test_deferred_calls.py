@@ -11,7 +11,7 @@ import pytest
 from seawall import Breaker, Fallback, Guard, subscribe
 from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred import worker as deferred_worker
 from seawall.durable.deferred.calls import DeferredCall, DeferredCalls, redoing
 from seawall.durable.deferred.worker import DeferredCallWorker
 from seawall.errors import DeferredCallsFull
@@ -87,7 +87,7 @@ def test_with_its_fallback_a_failure_would_look_like_an_answer(
 ):
     """The stored call is kept while it fails; through the fallback it would be lost."""
     if not safe:
-        monkeypatch.setattr(_later_worker, "WithoutFallbacks", lambda guard: guard)
+        monkeypatch.setattr(deferred_worker, "WithoutFallbacks", lambda guard: guard)
     source = Sqlite(tmp_path / "deferred_calls.db")
     database = Database(source, name="later")
     migrate(database)

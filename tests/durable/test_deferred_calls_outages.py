@@ -14,7 +14,7 @@ import pytest
 from seawall import subscribe
 from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred import worker as deferred_worker
 from seawall.durable.deferred.calls import DeferredCalls
 from seawall.durable.deferred.worker import DeferredCallWorker
 from seawall.events import JobDied
@@ -63,7 +63,7 @@ def test_a_word_that_got_lost_is_said_again(opening: Opening, monkeypatch: pytes
             async def no_time(_seconds: float) -> None: ...
 
             monkeypatch.setattr(worker, "_change", unheard)
-            monkeypatch.setattr(_later_worker, "sleep_async", no_time)
+            monkeypatch.setattr(deferred_worker, "sleep_async", no_time)
             await later.astore(1)
             await worker.run_once()
             assert [event.cause for event in told] == ["ConnectionError: no route"]
@@ -119,7 +119,7 @@ def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.Mon
         async with opening() as database:
             await at(database, 0)
             later, vendor = DeferredCalls(database, "receipts", delay=0, ttl=1), Vendor()
-            monkeypatch.setattr(_later_worker, "CLEANED", 2)
+            monkeypatch.setattr(deferred_worker, "CLEANED", 2)
             for order in range(3):
                 with idempotency_key(str(order)):
                     await later.astore(order)

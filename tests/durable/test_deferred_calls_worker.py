@@ -16,7 +16,7 @@ from seawall import Cache, CircuitOpen, Fallback, Guard
 from seawall.context import idempotency_key
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.deferred import worker as _later_worker
+from seawall.durable.deferred import worker as deferred_worker
 from seawall.durable.deferred.calls import DeferredCalls
 from seawall.durable.deferred.worker import DeferredCallWorker
 from tests.durable.conftest import Opening
@@ -226,14 +226,14 @@ def test_an_outage_of_the_database_is_survived(
     async def away(*_: Any) -> Any:
         raise OSError("no route")
 
-    monkeypatch.setattr(_later_worker, "sleep_async", no_time)
+    monkeypatch.setattr(deferred_worker, "sleep_async", no_time)
     caplog.set_level(logging.CRITICAL, "seawall")
     (run,) = asyncio.run(worker._claim(1))
     with monkeypatch.context() as patch:
         patch.setattr(database, "arun", away)
         assert asyncio.run(worker.run_once()) == 0
         asyncio.run(worker._work(run))
-    assert (len(vendor.done), len(pauses)) == (1, _later_worker.TELLINGS - 1)
+    assert (len(vendor.done), len(pauses)) == (1, deferred_worker.TELLINGS - 1)
     assert worker.snapshot()["done"] == 0
     assert later.counts()["waiting"] == 1
     source.close()

@@ -38,8 +38,8 @@ def test_everything_is_listed_by_kind_and_name(world: World):
     """What a service is made of is in one snapshot, which JSON can tell."""
     shown = seawall.snapshot()
     json.dumps(shown, allow_nan=False)
-    kinds = """channel dispatcher executor fifo_receiver guard health idempotency
-        idempotent_requests inbox job_worker jobs later later_worker lease lifecycle llm
+    kinds = """channel deferred_call_worker deferred_calls dispatcher executor fifo_receiver
+        guard health idempotency idempotent_requests inbox job_worker jobs lease lifecycle llm
         members models outbox pool queue request_limits serializer service_levels store
         upstreams watchdog worker"""
     assert set(kinds.split()) <= set(shown)

@@ -297,7 +297,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "worker_jobs",
         "kind name result",
         "Jobs of this process by how they ended",
-        "worker, job_worker, later_worker, dispatcher: counts",
+        "worker, job_worker, deferred_call_worker, dispatcher: counts",
     ),
     _seconds(
         "outbox_age",

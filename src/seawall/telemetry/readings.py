@@ -307,7 +307,11 @@ def _letters(seen: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-_WORKERS: Final = {"worker": "queue", "job_worker": "jobs", "later_worker": "later"}
+_WORKERS: Final = {
+    "worker": "queue",
+    "job_worker": "jobs",
+    "deferred_call_worker": "deferred_calls",
+}
 """The kinds of workers, with the kind of their queue."""
 
 _NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned", "refused_late"})
@@ -505,8 +509,10 @@ _READERS: Final[dict[str, Reader]] = {
     "pool": _pool,
     "executor": _executor,
     "serializer": _serializer,
-    **dict.fromkeys(("queue", "channel", "jobs", "later", "outbox", "dead_letters"), _waiting),
-    **dict.fromkeys(("worker", "job_worker", "later_worker", "dispatcher"), _worker),
+    **dict.fromkeys(
+        ("queue", "channel", "jobs", "deferred_calls", "outbox", "dead_letters"), _waiting
+    ),
+    **dict.fromkeys(("worker", "job_worker", "deferred_call_worker", "dispatcher"), _worker),
     **dict.fromkeys(("idempotency", "idempotent_requests"), _idempotency),
     "inbox": _inbox,
     "fifo_receiver": _fifo,

@@ -92,8 +92,8 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "jobs",
         "job_worker",
         "jobs_api",
-        "later",
-        "later_worker",
+        "deferred_calls",
+        "deferred_call_worker",
         "dead_letters",
     ),
     PIPELINES: (PIPELINE,),
@@ -228,9 +228,12 @@ class Presenter(NamedTuple):
 
 PRESENTERS: Final[dict[str, Presenter]] = {
     **dict.fromkeys(
-        ("queue", "channel", "outbox", "jobs", "later"), Presenter(queue_row, queue_troubles)
+        ("queue", "channel", "outbox", "jobs", "deferred_calls"),
+        Presenter(queue_row, queue_troubles),
     ),
-    **dict.fromkeys(("worker", "job_worker", "later_worker", "dispatcher"), Presenter(worker_row)),
+    **dict.fromkeys(
+        ("worker", "job_worker", "deferred_call_worker", "dispatcher"), Presenter(worker_row)
+    ),
     **dict.fromkeys(
         ("idempotency", "idempotent_requests", "inbox", "fifo_sender", "jobs_api"),
         Presenter(counters_row),

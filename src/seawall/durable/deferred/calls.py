@@ -88,7 +88,7 @@ class DeferredCalls:
         self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
         self._key = None if key is None else check.plain_function("key", key)
         self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
-        registry.enter(self, "later", self.name, ask="acounts")
+        registry.enter(self, "deferred_calls", self.name, ask="acounts")
 
     def __repr__(self) -> str:
         return f"DeferredCalls({self.name!r})"

@@ -137,7 +137,7 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         self._outage = OutageLog(f"deferred calls {calls.name!r}", self._clock)
         words = ("done", "failed", "refused", "dead", "lost", "returned")
         self._counts = dict.fromkeys(words, 0)
-        registry.enter(self, "later_worker", calls.name)
+        registry.enter(self, "deferred_call_worker", calls.name)
 
     def __repr__(self) -> str:
         return f"<DeferredCallWorker of {self.calls!r}>"
