@@ -32,6 +32,7 @@ from seawall.load import ServiceLevels
 from seawall.policies.retry import adaptive_attempts
 from seawall.registry import free_name
 from seawall.shedding import by_fraction, by_queue
+from seawall.sim import Latency, Runs, World, rehearse, run_seeds, simulate
 from seawall.testing import Step, fail
 from tests.pipeline.arguments import AWAITED_BY_PIPELINES, DECORATORS
 from tests.test_bad_arguments import PARTS, SUBJECTS
@@ -108,6 +109,24 @@ BY_HAND: dict[str, Callable[[Any], Any]] = {
     "subscribe(listener)": subscribe,
     "testing.Step(error)": lambda x: Step(error=x),
     "testing.fail(error)": fail,
+    "sim.ClosedUsers(keys)": lambda x: World(seed=1).users("u", print, count=1, keys=x),
+    "sim.Latency(draw)": lambda x: Latency("drawn", None, x),
+    "sim.Latency.by_concurrency(seconds)": Latency.by_concurrency,
+    "sim.OpenClients(keys)": lambda x: World(seed=1).clients("c", print, rate=1.0, keys=x),
+    "sim.OpenClients(rate)": lambda x: World(seed=1).clients("c", print, rate=x),
+    "sim.Runs.estimate(of)": lambda x: Runs("none", []).estimate(x),
+    "sim.Service.down(when)": lambda x: World(seed=1).service("s").down(when=x),
+    "sim.Service.errors(error)": lambda x: World(seed=1).service("s").errors(error=x),
+    "sim.Service.errors(when)": lambda x: World(seed=1).service("s").errors(when=x),
+    "sim.World.clients(keys)": lambda x: World(seed=1).clients("c", print, rate=1.0, keys=x),
+    "sim.World.clients(rate)": lambda x: World(seed=1).clients("c", print, rate=x),
+    "sim.World.run(progress)": lambda x: World(seed=1).run(seconds=1.0, progress=x),
+    "sim.World.users(keys)": lambda x: World(seed=1).users("u", print, count=1, keys=x),
+    "sim.rehearse(guard)": lambda x: rehearse(x, latency=0.1, rate=1.0),
+    "sim.run_seeds(build)": run_seeds,
+    "sim.run_seeds(progress)": lambda x: run_seeds(print, progress=x),
+    "sim.simulate(build)": simulate,
+    "sim.simulate(progress)": lambda x: simulate(lambda _world: None, seconds=1.0, progress=x),
 }
 
 AWAITED = {
@@ -150,6 +169,14 @@ AWAITED = {
 """Arguments that may be async functions: what they return is awaited."""
 
 WORK = {
+    "sim.ClosedUsers(call)",
+    "sim.OpenClients(call)",
+    "sim.Service(handler)",
+    "sim.World.background(work)",
+    "sim.World.clients(call)",
+    "sim.World.service(handler)",
+    "sim.World.users(call)",
+    "sim.asgi(app)",
     "Guard.attempt(function)",
     "Guard.call(function)",
     "Guard.map(function)",
@@ -175,7 +202,7 @@ OURS = {
     "clients.upstreams.Pick(is_failure)",
     "durable.Once(count)",
     "members.Action(apply)",
-    "telemetry.Switch(off)",
+    "telemetry.TelemetrySwitch(off)",
     "web.Lifecycle.answering(send)",
     "web.Lifecycle.lifespan(receive)",
     "web.Lifecycle.lifespan(send)",

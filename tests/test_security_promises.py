@@ -127,7 +127,7 @@ def test_no_other_statement_is_made_of_text() -> None:
 # --- Code out of data ---
 
 FORBIDDEN = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "jsonpickle"}
-OWN_PROCESSES = {"resources/executors/messages.py", "sim/seeds.py"}
+OWN_PROCESSES = {"resources/executors/messages.py"}
 """Pickles between a process and its own children: nobody else writes to those pipes."""
 GENERATED = {"runtime/fastpath.py", "policies/rate_limit/fast_path.py"}
 """Compile fixed lines of their own."""

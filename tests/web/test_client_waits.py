@@ -870,7 +870,7 @@ def test_of_several_tasks_one_takes_the_place_for_all(
     run_virtual(main())
 
 
-@pytest.mark.parametrize("loop_admission", range(12))
+@pytest.mark.parametrize("turns", range(12))
 def test_cancelled_at_any_turn_a_request_leaves_all_places_free(turns: int) -> None:
     """While it waits for its body, for its place, and for its client to read."""
 

@@ -35,7 +35,7 @@ class Latency:
 
     def __init__(self, text: str, mean: float | None, draw: Draw) -> None:
         """Take the seconds of a call from `draw(rng, calls in progress)`."""
-        self.draw = draw
+        self.draw = check.plain_function("draw", draw)
         self.mean = mean
         """The mean in seconds; None if it depends on the load."""
         self._text = text

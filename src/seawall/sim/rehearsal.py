@@ -134,6 +134,8 @@ def rehearse(
     serves at most `capacity` calls a second (None: any number, without a queue). Calls come at
     `rate` a second. See the module for what is returned.
     """
+    if not isinstance(guard, str):
+        check.plain_function("guard", guard)
     taken = (
         Latency.measured(latency) if isinstance(latency, (Sequence, Tally)) else Latency.of(latency)
     )

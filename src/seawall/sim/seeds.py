@@ -7,17 +7,17 @@ runs.verdicts                                        # {"recovers": 19, "stays d
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from math import inf, isfinite, sqrt
 from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
 from typing import Final, NamedTuple
 
 from seawall import _checks as check
 from seawall.sim.result import Result
-from seawall.sim.world import Build, name_of, simulate
+from seawall.sim.world import Build, check_progress, name_of, simulate
 
 T_975: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -74,6 +74,7 @@ class Runs:
 
     def estimate(self, of: Callable[[Result], float]) -> Estimate:
         """Return the mean of `of(result)` over all seeds, with its 95 % interval."""
+        check.plain_function("of", of)
         return Estimate.of(of(result) for result in self.results)
 
     @property
@@ -111,6 +112,8 @@ def run_seeds(
     With several `processes`, `build` is pickled: a function at the top of a module, or an object
     with `__call__`. The program then needs the usual `if __name__ == "__main__":`.
     """
+    check.plain_function("build", build)
+    check_progress(progress)
     chosen = range(1, check.count("seeds", seeds) + 1) if isinstance(seeds, int) else list(seeds)
     processes = min(check.count("processes", processes), len(chosen))
     name = name or name_of(build)
@@ -136,7 +139,7 @@ def _run(build: Build, seed: int, seconds: float | None, name: str, step: float)
 
 def _check_picklable(build: Build) -> None:
     try:
-        pickle.dumps(build)
+        ForkingPickler.dumps(build)
     except Exception as error:
         raise TypeError(
             f"{build!r} cannot be sent to other processes ({error}): write a function at the top"

@@ -292,6 +292,7 @@ class Service:
     def down(self, *, hangs: bool = False, when: Callable[[Any], bool] | None = None) -> Change:
         """Refuse all calls, or those whose key `when` accepts; with `hangs`, never answer them."""
         of = "" if when is None else " for some keys"
+        _check_when(when)
         if hangs:
             return self._fault(f"{self.name} hangs{of}", Fault(factor=inf, when=when))
         fault = Fault(error=self._error("is down"), when=when)
@@ -315,7 +316,8 @@ class Service:
     ) -> Change:
         """Answer a `share` of the calls with an error; only those whose key `when` accepts."""
         text = f"{self.name} fails{_for_share(share)}{'' if when is None else ' of some keys'}"
-        made = self._error("failed") if error is None else check.function("error", error)
+        made = self._error("failed") if error is None else check.plain_function("error", error)
+        _check_when(when)
         share = check.ratio("share", share)
         return self._fault(text, Fault(share=share, when=when, error=made))
 
@@ -496,3 +498,8 @@ def _wake(over: asyncio.Future[None]) -> None:
 
 def _for_share(share: float) -> str:
     return "" if share == 1.0 else f" for {100 * share:g} % of the calls"
+
+
+def _check_when(when: Callable[[Any], bool] | None) -> None:
+    if when is not None:
+        check.plain_function("when", when)

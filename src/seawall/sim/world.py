@@ -240,6 +240,7 @@ class World:
         progress: Progress | None = None,
     ) -> Result:
         """Let time pass, and return what happened; once for each world."""
+        check_progress(progress)
         if not self._is_open:
             raise RuntimeError("write `with World(...) as world:` around its guards and its run")
         if self.clock.now():
@@ -395,3 +396,9 @@ def _silence() -> Iterator[None]:
 
 def _nothing(_record: logging.LogRecord) -> bool:
     return False
+
+
+def check_progress(progress: Progress | None) -> None:
+    """Refuse what cannot be called with the progress of a run."""
+    if progress is not None:
+        check.plain_function("progress", progress)
