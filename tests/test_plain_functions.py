@@ -193,7 +193,6 @@ WORK = {
 OURS = {
     "Backoff(generate)",
     "Backoff.delays(rng)",
-    "RetryBudget.tell(note)",
     "clients.grpc.GuardedInterceptor.intercept_stream_stream(continuation)",
     "clients.grpc.GuardedInterceptor.intercept_stream_unary(continuation)",
     "clients.grpc.GuardedInterceptor.intercept_unary_stream(continuation)",

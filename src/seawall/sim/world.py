@@ -398,7 +398,7 @@ def _nothing(_record: logging.LogRecord) -> bool:
     return False
 
 
-def check_progress(progress: Progress | None) -> None:
+def check_progress(progress: Callable[..., None] | None) -> None:
     """Refuse what cannot be called with the progress of a run."""
     if progress is not None:
         check.plain_function("progress", progress)
