@@ -9,7 +9,7 @@
     │   ├── PoolExhausted       no resource of the pool is free, and no room or time to wait
     │   ├── ChannelFull         the channel has no room, and its policy is to refuse
     │   ├── QueueFull           the queue holds its maximum number of jobs
-    │   ├── DeferredCallsFull           the maximum number of calls is stored for later
+    │   ├── DeferredCallsFull   the maximum number of calls is stored for later
     │   ├── FifoFull            the maximum number of messages is unacknowledged
     │   ├── KeyInFlight         the first call with the same idempotency key is still running
     │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
@@ -113,7 +113,7 @@ class Rejected(SeawallError):
         guard: str = "",
         policy: str = "",
     ) -> None:
-        """Store why, which policy of which guard refused, and when a retry may help."""
+        """Store why, which kind of policy of which guard refused, and when a retry may help."""
         super().__init__(message)
         self.retry_after = retry_after
         self.guard = guard

@@ -140,7 +140,7 @@ def test_a_store_that_is_away_is_told_in_fixed_words() -> None:
     assert problem is not None
     assert problem.status == 503
     body = json.loads(problem.body())
-    assert body["detail"] == "A store that this service needs is away."
+    assert body["detail"] == "A store that this service needs is unavailable."
     assert body["reason"] == "store_unavailable"
     assert told(problem)["retry-after"] == "1"
 

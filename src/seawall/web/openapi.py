@@ -17,7 +17,7 @@ METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "
 
 MEANINGS: Final = {
     429: "Over the caller's own rate limit",
-    503: "Too busy, or a dependency is away: ask again later",
+    503: "Too busy, or a dependency is unavailable: try again later",
     504: "The time for the answer is over",
 }
 OF_A_KEY: Final = {

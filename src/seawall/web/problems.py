@@ -171,7 +171,7 @@ _IN_FLIGHT: Final = _Kind(
     "A request is outstanding for this Idempotency-Key",
     "The first request with this key is still at work.",
 )
-_STORE_AWAY: Final = _busy("A store that this service needs is away.")
+_STORE_AWAY: Final = _busy("A store that this service needs is unavailable.")
 _UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one needs failed.")
 _UPSTREAM_LATE: Final = _Kind(
     504, "Gateway timeout", "A service that this one needs did not answer in time."
@@ -197,7 +197,7 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.LeaseLost: _busy("The work went to another worker."),
     errors.Contended: _busy("Others changed the same thing at the same time.", spread=True),
     errors.ChannelClosed: _busy("The service takes no more work."),
-    errors.CacheMiss: _busy("Nothing is at hand to answer with."),
+    errors.CacheMiss: _busy("No answer is stored that could be given instead."),
     errors.WorkerDied: _failed("The worker died."),
     errors.JobLost: _Kind(409, "Conflict", "The job is somebody else's, or over."),
     errors.UnknownJob: _Kind(404, "Not found", "There is no such job."),

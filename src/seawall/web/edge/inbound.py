@@ -297,7 +297,9 @@ class Inbound:
 
     def _refuse(self) -> None:
         self._expired += 1
-        raise DeadlineExceeded("the caller's time was over before the request was looked at")
+        raise DeadlineExceeded(
+            "the caller's deadline had passed when the request came", policy="deadline"
+        )
 
     def _drop(self, incoming: Incoming, names: frozenset[bytes]) -> None:
         """Remove the headers with these `names` from the request: its sender is not trusted.
