@@ -189,7 +189,7 @@ def test_items_are_described_shortly_and_safely():
             raise ValueError
 
     def described(function, *args, **kwargs):
-        return str(processes.Item(function, args, kwargs))
+        return str(processes.ProcessCall(function, args, kwargs))
 
     assert described(math.sqrt, 5) == "math.sqrt(5)"
     bound = partial(partial(int, "ff"), base=10)
@@ -305,7 +305,7 @@ def test_the_collector_may_give_up_a_call_at_any_moment(pool, fifo):
     """Even in the thread that looks at its process just then, or changes the crew's state."""
     _quiet(pool)
     crew = pool._crew
-    item = processes.Item(there.hang, (fifo,), {})
+    item = processes.ProcessCall(there.hang, (fifo,), {})
     busy, result = in_thread(crew.carry_out, item)
     with Path(fifo).open() as stream:
         _begun(stream)
