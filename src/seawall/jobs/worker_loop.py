@@ -118,6 +118,8 @@ class WorkerLoop(Generic[R]):
         self._beats: asyncio.Event | None = None
         self._halt: asyncio.Event | None = None
         self._stopped = False
+        self._asked_to_stop = False
+        """Whether `stop` was called, rather than a single claim cancelled."""
         self._end_at = self._tell_until = inf
         self._resume_at = -inf
 
@@ -193,7 +195,11 @@ class WorkerLoop(Generic[R]):
         lease expires. If `stop` is called again, the earlier end counts.
         """
         seconds = check.seconds("grace", grace, zero=True)
-        self._end_at = min(self._end_at, self._clock.now() + seconds)
+        self._asked_to_stop = True
+        self._stop_at(self._clock.now() + seconds)
+
+    def _stop_at(self, instant: float) -> None:
+        self._end_at = min(self._end_at, instant)
         self._stopped = True
         loop = self._loop
         if loop is not None:
@@ -267,11 +273,14 @@ class WorkerLoop(Generic[R]):
                     await self._news_within(LOOK)
             finally:
                 if not self._stopped and (not once or not fetching.done() or self._runs):
-                    self.stop(0.0)  # cancelled or failed: no grace period
+                    self._stop_at(self._clock.now())  # cancelled or failed: no grace period
                 try:
                     await self._wind_up(fetching, *aside)
                 finally:
                     self._loop = self._news = self._beats = self._halt = None
+                    if once and not self._asked_to_stop:  # the next single claim begins anew
+                        self._stopped = False
+                        self._end_at = self._tell_until = inf
                     pool, self._pool = self._pool, None
                     if pool is not None:
                         pool.close(0.0)
@@ -364,16 +373,20 @@ class WorkerLoop(Generic[R]):
         try:
             # `fetching` ends on its own: a question to the store is soon answered or times out.
             left = max(0.0, self._end_at - self._clock.now()) if self._stopped else 0.0
-            await asyncio.wait([fetching], timeout=left + TELLING)
+            await asyncio.wait([fetching], timeout=left)
             while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
                 await self._news_within(left)
             self._tell_until = self._end_at + TELLING
             for run in list(self._runs):
                 run.give_back()
+            # A claim that hangs must not take the time of giving back: both go on at once.
+            await asyncio.wait([fetching], timeout=max(0.0, self._tell_until - self._clock.now()))
             while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
                 await self._news_within(left)
         finally:
             # Even if cancelled again: no work may run on without a renewed lease.
+            for run in list(self._runs):
+                run.give_back()
             runs = [run.task for run in self._runs if run.task is not None]
             await end([fetching, *aside, *runs], LEAVING)
 

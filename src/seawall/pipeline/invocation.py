@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from seawall._expiry import current_task
 from seawall.errors import TimedOut, WorkerDied
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.item import CURRENT, Item
@@ -87,11 +88,16 @@ class Invocation:
     def watch_attempts(self) -> None:
         """Count the further attempts that a retry of the guard makes in this task."""
         if self._watches:
-            further_attempts.set(self._count_further)
+            worker = current_task()
 
-    def _count_further(self, guard: str) -> None:
-        if guard == self._guard_name and not self._count_attempt():
-            raise ItemLost
+            def count_further(guard: str) -> None:
+                # Tasks and threads that the function starts inherit this: they are not watched.
+                if guard != self._guard_name or current_task() is not worker:
+                    return
+                if not self._count_attempt():
+                    raise ItemLost
+
+            further_attempts.set(count_further)
 
     def call_again(self, item: Item) -> Awaitable[Any]:
         """Call the function with an item for which it has failed before."""

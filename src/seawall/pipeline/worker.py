@@ -234,7 +234,7 @@ class Handover:
 def with_suspension_hook(
     work: Coroutine[Any, Any, None], before_suspension: Callable[[], None]
 ) -> Generator[Any, Any, None]:
-    """Run `work`, and call `before_suspension` each time before it is suspended."""
+    """Run `work`; call `before_suspension` before each suspension, and before an error ends it."""
     step: Callable[[Any], Any] = work.send
     given: Any = None
     while True:
@@ -242,6 +242,9 @@ def with_suspension_hook(
             awaited = step(given)
         except StopIteration:
             return
+        except BaseException:
+            before_suspension()
+            raise
         before_suspension()
         try:
             given = yield awaited

@@ -164,11 +164,13 @@ class RouteGates:
 
     def _read_shapes(self, shapes: frozenset[str]) -> None:
         """Find the gates of an app's routes, if each template is one of them: most apps' are."""
-        own = {shape_of(path): gates for path, gates in self._gates.items()}
-        self._shapes, self._by_shape = shapes, {}
-        if shapes.issuperset(own):
-            self._by_shape.update(dict.fromkeys(shapes, self._common))
-            self._by_shape.update(own)
+        own: dict[str | None, tuple[Any, ...]] = {
+            shape_of(path): gates for path, gates in self._gates.items()
+        }
+        # The loop of another thread may look at any moment: publish only what is complete.
+        complete = shapes.issuperset(own)
+        self._by_shape = {**dict.fromkeys(shapes, self._common), **own} if complete else {}
+        self._shapes = shapes
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of each route's gate, by path template."""

@@ -209,9 +209,11 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         import asyncio
 
         claim, now = run.claim, self._clock.now()
+        left, third = claim.until - now, self.lease / 3
         try:
-            # Not beyond the end of the claim: another worker may start the call then.
-            async with asyncio.timeout(max(claim.until - now, self.lease / 3)):
+            # Not beyond the end of the claim, when another worker may start the call; and not so
+            # long that the other claims are not renewed in time.
+            async with asyncio.timeout(min(left, third) if left > 0 else third):
                 held = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
         except Exception:  # noqa: BLE001 - database unreachable: the claim is valid to its end
             if self._clock.now() >= claim.until:
@@ -243,6 +245,9 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
                 return await self._give_back(run)
             failure = error
         except Exception as error:  # noqa: BLE001 - an error of the call: stored
+            if run.to_return and not run.in_thread:  # what it made of its cancellation
+                run.settling = True
+                return await self._give_back(run)
             failure = error
         run.settling = True
         if run.lost:
