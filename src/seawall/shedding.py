@@ -1,4 +1,4 @@
-"""Rules for `Shed` and for queues: who is refused under load."""
+"""Rules for `Shed` and for queues: which calls are refused under load."""
 
 from seawall.models.shedding.codel import adaptive_lifo, codel
 from seawall.models.shedding.rules import by_cost, by_criticality, by_deadline, by_queue, by_tier

@@ -50,7 +50,7 @@ def found(rule: str, **options: int) -> list[Finding]:
 
 
 def drive(guard: Guard, calls: int, seconds: float = 0.01, fails: int = 0) -> None:
-    """Make calls that take so many seconds; the first `fails` attempts of each fail."""
+    """Make calls that take `seconds`; the first `fails` attempts of each fail."""
 
     async def main() -> None:
         for _ in range(calls):

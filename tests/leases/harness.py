@@ -34,7 +34,7 @@ Answers = Callable[[int, Command], LeaseGranted | Busy]
 
 
 class Hands(VirtualClock):
-    """A clock that moves only when it is told to, also while a caller waits."""
+    """A clock that moves only when a test moves it, also while a caller waits."""
 
     __slots__ = ()
 

@@ -52,7 +52,7 @@ class Story(NamedTuple):
     """From when to when one of them was stopped."""
     end: float
     second: float
-    """At least so many seconds of the logs' clock were a second of the store's."""
+    """Return the least seconds of the logs' clock that were a second of the store's."""
     logs: dict[str, list[Entry]]
     excesses: list[dict[str, Any]]
     modes: list[dict[str, Any]]

@@ -12,7 +12,7 @@ from seawall.sim.records import ClientRecord, ServiceRecord, Steps
 def result(
     served: list[int], *, at: float | None = 10, until: float = 20, came: int = 100
 ) -> Result:
-    """Make the result of a run in which 100 calls a second came and so many of them were served."""
+    """Make the result of a run in which 100 calls a second came and some of them were served."""
     came, until = 100, 20.0
     steps = Steps(1.0, len(served))
     clients = ClientRecord("users", steps)

@@ -293,7 +293,7 @@ def test_degraded_answers_are_told_from_real_ones():
 
 
 def test_a_lost_store_leaves_policies_to_themselves():
-    """A shared limit of 10 a second holds with the store; without, it is open as it was told."""
+    """A shared limit of 10 a second holds with the store; without it all calls pass, as set."""
     with World(seed=1) as world:
         store = world.store()
         limit = seawall.RateLimit(

@@ -28,7 +28,7 @@ MOST_POINTS: Final = 600
 """Maximum number of points of a line; of more, the mean (or the worst) of several is drawn."""
 
 NEAR: Final = 3
-"""A capacity is drawn if it is at most so many times the highest load; else lines would be flat."""
+"""Draw a capacity up to this multiple of the highest load; beyond it, the lines would be flat."""
 
 Values = Sequence[float | None]
 

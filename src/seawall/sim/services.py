@@ -98,7 +98,7 @@ class _Request:
 
 
 class Service:
-    """A service with so many workers and a queue; made by `World.service`."""
+    """A service with workers and a queue; made by `World.service`."""
 
     def __init__(
         self,

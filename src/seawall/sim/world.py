@@ -56,7 +56,7 @@ DRAIN: Final = 10.0
 """Seconds after the last arrival in which calls in progress may still end."""
 
 Progress = Callable[[float, float], None]
-"""Is told how many virtual seconds of how many have passed."""
+"""Called with the virtual seconds that have passed, and with their total."""
 
 
 class World:
@@ -68,7 +68,7 @@ class World:
         self.name = name
         self.clock = VirtualClock()
         self.seconds = 60.0
-        """How long `run()` lasts, unless it is told."""
+        """How long `run()` lasts by default."""
         self._step = check.seconds("step", step)
         self._services: dict[str, Service] = {}
         self._groups: dict[str, ClientGroup] = {}
