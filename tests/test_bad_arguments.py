@@ -1909,6 +1909,7 @@ OURS = frozenset(
 
 
 EDGES = (
+    "clients.aiohttp",
     "clients.grpc",
     "clients.httpx",
     "clients.httpx2",

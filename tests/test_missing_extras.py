@@ -18,6 +18,7 @@ MISSING = [
     ("httpx", "httpx", "import seawall.clients.httpx"),
     ("httpx2", "httpx2", "import seawall.clients.httpx2"),
     ("requests", "requests", "import seawall.clients.requests"),
+    ("aiohttp", "aiohttp", "import seawall.clients.aiohttp"),
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
     ("grpc", "grpc", "from seawall.members import grpc_probe; grpc_probe('10.0.0.1:50051')"),

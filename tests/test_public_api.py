@@ -20,6 +20,7 @@ import pytest
 import seawall
 import seawall.audit
 import seawall.backoff
+import seawall.clients.aiohttp
 import seawall.clients.grpc
 import seawall.clients.httpx
 import seawall.clients.httpx2
@@ -76,6 +77,7 @@ MODULES = (
     seawall.redis,
     seawall.resources,
     seawall.shedding,
+    seawall.clients.aiohttp,
     seawall.clients.grpc,
     seawall.clients.httpx,
     seawall.clients.httpx2,

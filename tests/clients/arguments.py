@@ -11,6 +11,7 @@ from typing import Any
 from requests.adapters import HTTPAdapter
 
 from seawall import Guard, RedisStore, Timeout
+from seawall.clients.aiohttp import GuardedMiddleware
 from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
 from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
@@ -73,15 +74,22 @@ def _models(*more: Any, **options: Any) -> Models:
 
 
 def _transports(make: Any, name: str, transport: str) -> list[tuple[Any, ...]]:
-    """Return the rows that the transports for all libraries have in common."""
+    """Return the rows of a transport that has another one inside."""
     return [
-        (f"{name}(guard)", make, _GUARDS, "Guard"),
         (
             f"{name}({transport})",
             lambda x: make(GUARD, x),
             [(5, TypeError), ("http://h", TypeError)],
             "transport|adapter",
         ),
+        *_terms(make, name),
+    ]
+
+
+def _terms(make: Any, name: str) -> list[tuple[Any, ...]]:
+    """Return the rows that the transports for all libraries have in common."""
+    return [
+        (f"{name}(guard)", make, _GUARDS, "Guard"),
         (f"{name}(retry_at)", lambda x: make(GUARD, retry_at=x), _CHOICES, "'edge'"),
         (f"{name}(generate_keys)", lambda x: make(GUARD, generate_keys=x), _FLAGS, "True or False"),
         (f"{name}(repeatable)", lambda x: make(GUARD, repeatable=x), _FUNCTIONS, "function"),
@@ -140,6 +148,7 @@ def _of_httpx() -> Iterable[tuple[Any, ...]]:
 
 CLIENTS: list[tuple[Any, ...]] = [
     *_of_httpx(),
+    *_terms(GuardedMiddleware, "clients.aiohttp.GuardedMiddleware"),
     *_transports(GuardedAdapter, "clients.requests.GuardedAdapter", "adapter"),
     (
         "clients.requests.GuardedAdapter(adapter) retrying",

@@ -1,4 +1,4 @@
-"""One scripted server behind five clients: httpx and httpx2, sync and async, and requests.
+"""One scripted server behind six clients: httpx and httpx2, sync and async, aiohttp and requests.
 
 What is promised of guarded clients is promised of all of them, so each test runs with each.
 """
@@ -12,17 +12,22 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+import aiohttp
 import httpx
 import httpx2
 import requests
+from aiohttp.base_protocol import BaseProtocol
+from multidict import CIMultiDict, CIMultiDictProxy
 from requests.adapters import BaseAdapter
 from urllib3 import HTTPResponse
 
 from seawall import Guard
 from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
+from seawall.clients.aiohttp import GuardedMiddleware
 from seawall.clients.requests import GuardedAdapter
 from seawall.testing import run_virtual
 from tests.support import let_pass
@@ -221,6 +226,105 @@ class _Raw(Body, BytesIO):
         return self.times
 
 
+class _AiohttpBody(aiohttp.StreamReader):
+    """The body of an answer of aiohttp: all is there but its end, until somebody waits for it."""
+
+    def __init__(self, step: Step) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(BaseProtocol(loop), 2**16, loop=loop)
+        self.feed_data(step.body)
+        if "content-encoding" in step.headers:  # as that of a body that cannot be unpacked
+            self.set_exception(aiohttp.ClientPayloadError("not gzip"))
+
+    async def read(self, n: int = -1) -> bytes:
+        self.feed_eof()
+        return await super().read(n)
+
+    async def wait_eof(self) -> None:
+        self.feed_eof()
+
+
+class AiohttpResponse(aiohttp.ClientResponse):
+    """An answer of aiohttp; at its end its connection is given back."""
+
+    def __init__(self, request: Any, step: Step) -> None:
+        super().__init__(
+            request.method,
+            request.url,
+            writer=None,
+            continue100=None,
+            timer=request._timer,
+            request_info=request.request_info,
+            traces=[],
+            loop=request.loop,
+            session=request.session,
+            stream_writer=SimpleNamespace(output_size=0),  # type: ignore[arg-type]
+        )
+        self._closed = False
+        self.status, self.reason = step.status, ""
+        length = {"content-length": str(len(step.body)), **step.headers}
+        self._headers = CIMultiDictProxy(CIMultiDict(length))
+        self.body, self.content = step.body, _AiohttpBody(step)
+        self.content.on_eof(self._response_eof)
+
+
+class _AiohttpClosed:
+    """How often an answer of aiohttp was closed."""
+
+    def __init__(self, response: AiohttpResponse) -> None:
+        self.response = response
+        self.content = response.body
+
+    @property
+    def closed(self) -> int:
+        return int(self.response.closed)
+
+
+class _Written:
+    """What a request of aiohttp writes."""
+
+    def __init__(self) -> None:
+        self.body = b""
+
+    async def write(self, part: bytes) -> None:
+        self.body += bytes(part)
+
+
+def _aiohttp_error(name: str, request: Any) -> Exception:
+    if name == "ConnectError":
+        return aiohttp.ClientConnectorError(request.connection_key, OSError(111, "refused"))
+    if name in {"ConnectTimeout", "PoolTimeout"}:
+        return aiohttp.ConnectionTimeoutError(name)
+    return aiohttp.SocketTimeoutError(name) if "Timeout" in name else _lost(name)
+
+
+def _lost(name: str) -> Exception:
+    return aiohttp.ServerDisconnectedError(name)
+
+
+def aiohttp_handler(server: Server) -> Any:
+    """Return a middleware of aiohttp that asks the scripted server, and nobody else."""
+
+    async def ask(request: Any, _handler: Any) -> Any:
+        step, written = server.next(), _Written()
+        if step.sends and request.body:
+            await request.body.write(written)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        server.seen.append(Seen(request.method, headers, written.body, None))
+        if step.error:
+            raise _aiohttp_error(step.error, request)
+        try:
+            await let_pass(step.delay)
+        except asyncio.CancelledError:
+            if not step.stubborn:
+                raise
+        response = AiohttpResponse(request, step)
+        server.bodies.append(_AiohttpClosed(response))  # type: ignore[arg-type]
+        return response
+
+    return ask
+
+
 class Carrier(NamedTuple):
     """A client library, sync or async."""
 
@@ -246,6 +350,8 @@ class Carrier(NamedTuple):
                 adapter = GuardedAdapter(guard, _ScriptedAdapter(server), **settings)
                 session.mount("http://", adapter)
                 return session.request(method, URL, data=body, headers=headers, **options)
+        if self.module is aiohttp:
+            return self._ask_aiohttp(guard, server, method, body, headers, settings, options)
         wrapped = transport_to(server, self.module, sync=self.sync)
         made = guarded_httpx if self.module is httpx else guarded_httpx2
         if self.sync:
@@ -264,10 +370,41 @@ class Carrier(NamedTuple):
         clock: Any = guard.clock
         return run_virtual(main(), clock=clock)
 
+    def _ask_aiohttp(
+        self,
+        guard: Guard,
+        server: Server,
+        method: str,
+        body: Any,
+        headers: dict[str, str] | None,
+        settings: dict[str, Any],
+        options: Any,
+    ) -> Any:
+        async def main() -> Any:
+            data = _later(body) if hasattr(body, "__next__") else body
+            chain = [GuardedMiddleware(guard, **settings), aiohttp_handler(server)]
+            async with (
+                aiohttp.ClientSession(middlewares=chain) as session,
+                session.request(method, URL, data=data, headers=headers, **options) as answer,
+            ):
+                content = await answer.read()
+            return SimpleNamespace(
+                status_code=answer.status,
+                headers=answer.headers,
+                content=content,
+                text=content.decode(),
+                seawall_note=getattr(answer, "seawall_note", None),
+            )
+
+        clock: Any = guard.clock
+        return run_virtual(main(), clock=clock)
+
     @property
     def error(self) -> type[Exception]:
         """What code that was there before the guard catches."""
         kind: type[Exception]
+        if self.module is aiohttp:
+            return aiohttp.ClientConnectionError
         own = self.module is requests
         kind = requests.RequestException if own else self.module.TransportError
         return kind
@@ -276,6 +413,8 @@ class Carrier(NamedTuple):
     def timeout_error(self) -> type[Exception]:
         """What such code catches for a timeout."""
         kind: type[Exception]
+        if self.module is aiohttp:
+            return aiohttp.ServerTimeoutError
         kind = requests.Timeout if self.module is requests else self.module.TimeoutException
         return kind
 
@@ -285,11 +424,18 @@ async def _later(items: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield item
 
 
+def status_of(answer: Any) -> int:
+    """Return the status of an answer of any library."""
+    status: int = answer.status if isinstance(answer, AiohttpResponse) else answer.status_code
+    return status
+
+
 CARRIERS = [
     Carrier("httpx", httpx, sync=True),
     Carrier("httpx async", httpx, sync=False),
     Carrier("httpx2", httpx2, sync=True),
     Carrier("httpx2 async", httpx2, sync=False),
+    Carrier("aiohttp", aiohttp, sync=False),
     Carrier("requests", requests, sync=True),
 ]
 

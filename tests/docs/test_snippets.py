@@ -266,6 +266,7 @@ def test_breaker_diagram_is_drawn_from_the_transition_table():
 
 AROUND = {
     "across-pods",
+    "aiohttp",
     "audit",
     "checklist",
     "deadlines",

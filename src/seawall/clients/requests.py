@@ -26,7 +26,7 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 from urllib3.util import Timeout as Urllib3Timeout
 
-from seawall.clients.http.bodies import KEPT, Broken, is_text
+from seawall.clients.http.bodies import Broken, announces_little, is_text
 from seawall.clients.http.errors import Library
 from seawall.clients.http.exchange import Carrier, exchange
 from seawall.clients.http.headers import PROPAGATED
@@ -201,9 +201,7 @@ def _relax(response: requests.Response, timeout: Any) -> None:
 def _keep(response: requests.Response) -> bool:
     """Read a failed response that announces a small length, undecoded, and put it back."""
     raw = response.raw
-    length = response.headers.get("content-length", "")
-    small = length.isdecimal() and len(length) < 10 and int(length) <= KEPT  # noqa: PLR2004
-    if not small or not isinstance(raw, HTTPResponse):
+    if not announces_little(response.headers) or not isinstance(raw, HTTPResponse):
         return False
     body: Any
     try:

@@ -12,7 +12,7 @@ caller. An error while reading is raised to the reader of the body, not before.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from seawall.clock import current_clock
@@ -34,6 +34,12 @@ Retry-After.
 def is_text(body: object) -> bool:
     """Return whether `body` is completely in memory."""
     return body is None or isinstance(body, (bytes, bytearray, str))
+
+
+def announces_little(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers of a failed response announce a body that is small enough."""
+    length = headers.get("content-length", "")
+    return length.isdecimal() and len(length) < 10 and int(length) <= KEPT  # noqa: PLR2004
 
 
 def is_form(stream: object, *, shared: bool = False) -> bool:

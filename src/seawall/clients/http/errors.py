@@ -68,6 +68,15 @@ class Library(ABC):
     def nothing_sent(self, error: Exception) -> bool:
         """Return whether `error` was raised before any part of the request was sent."""
 
+    def status(self, response: Any) -> int:
+        """Return the status of a response."""
+        status: int = response.status_code
+        return status
+
+    def about(self, request: Any) -> Any:
+        """Return what an error has as its `request`; it can be pickled."""
+        return request
+
     @abstractmethod
     def note(self, response: Any, text: str) -> None:
         """Attach a note to a response."""

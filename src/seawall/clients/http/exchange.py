@@ -187,7 +187,8 @@ class Exchange:
         if self._bar is not None and self._terms.retries and self._sent:
             add_note(error, f"not retried: {self._bar}", "not retried: ")
         if isinstance(error, SeawallError):
-            return as_library_error(error, self._terms.library, self.request)
+            library = self._terms.library
+            return as_library_error(error, library, library.about(self.request))
         return error
 
     def attempt(self) -> Steps[Any]:
@@ -301,7 +302,7 @@ class Exchange:
         if not ours and isinstance(error, library.timeout_error) and deadline_passed():
             name = self._terms.guard.name
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
-            raise as_library_error(late, library, self.request) from error
+            raise as_library_error(late, library, library.about(self.request)) from error
 
     def _time_left(self) -> Time:
         held = deadline_scope()

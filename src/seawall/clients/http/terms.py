@@ -144,7 +144,7 @@ class Terms:
 
     def failure_in(self, request: Any, response: Any, *, keyed: bool) -> BadStatus | None:
         """Return the failure that a response means, if any; `keyed`: sent with a key."""
-        status = response.status_code
+        status = self.library.status(response)
         if status < _ERROR:
             return None
         headers = response.headers
