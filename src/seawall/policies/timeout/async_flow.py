@@ -52,7 +52,8 @@ class ExpiryQueue:
         self._clock = clock
         # Ended scopes stay in contexts and refer to this: they must not keep a guard alive.
         self._owner = None if owner is None else ref(owner)
-        self.pending: dict[Task, float] = {}
+        self.pending: dict[Any, float] = {}
+        """Tasks, or what is cancelled like one, and when each runs out of time."""
         self.timer: asyncio.TimerHandle | None = None
 
     @property

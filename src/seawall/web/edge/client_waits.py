@@ -115,6 +115,11 @@ class ClientWaits:
             self._sending -= 1
         await self.come_back()
 
+    def note_cut(self) -> None:
+        """Note that the request is cut while the app runs on."""
+        passage = self._passage
+        self.late = bool(self._receiving) and not (passage.status or self.refusal)
+
     def is_away_from_work(self) -> bool:
         """Return whether the app, which is about to send, has to take its slots again first."""
         if self._receiving:

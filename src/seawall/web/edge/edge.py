@@ -151,7 +151,13 @@ class Edge:
         trust = trust or (inbound.trust if inbound is not None else Trust())
         stall = None if stall is None else check.seconds("stall", stall)
         self._state = EdgeState(
-            self._now, self.guard.stats, trust, self._loop_admission, stall, dispatch_of(app)
+            self._now,
+            self.guard.stats,
+            trust,
+            self._loop_admission,
+            stall,
+            self._settle,
+            dispatch_of(app),
         )
         self._timers = RequestTimers(self._clock)
         self._upstreams = UpstreamLog(name, self._now)
@@ -306,19 +312,35 @@ class Edge:
             passage._deadline = reserve_scope(self._inbound.reserve)
 
     async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:
-        """Leave the held gates. Answer with a problem if no response has started; else raise."""
+        """End a request that was refused or cut, or whose app failed: with a problem, or raise."""
+        children = passage.children
+        if children is None or not children.is_cut:
+            settled = self._settle(passage, error)
+            if settled is not None:
+                await send_problem(send, *settled, method=passage.method)
+            return
+        try:
+            await children.end(self._now())
+            if error is not None:
+                raise error
+        finally:
+            del error  # Break the cycle between the exception and this frame.
+
+    def _settle(
+        self, passage: Passage, error: BaseException | None
+    ) -> tuple[Problem, Headers] | None:
+        """Leave the held gates. Return the response if none has started; else raise."""
         if not passage.entered:
             passage.give_back(error)
         if passage.was_cut(error):
             waits = passage.waits
             if waits is not None and (waits.stalled or waits.late):
                 passage.leave(CANCELLED, None)
-                if waits.late:  # otherwise in mid-response: the server closes the connection
-                    await send_problem(send, LATE_BODY, _closing(passage.scope))
-                return
+                # Otherwise in mid-response: the server closes the connection.
+                return (LATE_BODY, _closing(passage.scope)) if waits.late else None
             error = _reason_of_cut(passage, error)
         if error is None:
-            return
+            return None
         problem = None if passage.status else problem_of(error)
         if problem is None or problem.status >= FAILURE:
             passage.end(error)
@@ -334,7 +356,7 @@ class Edge:
             more = [*more, *error.headers]
         elif not isinstance(error, SeawallError):
             self._upstreams.note(passage, problem, error)
-        await send_problem(send, problem, more, method=passage.method)
+        return problem, more
 
     # Websockets
 

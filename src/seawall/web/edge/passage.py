@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._expiry import EXPIRED, Expiry, take_back
+from seawall._expiry import EXPIRED, Expiry, current_task, take_back
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
 from seawall.web.asgi_types import Headers, Message, Receive, Send
+from seawall.web.edge.child_tasks import ChildTasks
 from seawall.web.edge.client_waits import ClientWaits
-from seawall.web.problems import FAILURE
+from seawall.web.problems import FAILURE, Problem, send_problem
 from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
@@ -33,8 +34,23 @@ if TYPE_CHECKING:
     from seawall.web.limits import Granted
     from seawall.web.trust import Trust
 
-InLane = tuple[dict[asyncio.Task[Any], float], asyncio.Task[Any], int]
-"""The requests that share a timer, the task of this one, and how often it was cancelled before."""
+InLane = tuple[dict[Any, float], int]
+"""The requests that share a timer, and how often the task of this one was cancelled before."""
+
+
+class PassageExpiry(Expiry):
+    """Timer of a single request."""
+
+    __slots__ = ("_passage",)
+
+    def __init__(self, passage: Passage, task: asyncio.Task[Any], delay: float) -> None:
+        """Cut `passage`, whose app runs in `task`, after `delay` seconds of its loop's time."""
+        self._passage = passage
+        super().__init__(task, delay)
+
+    def _fire(self) -> None:
+        self._fired = True
+        self._passage.cancel(EXPIRED)
 
 
 class ServerError(Exception):
@@ -47,10 +63,23 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 """Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
 
+Settle = Callable[["Passage", BaseException | None], tuple[Problem, Headers] | None]
+"""Function that leaves the gates of a request that failed, and returns its response."""
+
+
 class EdgeState:
     """State shared by all requests of one edge."""
 
-    __slots__ = ("clock", "dispatch", "loop_admission", "stall", "stalled", "stats", "trust")
+    __slots__ = (
+        "clock",
+        "dispatch",
+        "loop_admission",
+        "settle",
+        "stall",
+        "stalled",
+        "stats",
+        "trust",
+    )
 
     def __init__(
         self,
@@ -59,9 +88,11 @@ class EdgeState:
         trust: Trust,
         loop_admission: LoopAdmissionGate | None,
         stall: float | None,
+        settle: Settle,
         dispatch: Dispatch | None = None,
     ) -> None:
         self.clock = clock
+        self.settle = settle
         self.stats = stats
         self.trust = trust
         self.dispatch = dispatch
@@ -78,6 +109,7 @@ class Passage(Incoming):
         "_edge",
         "answered_at",  # when the first part of the body was sent
         "began",  # when the edge started to serve it
+        "children",  # tasks of the app that listen for a disconnect, if any
         "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
         "entered",  # whether it has passed all gates
         "gates",  # gates to leave at the end of the response, the last entered first, with tickets
@@ -111,6 +143,7 @@ class Passage(Incoming):
         self.status = self.handed = 0
         self.entered = self.left = self.heard = False
         self.waits: ClientWaits | None = None
+        self.children: ChildTasks | None = None
         self.gates: tuple[tuple[Any, Any], ...] = ()
         self.granted: Granted | None = None
         self.more_headers: Callable[[], Headers] | None = None
@@ -129,14 +162,14 @@ class Passage(Incoming):
         cut = self.cut
         if isinstance(cut, Expiry):
             cut.stop()
-        elif cut is not None and cut[0].pop(cut[1], None) is not None:
+        elif cut is not None and cut[0].pop(self, None) is not None:
             self.cut = None
 
     @property
     def is_cut(self) -> bool:
         """Whether the timer has cancelled the app, and `was_cut` was not called yet."""
         cut = self.cut
-        return cut is not None and (cut.fired if isinstance(cut, Expiry) else cut[1] not in cut[0])
+        return cut is not None and (cut.fired if isinstance(cut, Expiry) else self not in cut[0])
 
     def cut_now(self) -> bool:
         """Cancel the app as its deadline would; return False if that has happened already."""
@@ -144,27 +177,53 @@ class Passage(Incoming):
         if isinstance(cut, Expiry):
             return cut.fire_now()
         task = self.task
-        if task is None or (cut is not None and cut[0].pop(cut[1], None) is None):
+        if task is None or (cut is not None and cut[0].pop(self, None) is None):
             return False
         if cut is None:
-            self.cut = {}, task, task.cancelling()
-        task.cancel(EXPIRED)
+            self.cut = {}, task.cancelling()
+        self.cancel(EXPIRED)
         return True
+
+    def cancel(self, message: str) -> None:
+        """Cancel the app; one that would leave its handler running gets a disconnect instead.
+
+        A timer that is shared by requests calls this as it would call that of a task.
+        """
+        children, task = self.children, self.task
+        if task is not None and (children is None or not children.cut()):
+            task.cancel(message)
+
+    def settle_cut(self) -> Coroutine[Any, Any, None] | None:
+        """Settle a request whose app got a disconnect; return what sends the response, if any."""
+        if self.waits is not None:
+            self.waits.note_cut()
+        settled = self._edge.settle(self, asyncio.CancelledError(EXPIRED))
+        if settled is None:
+            return None
+        return send_problem(self._answer_to(), *settled, method=self.method)
+
+    def _answer_to(self) -> Send:
+        """Return the function that sends the edge's own response."""
+        return self.to
 
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the timer; return whether `error` is the cancellation that it caused."""
         self._stop_time()
+        if self.children is not None and self.children.is_cut:
+            return True
         cut, self.cut = self.cut, None
         if cut is None:
             return False
-        return cut.disarm(error) if isinstance(cut, Expiry) else take_back(cut[1], cut[2], error)
+        if isinstance(cut, Expiry):
+            return cut.disarm(error)
+        return self.task is not None and take_back(self.task, cut[1], error)
 
     # The request
 
     def receive(self) -> Awaitable[Message]:
         """Receive a message from the server."""
         if self.heard:  # the only message left is the disconnect
-            return self.source()
+            return self._listen(self.source)
         return self._receive()
 
     async def _receive(self) -> Message:
@@ -173,14 +232,29 @@ class Passage(Incoming):
             awaited = next(steps)
         except StopIteration as end:
             message: Message = end.value
-        else:
-            message = await self._with_waits().finish_receive(steps, awaited)
-        more = bool(message.get("more_body"))
-        self.heard = not more
-        waits = self.waits
-        if waits is not None and message["type"] == "http.request":
-            await waits.come_back(begins=not more)
+            self.heard = not message.get("more_body")
+            waits = self.waits
+            if waits is not None and message["type"] == "http.request":
+                await waits.come_back(begins=self.heard)
+            return message
+        return await self._listen(lambda: self._finish_receive(steps, awaited))
+
+    async def _finish_receive(self, steps: Any, awaited: Any) -> Message:
+        waits = self._with_waits()
+        message = await waits.finish_receive(steps, awaited)
+        self.heard = not message.get("more_body")
+        if message["type"] == "http.request":
+            await waits.come_back(begins=self.heard)
         return message
+
+    async def _listen(self, receive: Receive) -> Message:
+        """Receive a message that has to be waited for, in the app's own task or in a child."""
+        if self.task is None or current_task() is self.task:
+            return await receive()
+        children = self.children
+        if children is None:
+            children = self.children = ChildTasks(self)
+        return await children.listen(receive)
 
     def _with_waits(self) -> ClientWaits:
         waits = self.waits
@@ -228,7 +302,7 @@ class Passage(Incoming):
             self.status = message["status"]
             cut = self.cut
             if cut is not None:
-                if type(cut) is tuple and cut[0].pop(cut[1], None) is not None:
+                if type(cut) is tuple and cut[0].pop(self, None) is not None:
                     self.cut = None  # inlined copy of `_stop_time()`
                 else:
                     self._stop_time()

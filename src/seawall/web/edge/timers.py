@@ -6,12 +6,12 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from seawall._expiry import Expiry, current_task, current_tasks, running_task
+from seawall._expiry import current_task, current_tasks, running_task
 from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.context import Scope as DeadlineScope
 from seawall.context import reserve_of
-from seawall.web.edge.passage import Passage
+from seawall.web.edge.passage import Passage, PassageExpiry
 
 if TYPE_CHECKING:
     import asyncio
@@ -72,20 +72,20 @@ class RequestTimers:
         if task is None:
             lane, task = self.find()
         left = at - clock.now()
-        if at < self.last or task in lane.pending:
-            passage.cut = Expiry(task, left)
+        if at < self.last:
+            passage.cut = PassageExpiry(passage, task, left)
         else:
-            self.last = lane.pending[task] = at
+            self.last = lane.pending[passage] = at
             if lane.timer is None:
                 lane.arm(at)
-            passage.cut = lane.pending, task, task.cancelling()
+            passage.cut = lane.pending, task.cancelling()
         passage.task = task
         deadline[0] = at - reserve_of(left, reserve)
 
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cancel the app of `passage` at the time `at` of `clock`."""
         _, passage.task = self.find()
-        passage.cut = Expiry(passage.task, at - clock.now())
+        passage.cut = PassageExpiry(passage, passage.task, at - clock.now())
 
     def _after_fork(self) -> None:
         """Forget the loops of the parent process."""

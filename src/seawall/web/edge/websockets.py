@@ -50,7 +50,11 @@ class SocketPassage(Passage):
 
     def receive(self) -> Awaitable[Message]:
         """Receive a message from the server."""
-        return self.source()
+        return self.source() if self.left else self._listen(self.source)
+
+    def _answer_to(self) -> Send:
+        """Return the function that sends the edge's own response."""
+        return SocketAnswer(self.scope, self.to)
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message to the server."""
