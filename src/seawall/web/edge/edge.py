@@ -314,15 +314,15 @@ class Edge:
     async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:
         """End a request that was refused or cut, or whose app failed: with a problem, or raise."""
         children = passage.children
-        if children is None or not children.is_cut:
-            settled = self._settle(passage, error)
-            if settled is not None:
-                await send_problem(send, *settled, method=passage.method)
-            return
         try:
-            await children.end(self._now())
-            if error is not None:
-                raise error
+            if children is None or not children.is_cut:
+                settled = self._settle(passage, error)
+                if settled is not None:
+                    await send_problem(send, *settled, method=passage.method)
+            else:
+                await children.end(self._now())
+                if error is not None:
+                    raise error
         finally:
             del error  # Break the cycle between the exception and this frame.
 
