@@ -77,6 +77,7 @@ def edge_of(app: Any, places: int = 2, **parts: Any) -> Edge:
 
 
 def test_handlers_of_cut_requests_end() -> None:
+    """After each 504 no handler runs: never more than there are places."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers))
 
@@ -94,12 +95,14 @@ def test_handlers_of_cut_requests_end() -> None:
 
 
 def test_without_the_disconnect_handlers_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above fails if such apps are cancelled like any other."""
     monkeypatch.setattr(child_tasks, "_is_in_wait", lambda _task: False)
     with pytest.raises(AssertionError):
         test_handlers_of_cut_requests_end()
 
 
 def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler_ends() -> None:
+    """The client does not wait for a slow cleanup, and nobody gets its place meanwhile."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers, cleanup=60.0), places=1)
 
@@ -120,6 +123,7 @@ def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler
 
 
 def test_a_response_that_comes_after_the_cut_is_discarded() -> None:
+    """The client gets one response."""
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         await receive()
 
@@ -137,6 +141,7 @@ def test_a_response_that_comes_after_the_cut_is_discarded() -> None:
 
 
 def test_an_app_that_passes_a_cancellation_on_is_cancelled_though_a_task_of_it_listens() -> None:
+    """A listener alone does not protect a handler from its deadline."""
     handlers = Handlers()
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:
@@ -152,6 +157,7 @@ def test_an_app_that_passes_a_cancellation_on_is_cancelled_though_a_task_of_it_l
 
 
 def test_after_the_cut_every_receive_is_a_disconnect() -> None:
+    """An app that listens again does not wait for a client that has its response."""
     heard: list[str] = []
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:
@@ -167,6 +173,7 @@ def test_after_the_cut_every_receive_is_a_disconnect() -> None:
 
 
 def test_a_listener_that_others_cancel_at_the_same_moment_stays_cancelled() -> None:
+    """Only our own cancellation becomes a disconnect."""
     ends: list[bool] = []
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:
@@ -190,6 +197,7 @@ def test_a_listener_that_others_cancel_at_the_same_moment_stays_cancelled() -> N
 
 
 def test_a_body_that_does_not_arrive_in_time_ends_the_handler_that_waits_for_it() -> None:
+    """Late bodies leave no task behind."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers))
 
@@ -205,6 +213,7 @@ def test_a_body_that_does_not_arrive_in_time_ends_the_handler_that_waits_for_it(
 
 
 def test_a_request_refused_at_the_end_of_its_body_ends_the_handler_that_waits_for_it() -> None:
+    """Refused bodies leave no task behind."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers), places=1)
 
@@ -226,6 +235,7 @@ def test_a_request_refused_at_the_end_of_its_body_ends_the_handler_that_waits_fo
 
 
 def test_a_stream_that_nobody_reads_ends() -> None:
+    """A stalled client leaves no endless stream behind."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers), stall=STALL)
 
@@ -241,6 +251,7 @@ def test_a_stream_that_nobody_reads_ends() -> None:
 
 
 def test_a_websocket_that_is_not_accepted_in_time_ends() -> None:
+    """A handshake is cut like a request."""
     handlers = Handlers()
     edge = edge_of(quart_app(handlers))
     sent: list[Any] = []
