@@ -124,6 +124,7 @@ def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler
 
 def test_a_response_that_comes_after_the_cut_is_discarded() -> None:
     """The client gets one response."""
+
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         await receive()
 
