@@ -408,7 +408,7 @@ def test_events_are_told_in_the_loop_where_they_happen(events):
 
 def test_every_event_is_in_the_table_of_its_page():
     """The page of events has each one, with its stable name and its fields as they are."""
-    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "operate" / "events.md").read_text("utf-8")
     kinds = [getattr(events_module, name) for name in events_module.__all__]
     kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Event)]
     for kind in kinds:

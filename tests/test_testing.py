@@ -283,7 +283,7 @@ def test_the_fixture_fails_a_test_that_leaks(tmp_path):
 
 def test_the_fixtures_do_what_their_page_says(tmp_path):
     """The tests on the page pass, and each has one that fails without its fixture."""
-    page = (Path(__file__).parents[1] / "docs" / "testing.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "operate" / "testing.md").read_text()
     section = page.split("## Fixtures for pytest")[1]
     tests = section.split("```python\n")[1].split("```")[0]
     assert "5 passed" in _run_with_plugin(tmp_path, tests)

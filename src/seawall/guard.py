@@ -207,7 +207,7 @@ class Guard:
             stack.append(retry)
         among: dict[str, Any] = {} if shared is None else {"shared": shared, "name": name}
         if breaker is None:
-            # Recover soon after the vendor does, but gradually: docs/breaker.md has the numbers.
+            # Recover soon after the vendor does, but gradually (docs/policies/breaker.md).
             breaker = Breaker(break_for=growing(0.25, cap=1.0), probes=slow_start(), **among)
         stack.append(breaker)
         if rate is not None:

@@ -1,8 +1,7 @@
 """The demo in a real browser: what is broken on its control strip is seen on the screen.
 
-`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_demo.py` makes the pictures in docs anew:
-docs/dashboard.png (an outage), docs/dashboard-store-cut.png (a cut Redis) and docs/members.png (a
-paused pod).
+`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_demo.py` makes the pictures in docs/operate
+anew: dashboard.png (an outage), dashboard-store-cut.png (a cut Redis), members.png (a paused pod).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)  # six processes and a browser start, wher
 
 Opening = Callable[..., "Page"]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "operate"
 OUTAGE: Final = "dashboard.png"
 STORE_CUT: Final = "dashboard-store-cut.png"
 MEMBERS: Final = "members.png"
@@ -105,7 +104,7 @@ def test_a_broken_vendor_is_seen_on_all_pods_and_mended(
     """Two seconds after the click all breakers are open on the screen; mended, all close again.
 
     In the outage users with protection see few errors, the others many; it is photographed, for
-    docs/dashboard.png if SEAWALL_SCREENSHOT=1.
+    docs/operate/dashboard.png if SEAWALL_SCREENSHOT=1.
     """
     page = screen(color_scheme="dark", viewport={"width": WIDTH, "height": HEIGHT})
     assert page.locator(".band .band-name").first.inner_text() == "vendor"
@@ -201,13 +200,13 @@ def _photograph_members(page: Page, switch: str) -> None:
     if KEEP and switch == "pause":
         page.wait_for_function("() => window.wereIn('suspected').length > 0", timeout=20_000)
         page.wait_for_timeout(1500)
-        page.locator("#members").screenshot(path=ROOT / "docs" / MEMBERS, animations="disabled")
+        page.locator("#members").screenshot(path=PICTURES / MEMBERS, animations="disabled")
 
 
 def test_a_paused_pod_is_suspected_on_the_screen_and_comes_back(screen: Callable[..., Page]):
     """It goes on after a while, and all are alive again; what happened is told in sentences.
 
-    It is photographed for docs/members.png if SEAWALL_SCREENSHOT=1.
+    It is photographed for docs/operate/members.png if SEAWALL_SCREENSHOT=1.
     """
     page = screen(color_scheme="dark", viewport={"width": WIDTH, "height": HEIGHT})
     page.evaluate(WATCH)
@@ -230,7 +229,7 @@ def _pose(page: Page, seconds: float) -> None:
 
 
 def _photograph(page: Page, folder: Path, name: str) -> Path:
-    path = (ROOT / "docs" if KEEP else folder) / name
+    path = (PICTURES if KEEP else folder) / name
     page.mouse.move(0, 0)
     for switch in ("broken", "well"):
         box = _switch(page, switch).bounding_box()
@@ -249,12 +248,12 @@ def _check_picture(path: Path) -> None:
 @pytest.mark.parametrize("name", [OUTAGE, STORE_CUT])
 def test_the_pictures_in_the_documentation_are_of_this_screen(name: str):
     """A kept picture has the size of the one that is made here, and is not blank."""
-    _check_picture(ROOT / "docs" / name)
+    _check_picture(PICTURES / name)
 
 
 def test_the_picture_of_members_in_the_documentation_is_one():
     """It is not blank, and not too large."""
-    content = (ROOT / "docs" / MEMBERS).read_bytes()
+    content = (PICTURES / MEMBERS).read_bytes()
     (width, _), pixels = _read_png(content)
     assert width > WIDTH / 2
     assert len({pixels[start : start + 30] for start in range(0, len(pixels), 30)}) > 100

@@ -1,6 +1,6 @@
 """The pipelines of the dashboard, in a real browser: a Collect of five sensors, and what breaks.
 
-`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_pipelines.py` makes docs/pipeline.png anew.
+`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_pipelines.py` makes its picture anew.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Opening = Callable[..., "Page"]
-PICTURE: Final = ROOT / "docs" / "pipeline.png"
+PICTURE: Final = ROOT / "docs" / "operate" / "pipeline.png"
 KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
 LONG: Final = 60_000.0
 """Milliseconds for what takes one or two seconds on a machine that has nothing else to do."""

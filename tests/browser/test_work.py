@@ -1,6 +1,6 @@
 """Jobs, dead letters and events on the page, in a real browser.
 
-`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_work.py` makes docs/dead-letters.png anew.
+`SEAWALL_SCREENSHOT=1 ./dev test tests/browser/test_work.py` makes its picture anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Opening = Callable[..., "Page"]
 
 ROOT: Final = Path(__file__).parents[2]
-KEPT: Final = ROOT / "docs" / "dead-letters.png"
+KEPT: Final = ROOT / "docs" / "operate" / "dead-letters.png"
 KEEP: Final = os.environ.get("SEAWALL_SCREENSHOT") == "1"
 HOSTILE: Final = "<img src=x onerror=window.hacked=1>"
 ERRORS: Final = (

@@ -25,7 +25,7 @@ from seawall.clock import SYSTEM
 from tests.durable.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "order-service.md"
+PAGE = ROOT / "docs" / "durable" / "order-service.md"
 PATIENCE = 40.0
 ANN = {"Authorization": "Bearer ann-secret"}
 BOB = {"Authorization": "Bearer bob-secret"}

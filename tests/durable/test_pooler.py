@@ -58,7 +58,7 @@ def test_without_a_pooler_these_tests_are_skipped(monkeypatch: pytest.MonkeyPatc
         program()
 
 
-# What users have to set, each as docs/durable.md has it
+# What users have to set, each as docs/durable/databases.md has it
 
 
 async def by_asyncpg(url: str, stack: AsyncExitStack) -> Any:

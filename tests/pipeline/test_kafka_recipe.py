@@ -47,7 +47,7 @@ class Consumer:
 
 def recipe(consumer: Consumer) -> Any:
     """Return the source as it stands in the documentation."""
-    page = ROOT / "docs" / "pipeline-streams.md"
+    page = ROOT / "docs" / "pipeline" / "streams.md"
     (block,) = (b for b in blocks(page.read_text("utf-8"), "python") if "KafkaSource" in b.text)
     namespace: dict[str, Any] = {}
     exec(block.text, namespace)  # noqa: S102 - our own page

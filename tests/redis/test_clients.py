@@ -270,7 +270,7 @@ RIGHTS = [
     *("~test-*", "&test-*", "+@read", "+@write", "+@scripting", "+@pubsub", "+@connection"),
     *("+time", "-@dangerous", "+cluster|slots"),
 ]
-"""As docs/store.md has them, but for the prefix."""
+"""As docs/pods/store.md has them, but for the prefix."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from seawall.policies.retry import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.testing import run_virtual
 from tests.support import let_pass
 
-PAGE = Path(__file__).parents[2] / "docs" / "retry.md"
+PAGE = Path(__file__).parents[2] / "docs" / "policies" / "retry.md"
 RATES = (1, 5, 20, 100, 1000)
 SECONDS = 20
 MOST_CALLS = 2_000

@@ -37,7 +37,7 @@ CRITICAL = 0.25
 PATIENCE = 2.0
 SECONDS = 6.0
 TIMES = (2, 5, 10)
-PAGE = Path(__file__).parents[2] / "docs" / "shed.md"
+PAGE = Path(__file__).parents[2] / "docs" / "policies" / "shed.md"
 
 Protection = Callable[[], list[Any]]
 

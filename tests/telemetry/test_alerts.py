@@ -15,7 +15,7 @@ from seawall.telemetry.alerts import alert_rules
 from tests.support import falsified
 from tests.telemetry.promql import Fault, labels_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "alerts.md"
 yaml = pytest.importorskip("yaml")
 ADDRESS = "https://wiki.example/alerts"
 (GROUP,) = yaml.safe_load(alert_rules(runbooks=ADDRESS))["groups"]
@@ -165,7 +165,7 @@ def test_without_quotes_an_address_would_not_survive(monkeypatch: pytest.MonkeyP
         "two words",
         "two\nlines",
         7,
-        "docs/alerts.md",
+        "docs/operate/alerts.md",
         "/alerts",
         "//wiki.example/alerts",
         "https://",

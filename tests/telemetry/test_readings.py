@@ -24,7 +24,7 @@ from tests.support import falsified, let_pass
 from tests.telemetry.promql import labels_of
 from tests.telemetry.world import Members
 
-PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "telemetry.md"
 UNITS = {"1", "s", "By", "{token}"}
 
 

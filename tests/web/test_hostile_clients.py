@@ -1,6 +1,6 @@
 """Real clients that send or read slowly, 500 from one address, at a real server: others are served.
 
-What they cost others in time is measured by `python -m bench.slow_clients`; see docs/edge.md.
+What they cost others in time is measured by `python -m bench.slow_clients`; see docs/web/edge.md.
 """
 
 from __future__ import annotations

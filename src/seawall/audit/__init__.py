@@ -3,7 +3,7 @@
     seawall audit src/
 
 reads source without importing it, and `audit_process()` the guards of this process; see
-`docs/audit.md`. Each name is loaded when it is used.
+`docs/operate/audit.md`. Each name is loaded when it is used.
 """
 
 from seawall._lazy import lazily

@@ -2,8 +2,8 @@
 
     session = aiohttp.ClientSession(middlewares=[GuardedMiddleware(guard)])
 
-See docs/http-clients.md for what is retried and what is sent to the next service, and
-docs/aiohttp.md for what differs here.
+See docs/clients/http-clients.md for what is retried and what is sent to the next service, and
+docs/clients/aiohttp.md for what differs here.
 """
 
 from __future__ import annotations

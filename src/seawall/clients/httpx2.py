@@ -2,7 +2,7 @@
 
     client = httpx2.AsyncClient(transport=AsyncGuardedTransport(guard))
 
-See docs/http-clients.md for what is retried and what is sent to the next service.
+See docs/clients/http-clients.md for what is retried and what is sent to the next service.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     session = requests.Session()
     session.mount("https://", GuardedAdapter(guard))
 
-See docs/http-clients.md for what is retried and what is sent to the next service.
+See docs/clients/http-clients.md for what is retried and what is sent to the next service.
 """
 
 from __future__ import annotations

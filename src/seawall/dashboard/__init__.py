@@ -2,7 +2,8 @@
 
     app.mount("/seawall", Dashboard(allow=may_look))
 
-A plain ASGI app without dependencies; see `docs/dashboard.md`. Each name is loaded when it is used.
+A plain ASGI app without dependencies; see `docs/operate/dashboard.md`. Each name is loaded when it
+is used.
 """
 
 from seawall._lazy import lazily

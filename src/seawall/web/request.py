@@ -167,7 +167,7 @@ class Incoming:
     def idempotency_key(self) -> str | None:
         """The idempotency key of this request, if it has exactly one valid key.
 
-        It is not put into the context: see `docs/wire.md`.
+        It is not put into the context: see `docs/web/wire.md`.
         """
         lines = [value for name, value in self.headers if name == _KEY_HEADER]
         return read_key(lines[0].decode("latin-1")) if len(lines) == 1 else None

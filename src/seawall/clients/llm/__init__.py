@@ -7,7 +7,7 @@
 For a blocking client, `http_client(guard)`, write `Timeout(60.0, sync="cooperative")`.
 
 Importing this does not need the vendors' SDKs; they are given an HTTP client of the library that
-they use themselves. See docs/llm.md.
+they use themselves. See docs/clients/llm.md.
 """
 
 from seawall.clients.llm.clients import async_http_client, http_client

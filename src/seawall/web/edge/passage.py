@@ -306,7 +306,7 @@ class Passage(Incoming):
                     self.cut = None  # inlined copy of `_stop_time()`
                 else:
                     self._stop_time()
-                if self._deadline is not None:  # until the response starts; docs/edge.md
+                if self._deadline is not None:  # until the response starts; docs/web/edge.md
                     self._deadline[3] = None  # inlined copy of `end_scope()`
             if self.more_headers is not None:
                 more = self.more_headers()
