@@ -51,7 +51,8 @@ pytestmark = pytest.mark.alone  # some pages ask a real server, which has to ans
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = [README, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PAGES = [README, ROOT / "CHANGELOG.md", CONTRIBUTING, *sorted(DOCS.rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 REAL_TIME = "\n<!-- real time -->\n"
@@ -186,6 +187,28 @@ def test_each_block_of_the_readme_runs_when_pasted_into_a_file(block: Block, tmp
     compare(f"README.md:{block.line}", block.text, ran.stdout)
 
 
+def test_each_block_of_the_readme_is_typed(tmp_path: Path):
+    """mypy, as strict as it is with Seawall itself, finds nothing wrong in the pasted blocks."""
+    pasted = []
+    for block in blocks(README.read_text("utf-8"), "python"):
+        pasted.append(tmp_path / f"readme_line_{block.line}.py")
+        pasted[-1].write_text(block.text, "utf-8")
+    assert pasted
+    ran = subprocess.run(  # noqa: S603 - the project's own page
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *map(str, pasted)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, [])
+
+
+def test_the_readme_is_short():
+    """It is about 500 words: the rest is in docs/."""
+    assert 400 < len(README.read_text("utf-8").split()) < 600
+
+
 def test_no_block_of_the_readme_is_left_unrun():
     """A block of Python is marked as `python`, not as `py`, which is not run."""
     assert blocks(README.read_text("utf-8"), "py") == []
@@ -236,6 +259,13 @@ def test_links_lead_somewhere(page: Path):
         if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8"))):
             broken.append(target)
     assert broken == []
+
+
+def test_contributing_names_files_that_exist():
+    """Each file or folder of the project that the page names is there."""
+    named = re.findall(r"`((?:src|tests|docs)/[\w./-]*)`", CONTRIBUTING.read_text("utf-8"))
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def links(page: Path) -> list[Path]:

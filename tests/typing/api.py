@@ -25,6 +25,7 @@ from seawall import (
     Guard,
     Hedge,
     RateLimit,
+    RedisStore,
     Result,
     Retry,
     RetryBudget,
@@ -313,6 +314,12 @@ scarce = Guard(
     AdaptiveLimit(vegas(), partitions={"live": 0.6}, is_drop=_is_retryable, shed=codel()),
     Bulkhead(20, max_wait=0.5, shed=adaptive_lifo()),
     Chaos(0.1, latency=(0.1, 0.5), error=ConnectionError),
+)
+store = RedisStore("redis://localhost:6379")
+shared = Guard(
+    "shared",
+    Breaker(shared=store, name="shared"),
+    RateLimit("60/s", shared=store, name="shared"),
 )
 
 

@@ -355,7 +355,9 @@ class BreakerShare(Protocol):
 class BreakerStore(Protocol):
     """A store that can keep breakers."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The name of the store in events and messages."""
 
     def _breaker(
         self,
