@@ -27,7 +27,7 @@ async def main() -> None:
         warehouse = Webhook(
             f"{os.environ['WAREHOUSE_URL']}/events",
             client=client,
-            secret=os.environ["WEBHOOK_SECRET"].encode(),
+            secret=os.environ["WEBHOOK_SECRET"],
         )
         dispatcher = Dispatcher(
             storage.outbox, warehouse, lease=storage.lease, listen=storage.listen

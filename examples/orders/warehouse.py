@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select
 from storage import Storage
 
-from seawall.durable import SIGNATURE_HEADER, Inbox, cleaning, verify
+from seawall.durable import Inbox, cleaning, verify_webhook
 from seawall.web.fastapi import protect
 
 tables = MetaData()
@@ -30,7 +30,7 @@ parcels = Table(
 )
 storage = Storage("warehouse")
 inbox = Inbox(storage.database)
-secret = os.environ["WEBHOOK_SECRET"].encode()
+secret = os.environ["WEBHOOK_SECRET"]
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def received(request: Request) -> None:
 
     What is not signed raises, and the edge answers 403.
     """
-    event = verify(secret, request.headers.get(SIGNATURE_HEADER, ""), await request.body())
+    event = verify_webhook(secret, request.headers, await request.body())
     async with (
         storage.engine.begin() as connection,
         inbox.once(connection, "parcels", event) as first,

@@ -44,8 +44,8 @@ from seawall.durable import (
     fingerprint_of,
     idempotent_request,
     migrate,
-    sign,
-    verify,
+    sign_webhook,
+    verify_webhook,
 )
 from seawall.durable.http.completion import RequestName
 from seawall.durable.jobs.worker import JobHandle
@@ -84,6 +84,11 @@ _BYTES = [(5, TypeError), ({}, TypeError), (None, TypeError)]
 _POLLS = [(1.0, TypeError), ((1.0,), TypeError), ((0, 1), ValueError), ((1, "2"), TypeError)]
 _POLLS += [((2.0, 1.0), ValueError)]
 _OTHERS = [(5, TypeError), (None, TypeError)]
+_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
+_SECRETS = [(5, TypeError), (None, TypeError), (_SECRET.encode(), TypeError), ([], ValueError)]
+_SECRETS += [("x" * 32, ValueError), ("whsec_c2hvcnQ=", ValueError), ([_SECRET, "x"], ValueError)]
+_SECRETS += [(_SECRET + "!", ValueError), ("whsec_" + "YWJj" * 22, ValueError)]
+_BODIES = [("text", TypeError), (5, TypeError), (None, TypeError)]
 _CLEANUP: Any = {"batch": (_LIMITED, "write"), "within": (_POSITIVE, "seconds")}
 
 Bads = list[tuple[Any, Any]]
@@ -767,7 +772,7 @@ DURABLE: list[Row] = [
         {"url": "https://example.com", "client": _Client(), "secret": None},
         url=([*((bad, ValueError) for bad in (5, "", "example.com", "ftp://x"))], "address"),
         client=(_OTHERS, "httpx"),
-        secret=([(5, ValueError), ("x" * 32, ValueError), (b"short", ValueError)], "16 bytes"),
+        secret=([bad for bad in _SECRETS if bad[0] is not None], "write"),
         guard=(_GUARDS, "pass a Guard"),
     ),
     *_new(
@@ -785,19 +790,19 @@ DURABLE: list[Row] = [
         subject=([(5, ValueError), ("", ValueError), ("a.>", ValueError)], "write"),
     ),
     *_new(
-        sign,
-        {"secret": b"x" * 16, "body": b"", "now": 1},
-        secret=([(5, ValueError), ("x" * 32, ValueError), (b"short", ValueError)], "16 bytes"),
-        body=([("text", TypeError), (5, TypeError), (None, TypeError)], "body"),
+        sign_webhook,
+        {"secret": _SECRET, "body": b"", "message_id": "a", "now": 1},
+        secret=(_SECRETS, "write"),
+        body=(_BODIES, "body"),
         now=([("1", TypeError), (1.5, TypeError), (-1, ValueError)], "now"),
-        event_id=([(5, ValueError), (None, ValueError), ("a.b", ValueError)], "write"),
+        message_id=([(bad, ValueError) for bad in (5, None, "", "a.b", "ü", "a b")], "write"),
     ),
     *_new(
-        verify,
-        {"secrets": b"x" * 16, "header": "t=1,v1=00", "body": b""},
-        secrets=([(5, TypeError), ([], ValueError), ("x" * 32, TypeError)], "secret"),
-        header=([(5, ValueError), ("", ValueError), ("t=1", ValueError)], "no signature"),
-        body=([("text", TypeError), (5, TypeError), (None, TypeError)], "body"),
+        verify_webhook,
+        {"secret": _SECRET, "headers": {}, "body": b""},
+        secret=(_SECRETS, "write"),
+        headers=([(5, TypeError), ("", TypeError), ({}, ValueError)], "headers|no signature"),
+        body=(_BODIES, "body"),
         tolerance=(_POSITIVE, "seconds"),
         now=([("1", TypeError), (nan, ValueError), (True, TypeError)], "now"),
     ),

@@ -60,7 +60,7 @@ class Shop:
             "PYTHONPATH": str(ROOT / "src"),
             "DATABASE_URL": self._databases["warehouse" if name == "warehouse" else "orders"],
             "TOKENS": "ann-secret=acme,bob-secret=other",
-            "WEBHOOK_SECRET": "of 32 bytes, by token_bytes",
+            "WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             "WAREHOUSE_URL": warehouse or self.warehouse,
             "LEASE": "1",
             "PYTHONDONTWRITEBYTECODE": "",  # sixteen starts: compile what they import once

@@ -16,7 +16,6 @@ from nats.js.api import StreamConfig
 from seawall import Breaker, Timeout
 from seawall.clock import VirtualClock
 from seawall.durable import (
-    SIGNATURE_HEADER,
     Database,
     Dispatcher,
     Idempotency,
@@ -28,7 +27,7 @@ from seawall.durable import (
     Webhook,
     amigrate,
     migrate,
-    verify,
+    verify_webhook,
 )
 from tests.durable.outbox_support import Seen, committed, dispatcher, numbered
 from tests.redis.support import free_port
@@ -36,7 +35,8 @@ from tests.support import new_guard
 from tests.support_nats import NatsServer
 from tests.web.support import serve
 
-SECRET = b"s" * 32
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
+OTHER_SECRET = "whsec_" + "b3RoZXIg" * 4
 
 
 @asynccontextmanager
@@ -245,7 +245,7 @@ class Receiver:
                 break
         status = 200
         try:
-            about = verify(SECRET, headers.get(SIGNATURE_HEADER.lower(), ""), body)
+            about = verify_webhook(SECRET, headers, body)
         except ValueError:
             status = 401
         else:
@@ -261,7 +261,7 @@ class Receiver:
 
 @asynccontextmanager
 async def posting(
-    folder: Path, url: str, secret: bytes = SECRET, seconds: float = 5.0
+    folder: Path, url: str, secret: str = SECRET, seconds: float = 5.0
 ) -> AsyncIterator[tuple[Outbox, Webhook]]:
     """Give an outbox and a webhook to `url`, under a timeout alone."""
     guard = new_guard(Timeout(seconds))
@@ -352,7 +352,7 @@ def test_a_receiver_refuses_who_has_another_secret(tmp_path: Path):
     receiver = Receiver()
 
     async def main(url: str) -> None:
-        async with posting(tmp_path, url, b"o" * 32) as (outbox, hook):
+        async with posting(tmp_path, url, OTHER_SECRET) as (outbox, hook):
             await numbered(outbox, "1", 1)
             assert await dispatcher(outbox, hook, attempts=1).drain() == 0
             (blocked,) = await outbox.ablocked()

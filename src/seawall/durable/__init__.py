@@ -46,13 +46,11 @@ if TYPE_CHECKING:
     )
     from seawall.durable.outbox.outbox import Outbox
     from seawall.durable.outbox.sinks import (
-        SIGNATURE_HEADER,
         JetStream,
         RedisStream,
         Webhook,
-        sign,
-        verify,
     )
+    from seawall.durable.webhooks import sign_webhook, verify_webhook
     from seawall.errors import (
         AnswerNotKept,
         BadSignature,
@@ -81,7 +79,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "SIGNATURE_HEADER",
     "Answer",
     "AnswerNotKept",
     "BadSignature",
@@ -149,8 +146,8 @@ __all__ = [
     "fingerprint_of",
     "idempotent_request",
     "migrate",
-    "sign",
-    "verify",
+    "sign_webhook",
+    "verify_webhook",
 ]
 
 _HOMES = {
@@ -168,7 +165,8 @@ _HOMES = {
     "durable.jobs.http_api": "JobsApi",
     "durable.outbox": "BlockedAggregate DeadEvent FromRow NewEvent Outbox OutboxEvent",
     "durable.outbox.dispatcher": "Dispatcher",
-    "durable.outbox.sinks": "JetStream RedisStream SIGNATURE_HEADER Webhook sign verify",
+    "durable.outbox.sinks": "JetStream RedisStream Webhook",
+    "durable.webhooks": "sign_webhook verify_webhook",
     "errors": (
         "AnswerNotKept BadSignature FifoFull FifoStateLost JobCancelled JobExpired "
         "KeyInFlight KeyMissing KeyReused DeferredCallsFull NotDelivered RecordGarbled "

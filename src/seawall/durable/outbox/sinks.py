@@ -3,9 +3,8 @@
 Promises:
 
 - Each sink sends the event's id, by which a receiver recognises duplicates: a webhook as
-  Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id.
-- A webhook signs body, id and time of sending. So a receiver can verify the sender, and that the
-  message is neither old nor a repeat under another id.
+  webhook-id and Idempotency-Key, a stream as a field, JetStream as Nats-Msg-Id.
+- A webhook is signed as Standard Webhooks says (`seawall.durable.webhooks`).
 """
 
 from __future__ import annotations
@@ -13,29 +12,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from hmac import compare_digest
-from hmac import new as hmac
-from time import time  # noqa: TID251 - receivers compare it with their own clock
+from time import time  # noqa: TID251 - a Retry-After may be a date
 from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._redaction import redacted
 from seawall.durable.outbox.events import OutboxEvent
-from seawall.errors import BadSignature, NotDelivered, Overloaded, StoreUnavailable
+from seawall.durable.webhooks import secret_keys, sign_webhook
+from seawall.errors import NotDelivered, Overloaded, StoreUnavailable
 from seawall.guard import Guard
 from seawall.redis.streams import StorePlace, append, partition_name, partition_of
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
 from seawall.wire.retry_after import read_retry_after
 
-SIGNATURE_HEADER: Final = "Seawall-Signature"
-LONGEST_SIGNATURE: Final = 1_024
 LONGEST_PAUSE: Final = 300.0
 LARGEST_ANSWER: Final = 64 * 1024
 """Maximum bytes of a receiver's response that are read."""
-_NUMBER: Final = re.compile(r"[0-9]{1,12}")
-_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _OWN: Final = frozenset(
     {
@@ -47,90 +40,11 @@ _OWN: Final = frozenset(
         "transfer-encoding",
         "authorization",
         "cookie",
-        "seawall-signature",
     }
 )
 _WAIT: Final = frozenset({429, 503})
 _BUSY: Final = frozenset({408, 425, 429})
 """Statuses that, like 5xx, describe the receiver's state; other errors concern the event."""
-
-
-# Signatures
-
-
-def sign(secret: bytes, body: bytes, *, now: int, event_id: str = "") -> str:
-    """Return the signature header: time in seconds, id, and an HMAC of both and the body."""
-    check.count("now", now, minimum=0)
-    if not isinstance(event_id, str) or (event_id and not _ID.fullmatch(event_id)):
-        raise ValueError(f"event_id={event_id!r}: write up to 255 letters, digits, _ and -")
-    # Unambiguous: a time has only digits, so the next character says whether an id follows, and an
-    # id has no dot.
-    about = f"{now},{event_id}." if event_id else f"{now}."
-    made = hmac(_secret(secret), about.encode() + _body(body), sha256).hexdigest()
-    return f"t={now},id={event_id},v1={made}" if event_id else f"t={now},v1={made}"
-
-
-def verify(
-    secrets: bytes | Sequence[bytes],
-    header: str,
-    body: bytes,
-    *,
-    tolerance: float = 300.0,
-    now: float | None = None,
-) -> str:
-    """Raise `BadSignature` unless one of `secrets` recently signed `body` with `header`.
-
-    Returns the event's id, by which repeats are recognised. Several secrets allow rotation: the new
-    one and the old one. The comparison takes constant time.
-    """
-    allowed = check.seconds("tolerance", tolerance)
-    known = (secrets,) if isinstance(secrets, bytes) else _listed(secrets)
-    at = time() if now is None else check.at_least("now", now, 0)
-    if not isinstance(header, str) or len(header) > LONGEST_SIGNATURE:
-        raise BadSignature("no signature that can be read")
-    parts = [part.strip().partition("=") for part in header.split(",")]
-    times = [value for name, _, value in parts if name == "t"]
-    given = [value for name, _, value in parts if name == "v1"][:4]
-    ids = [value for name, _, value in parts if name == "id"]
-    if len(times) != 1 or not _NUMBER.fullmatch(times[0]) or not given or len(ids) > 1:
-        raise BadSignature("no signature that can be read")
-    if ids and not _ID.fullmatch(ids[0]):
-        raise BadSignature("no signature that can be read")
-    about = ids[0] if ids else ""
-    sent = int(times[0])
-    good = False
-    for secret in known:
-        wanted = sign(secret, body, now=sent, event_id=about).rpartition("v1=")[2].encode()
-        for value in given:
-            good |= compare_digest(wanted, value.encode("utf-8", "replace"))
-    if not good:
-        raise BadSignature("signed by somebody else, or changed on its way")
-    if abs(at - sent) > allowed:
-        raise BadSignature(f"signed more than {allowed:g} s ago, or in the future")
-    return about
-
-
-def _listed(secrets: Sequence[bytes]) -> tuple[bytes, ...]:
-    if not (known := check.listed("secrets", secrets, "new, old")):
-        raise ValueError("secrets=[]: write the secret, or the new one and the old one")
-    return known
-
-
-def _body(body: object) -> bytes:
-    if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise TypeError(f"body: pass the bytes as they are sent, not {type(body).__name__}")
-    return bytes(body)
-
-
-def _secret(secret: object) -> bytes:
-    if not isinstance(secret, bytes) or len(secret) < 16:  # noqa: PLR2004 - 128 bits
-        raise ValueError(
-            "secret: write at least 16 bytes, such as those of secrets.token_bytes(32)"
-        )
-    return secret
-
-
-# Sinks
 
 
 class Webhook:
@@ -139,9 +53,17 @@ class Webhook:
     batched = False
 
     def __init__(
-        self, url: str, *, client: Any, secret: bytes | None, guard: Guard | None = None
+        self,
+        url: str,
+        *,
+        client: Any,
+        secret: str | Sequence[str] | None,
+        guard: Guard | None = None,
     ) -> None:
         """Post to `url` with `client`, an httpx.AsyncClient; `secret=None` does not sign.
+
+        A secret is `whsec_` and the base64 of 24 to 64 random bytes; while it is replaced, give the
+        new one and the old one.
 
         `guard` protects each post (default: a standard guard with a breaker and a timeout of 10
         seconds). A refusal by it costs an event no attempt, and pauses the dispatcher.
@@ -154,7 +76,9 @@ class Webhook:
             raise TypeError(f"guard={guard!r}: pass a Guard")
         self.url = url
         self._client = client
-        self._secret = None if secret is None else _secret(secret)
+        if secret is not None:
+            secret_keys(secret)  # raises
+        self._secret = secret
         where = f"webhook {url.partition('?')[0]}"
         self._own_guard = guard is None
         self.guard = guard or registry.release(
@@ -202,8 +126,7 @@ class Webhook:
             **_told(event),
         }
         if self._secret is not None:
-            now = int(time())
-            own[SIGNATURE_HEADER] = sign(self._secret, event.payload, now=now, event_id=event.id)
+            own |= sign_webhook(self._secret, event.payload, message_id=event.id)
         return {**_passed_on(event.headers), **own}
 
 
@@ -348,7 +271,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if _HEADER_NAME.fullmatch(name)
         and name.lower() not in _OWN
-        and not name.lower().startswith(("seawall-", "nats-"))
+        and not name.lower().startswith(("seawall-", "nats-", "webhook-"))
     }
 
 
