@@ -287,7 +287,7 @@ class StoreCore:
     def _on_health(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
         log = logging.getLogger("seawall")
         if up:
-            log.info("store %r is back: %s", self.name, cause)
+            log.warning("store %r is back: %s", self.name, cause)
         else:
             log.warning("store %r is down: %s", self.name, cause)
             try:
