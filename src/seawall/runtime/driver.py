@@ -29,21 +29,25 @@ def drive(steps: Steps[T], answer: Callable[[Any], Any]) -> T:
     try:
         while True:
             try:
-                request = send(given)
-            except StopIteration as end:
-                return cast("T", end.value)
-            try:
-                send, given = steps.send, answer(request)
-            except BaseException as error:  # noqa: BLE001 - the operation decides what it means
+                while True:
+                    request = send(given)
+                    send, given = steps.send, answer(request)
+            except BaseException as error:
+                # Otherwise `answer` raised, or a signal handler between two steps.
+                if steps.gi_frame is None:  # type: ignore[attr-defined]
+                    if type(error) is StopIteration:
+                        value: T = error.value
+                        return value
+                    # A generator turns one that it does not handle into a RuntimeError.
+                    if isinstance(given, StopIteration) and error.__cause__ is given:
+                        raise given from None
+                    raise
                 send, given = steps.throw, error
-    except RuntimeError as error:
-        # A generator turns a StopIteration that it does not handle into a RuntimeError.
-        if isinstance(given, StopIteration) and error.__cause__ is given:
-            raise given from None
-        raise
     finally:
-        # The traceback of an error may keep this frame alive, which must not keep the error alive.
+        # The traceback of an error may keep this frame alive, which must not keep the error alive,
+        # nor what the operation holds if a signal handler raised in the lines above.
         given = request = None
+        steps.close()
 
 
 async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
@@ -53,15 +57,19 @@ async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
     try:
         while True:
             try:
-                request = send(given)
-            except StopIteration as end:
-                return cast("T", end.value)
-            try:
-                send, given = steps.send, await answer(request)
-            except BaseException as error:  # noqa: BLE001 - the operation decides what it means
+                while True:
+                    request = send(given)
+                    send, given = steps.send, await answer(request)
+            except BaseException as error:
+                if steps.gi_frame is None:  # type: ignore[attr-defined]
+                    if type(error) is StopIteration:
+                        value: T = error.value
+                        return value
+                    raise
                 send, given = steps.throw, error
     finally:
         given = request = None  # as above
+        steps.close()
 
 
 def wait_sync(waiter: Waiter | float, clock: Clock) -> Any:
