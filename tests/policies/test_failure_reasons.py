@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 
@@ -105,3 +106,25 @@ def test_what_others_have_changed_is_not_put_down_to_a_failure_here(events: Even
         breaker.model.changes.append(told)
         guard.attempt(ScriptedService(fail(ConnectionError)).call)
     assert _reasons(events) == [("open", "")]
+
+
+def test_the_reason_is_known_to_whichever_thread_publishes_the_change(events: Events):
+    """Another thread finds the open breaker before the call that opened it has described why."""
+
+    class SlowToSay(ConnectionError):
+        def __str__(self) -> str:
+            if breaker.state == "open" and not threads:
+                threads.append(Thread(target=guard.attempt, args=(print,)))
+                threads[0].start()
+                threads[0].join()
+            return "refused"
+
+    threads: list[Thread] = []
+    breaker = Breaker(consecutive=1)
+    guard = Guard("vendor", breaker)
+    guard.attempt(ScriptedService(fail(SlowToSay())).call)
+    assert threads
+    assert _reasons(events) == [("open", "SlowToSay")]
+    assert [event.failure for event in events if isinstance(event, BreakerChanged)] == [
+        "SlowToSay: refused"
+    ]

@@ -240,6 +240,8 @@ def test_recovery_closes_all_pods(new_store, events):
     eventually(lambda: all(breaker.state == "open" for breaker, _ in pods))
     eventually(lambda: pods[1][1].attempt(work).ok)
     eventually(lambda: all(breaker.state == "closed" for breaker, _ in pods))
+    # A change is published after the lock is released, so later than the state is visible.
+    eventually(lambda: sum(event.after == "closed" for event in events) == len(pods))
     told = Counter((event.guard, event.after) for event in events)
     for _breaker, guard in pods:
         assert told[guard.name, "open"] == told[guard.name, "closed"] == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from seawall.models.breaker.probes import CallVerdict, Countdown, Probe, Trial
 from seawall.models.breaker.settings import BreakerSettings
@@ -78,13 +78,17 @@ def diagram() -> str:
 
 
 class BreakerChange(NamedTuple):
-    """One change of state. `generation` is the one that it started."""
+    """One change of state. `generation` is the one that it started.
+
+    `failure` is the failure that opened the breaker, in the caller's form; None if no call did.
+    """
 
     before: BreakerState
     after: BreakerState
     cause: BreakerCause | RemoteCause
     at: float
     generation: int
+    failure: Any = None
 
 
 class BreakerRefusal(NamedTuple):
@@ -216,6 +220,20 @@ class BreakerModel:
                 count = ticket.count
             if ticket.generation == self.generation:
                 self._take(verdict, now, count)
+
+    def settle_failure(
+        self, ticket: Ticket, failure: Any, now: float, count: CallCount | None = None
+    ) -> bool:
+        """Settle a failed call; return whether that opened the breaker, and keep it in the change.
+
+        So the change has its reason, whoever takes it away.
+        """
+        before = self.generation
+        self.settle(ticket, CallVerdict.FAILURE, now, count)
+        if self.generation == before or self.state is not BreakerState.OPEN:
+            return False
+        self.changes = [*self.changes[:-1], self.changes[-1]._replace(failure=failure)]
+        return True
 
     def continue_call(self, ticket: Tracked, count: CallCount) -> None:
         """Treat `ticket` as an attempt of the call of `count`: the call is slow only once."""

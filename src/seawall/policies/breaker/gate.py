@@ -210,19 +210,33 @@ class BreakerGate(GateBound):
         count: CallCount | None = None,
     ) -> None:
         """Let the model count a verdict, under the lock, and report resulting changes."""
-        failed = verdict is CallVerdict.FAILURE
-        if failed and model.wants_failure(now):
-            model.note_failure(_failure(*ended), now)
-        self.policy._mutex.do(lambda: model.settle(ticket, verdict, now, count))
-        if not model.changes:
-            return
-        if failed:
-            # Not under the lock, since it runs the error's own code.
-            failure = _failure(*ended)
-            model.note_failure(failure, now)
-            self.policy._report(model, key, reason=_reason(*ended), failure=failure, at=now)
+        if verdict is CallVerdict.FAILURE:
+            self._settle_failure(model, ticket, ended, now, count)
         else:
+            self.policy._mutex.do(lambda: model.settle(ticket, verdict, now, count))
+        if model.changes:
             self.policy._report(model, key)
+
+    def _settle_failure(
+        self,
+        model: BreakerModel,
+        ticket: Ticket,
+        ended: tuple[Outcome, Any],
+        now: float,
+        count: CallCount | None,
+    ) -> None:
+        opened = False
+
+        def settle() -> None:
+            nonlocal opened
+            opened = model.settle_failure(ticket, ended, now, count)
+
+        # Described without the lock, since that runs the error's own code.
+        if model.wants_failure(now):
+            model.note_failure(failure_text(*ended), now)
+        self.policy._mutex.do(settle)
+        if opened:
+            model.note_failure(failure_text(*ended), now)
 
     def _verdict(self, outcome: Outcome, detail: Any) -> CallVerdict:
         if outcome is not OK and outcome is not FAILED:
@@ -305,14 +319,14 @@ def _counted(_now: float) -> None:
     """Represent a verdict that is already counted. It replaces one that was deferred before."""
 
 
-def _reason(outcome: Outcome, detail: Any) -> str:
+def failure_reason(outcome: Outcome, detail: Any) -> str:
     """Return a short reason for a failure: the error's, "value", or empty if unknown."""
     if isinstance(detail, BaseException):
         return reason_of(detail)
     return "value" if outcome is OK else ""
 
 
-def _failure(outcome: Outcome, detail: Any) -> str:
+def failure_text(outcome: Outcome, detail: Any) -> str:
     """Return the type and message of a call's failure, without secrets."""
     if isinstance(detail, BaseException):
         return described(detail)

@@ -30,7 +30,12 @@ from seawall.events.bus import emit
 from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
 from seawall.models.breaker.state import BreakerCause, BreakerModel, BreakerState
-from seawall.policies.breaker.gate import BreakerGate, KeyedBreakerGate
+from seawall.policies.breaker.gate import (
+    BreakerGate,
+    KeyedBreakerGate,
+    failure_reason,
+    failure_text,
+)
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
@@ -254,35 +259,25 @@ class Breaker(GatePolicy):
             getattr(model, command)(self._now())
         self._report(model, key)
 
-    def _report(
-        self,
-        model: BreakerModel,
-        key: Hashable,
-        *,
-        reason: str = "",
-        failure: str = "",
-        at: float | None = None,
-    ) -> None:
-        """Publish changes of state to the guards that share this breaker.
-
-        `reason` and `failure` describe the failure of the call that ended at `at`: they belong to a
-        breaker opened then, not to changes by others meanwhile.
-        """
+    def _report(self, model: BreakerModel, key: Hashable) -> None:
+        """Publish changes of state to the guards that share this breaker."""
         with self._mutex:
             changes, model.changes = model.changes, []
             for change in changes:
                 self.transitions[change.after.value] += 1
         for change in changes:
-            own = change.after is BreakerState.OPEN and change.at == at
-            others = self._share is not None and change.after is BreakerState.OPEN
-            others = others and change.cause is not BreakerCause.TRIP
+            reason = failure = ""
+            if change.failure is not None:
+                reason, failure = failure_reason(*change.failure), failure_text(*change.failure)
+            elif self._share is not None and change.after is BreakerState.OPEN:
+                failure = "" if change.cause is BreakerCause.TRIP else model.failure
             fields = {
                 "before": change.before.value,
                 "after": change.after.value,
                 "cause": change.cause.value,
                 "key": key,
-                "reason": reason if own else "",
-                "failure": failure if own else model.failure if others else "",
+                "reason": reason,
+                "failure": failure,
             }
             for bound in bindings_of(self):
                 emit(BreakerChanged, bound.host.name, **fields)
