@@ -67,7 +67,7 @@ DRIVERS: dict[str, Callable[[Steps[str]], str]] = {
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_what_an_operation_holds_is_free_though_its_error_lives_on(driver: str) -> None:
-    """A log or a debugger keeps the error of a signal handler, and so all frames it went through."""
+    """A log or a debugger keeps the error of a signal handler, and so all frames it passed."""
     kept: list[Interrupted] = []
 
     def scenario() -> tuple[Callable[[], Any], Callable[[], Any]]:
