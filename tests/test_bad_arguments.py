@@ -1922,6 +1922,7 @@ EDGES = (
     "web.checks",
     "web.fastapi",
     "web.grpc",
+    "web.wsgi",
 )
 
 

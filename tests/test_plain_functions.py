@@ -206,6 +206,7 @@ OURS = {
     "web.Lifecycle.lifespan(receive)",
     "web.Lifecycle.lifespan(send)",
     "web.grpc.AioServerInterceptor.intercept_service(continuation)",
+    "web.wsgi.Edge(app)",
 }
 """Arguments that Seawall, or the library it is plugged into, gives."""
 

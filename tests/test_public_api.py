@@ -55,6 +55,7 @@ import seawall.web
 import seawall.web.checks
 import seawall.web.fastapi
 import seawall.web.grpc
+import seawall.web.wsgi
 
 PINNED = Path(__file__).with_name("public_api.txt")
 MODULES = (
@@ -96,6 +97,7 @@ MODULES = (
     seawall.web.checks,
     seawall.web.fastapi,
     seawall.web.grpc,
+    seawall.web.wsgi,
 )
 SPECIAL = ("__init__", "__call__", "__len__")
 

@@ -198,7 +198,7 @@ REFUSES = model.CodelState.refuses
 
 
 def _never_bad(state: Any, waiting: int, sojourn: float, now: float) -> bool:
-    state._shedding = False
+    state.shedding = False
     return REFUSES(state, waiting, sojourn, now)
 
 
@@ -407,7 +407,7 @@ def test_settings_can_be_read() -> None:
 def test_time_in_which_the_queue_was_empty_is_left_out_once():
     """However often an empty queue is looked at, its idle time does not push the window away."""
     state = model.CodelState(codel(0.1, interval=1.0, scale=0), lambda: None)
-    state._shedding, state._last = True, 0.0
+    state.shedding, state._last = True, 0.0
     for _ in range(5):
         state.emptied(0.5)
     assert state._since <= 0.5

@@ -24,9 +24,11 @@ from seawall.web import (
     api_key,
     checks,
     user,
+    wsgi,
 )
 from seawall.web.fastapi import guarded, limited, protect
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
+from seawall.web.wsgi import QueueAdmission
 
 HUGE = 10**400
 
@@ -80,6 +82,16 @@ def _edge(**parts: Any) -> Edge:
                 guard.close()
 
 
+def _wsgi_edge(**parts: Any) -> wsgi.Edge:
+    before = guards()
+    try:
+        return wsgi.Edge(parts.pop("app", _app), **parts)
+    finally:
+        for guard in guards():
+            if guard not in before:
+                guard.close()
+
+
 def _protect(**parts: Any) -> Edge:
     before = guards()
     try:
@@ -110,33 +122,19 @@ def _warm_up(function: Any = print, **options: Any) -> Any:
     return Lifecycle(signals=False).warm_up(function, **options)
 
 
-def _policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
-    """Return the rows of what an edge is put together from, by hand or by `protect`."""
+def _parts(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
+    """Return the rows of what every edge is put together from, under ASGI and WSGI."""
     places = [*_OTHERS, (LoopAdmission(), TypeError), (Bulkhead, TypeError)]
     return [
         (f"{name}(name)", lambda x: make(name=x), _NAMES, "name|write"),
         (f"{name}(shed)", lambda x: make(shed=x), [*_OTHERS, (Bulkhead(1), TypeError)], "Shed"),
-        (
-            f"{name}(loop_admission)",
-            lambda x: make(loop_admission=x),
-            [*_OTHERS, (LoopAdmission, TypeError)],
-            "LoopAdmission",
-        ),
         (f"{name}(concurrency)", lambda x: make(concurrency=x), places, "Bulkhead"),
-        (f"{name}(websockets)", lambda x: make(websockets=x), places, "Bulkhead"),
-        (
-            f"{name}(websockets_per_address)",
-            lambda x: make(websockets=Bulkhead(4), websockets_per_address=x),
-            _COUNTS,
-            "write",
-        ),
         (
             f"{name}(report_degraded)",
             lambda x: make(report_degraded=x),
             [(5, TypeError), (None, TypeError), ("", TypeError), ("a b", TypeError)],
             "write True",
         ),
-        (f"{name}(stall)", lambda x: make(stall=x), _POSITIVE, "seconds"),
         (f"{name}(routes)", lambda x: make(routes=x), [(5, TypeError), *_ROUTES], "write|such as"),
         (f"{name}(trust)", lambda x: make(trust=x), _TRUSTS, "Trust"),
         (f"{name}(limits)", lambda x: make(limits=x), [*_OTHERS, ("5/s", TypeError)], "limit"),
@@ -146,6 +144,44 @@ def _policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
             lambda x: make(lifecycle=x),
             [*_OTHERS, (Lifecycle, TypeError)],
             "Lifecycle",
+        ),
+    ]
+
+
+def _policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
+    """Return the rows of an ASGI edge, made by hand or by `protect`."""
+    places = [*_OTHERS, (LoopAdmission(), TypeError), (Bulkhead, TypeError)]
+    return [
+        *_parts(make, name),
+        (
+            f"{name}(loop_admission)",
+            lambda x: make(loop_admission=x),
+            [*_OTHERS, (LoopAdmission, TypeError)],
+            "LoopAdmission",
+        ),
+        (f"{name}(websockets)", lambda x: make(websockets=x), places, "Bulkhead"),
+        (
+            f"{name}(websockets_per_address)",
+            lambda x: make(websockets=Bulkhead(4), websockets_per_address=x),
+            _COUNTS,
+            "write",
+        ),
+        (f"{name}(stall)", lambda x: make(stall=x), _POSITIVE, "seconds"),
+    ]
+
+
+def _wsgi_policies(make: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a WSGI edge, made by hand or by `protect`."""
+    return [
+        *_parts(make, name),
+        (f"{name}(timeout)", lambda x: make(timeout=x), _POSITIVE, "seconds"),
+        (f"{name}(reserve)", lambda x: make(reserve=x), _SECONDS, "seconds"),
+        (f"{name}(classify)", lambda x: make(classify=x), _FUNCTIONS, "function"),
+        (
+            f"{name}(queue_admission)",
+            lambda x: make(queue_admission=x),
+            [*_OTHERS, (QueueAdmission, TypeError), (LoopAdmission(), TypeError)],
+            "QueueAdmission",
         ),
     ]
 
@@ -419,6 +455,29 @@ WEB: list[tuple[Any, ...]] = [
         "at least",
     ),
     ("web.checks.RedisPing(target)", checks.RedisPing, _OTHERS, "ping"),
+    # --- WSGI ---
+    ("web.wsgi.Edge(app)", lambda x: _wsgi_edge(app=x), [(5, TypeError), (None, TypeError)], "app"),
+    ("web.wsgi.Edge(clock)", lambda x: _wsgi_edge(clock=x), _CLOCKS, "clock"),
+    *_wsgi_policies(_wsgi_edge, "web.wsgi.Edge"),
+    (
+        "web.wsgi.QueueAdmission(target)",
+        lambda x: QueueAdmission(target=x),
+        [*_POSITIVE, (2.0, ValueError)],
+        "seconds|patience",
+    ),
+    (
+        "web.wsgi.QueueAdmission(patience)",
+        lambda x: QueueAdmission(patience=x),
+        [*_POSITIVE, (0.01, ValueError)],
+        "seconds|target",
+    ),
+    ("web.wsgi.QueueAdmission(mode)", lambda x: QueueAdmission(mode=x), _CHOICES, "'shadow'"),
+    (
+        "web.wsgi.QueueAdmission.update(target)",
+        lambda x: QueueAdmission().update(target=x),
+        _POSITIVE,
+        "seconds",
+    ),
     # --- FastAPI, gRPC ---
     ("web.fastapi.guarded(guard)", guarded, _GUARDS, "Guard"),
     (
@@ -460,6 +519,7 @@ SHOWN_BY_WEB = frozenset(
         *_given_by_seawall("Healthy", "output", "value", "unit"),
         *_given_by_seawall("Unhealthy", "output", "value", "unit"),
         # what a request is, and what is done with it
+        *_given_by_seawall("Health.answer", "scope"),
         *_given_by_seawall("Health.handles", "path"),
         *_given_by_seawall("Health.remove", "name"),
         *_given_by_seawall("Inbound.read", "incoming", "clock"),
@@ -472,10 +532,12 @@ SHOWN_BY_WEB = frozenset(
         *_given_by_seawall(
             "Problem", "status", "title", "detail", "type", "retry_after", "extensions"
         ),
+        *_given_by_seawall("Problem.response", "more", "method"),
         *_given_by_seawall("RequestLimits.admit", "incoming"),
         *_given_by_seawall("RequestLimits.aadmit", "incoming"),
         *_given_by_seawall("RequestLimits.refusal_headers", "error"),
         *_given_by_seawall("Trust.client_address", "peer", "headers"),
+        *_given_by_seawall("Trust.is_proxy", "peer"),
         *_given_by_seawall("Trust.believes", "peer", "headers"),
         *_given_by_seawall("problem_of", "error", "rng"),
         *_given_by_seawall(

@@ -86,13 +86,36 @@ def test_pods_count_together(new_store: Stores) -> None:
         fields = told(pods[1].refusal_headers(error))
         assert fields["ratelimit-policy"] == '"user";q=6;w=3600, "address";q=100;w=3600'
         assert fields["ratelimit"].startswith('"user";r=0;t=')
-        with pytest.raises(RuntimeError, match="await limits"):
-            pods[0].admit(request())
         shown = pods[1].snapshot()
         assert shown["limits"]["user"]["over"] == 15  # of both tiers
         assert shown["shared"]["sharing"] == "exact"
 
     asyncio.run(scene())
+
+
+def test_threads_count_with_the_other_pods(new_store: Stores) -> None:
+    """A thread blocks until the store has answered; what a refusal took is given back."""
+    pods = [
+        RequestLimits(
+            RequestLimit("3/h", by="address"),
+            RequestLimit("5/h", by=user(by_user), local=True),
+            shared=new_store(),
+            name="threads",
+        )
+        for _ in range(2)
+    ]
+    first = pods[0].admit(request())
+    assert told(first.headers())["ratelimit"].startswith('"address";r=2;')
+    pods[1].admit(request())
+    pods[0].admit(request())
+    for pod in pods:
+        for _ in range(9):
+            with pytest.raises(RateLimited) as caught:
+                pod.admit(request())
+            assert caught.value.violated == ("address",)  # by user there is still something left
+            assert caught.value.headers
+    assert asyncio.run(admitted(pods[1], 2, request(client="10.0.0.2"))) == 2
+    assert isinstance(pods[0].admit(request(client="10.0.0.2")), Granted)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
-from seawall import _checks as check
 from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
@@ -44,6 +43,7 @@ from seawall.policies.shed import Shed
 from seawall.registry import free_name
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.edge import Edge, default_concurrency
+from seawall.web.edge.core import DEFAULT, limits_of
 from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
@@ -60,15 +60,6 @@ from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
 
-
-class _Default:
-    """Marker for the default of a part; None leaves a part out."""
-
-    def __repr__(self) -> str:
-        return "DEFAULT"
-
-
-DEFAULT: Final[Any] = _Default()
 
 MOST_WEBSOCKETS: Final = 2000
 """Default maximum number of open websockets; one address may open half of them."""
@@ -116,11 +107,6 @@ def protect(
         raise RuntimeError("protect(): the app has started already; call this where it is made")
     if name is None:
         name = free_name("edge")
-    if isinstance(limits, RequestLimit):
-        limits = [limits]
-    if limits is not None and not isinstance(limits, RequestLimits):
-        listed = check.listed("limits", limits, "RequestLimit('600/min', by='address')")
-        limits = RequestLimits(*listed) if listed else None
     if websockets_per_address is DEFAULT:
         websockets_per_address = MOST_WEBSOCKETS // 2 if websockets is DEFAULT else None
     life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
@@ -129,7 +115,7 @@ def protect(
         name=name,
         inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
         shed=shed,
-        limits=limits,
+        limits=limits_of(limits),
         loop_admission=LoopAdmission() if loop_admission is DEFAULT else loop_admission,
         concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
         routes=routes,

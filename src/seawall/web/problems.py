@@ -108,16 +108,20 @@ class Problem:
             headers.append((b"retry-after", write_retry_after(self.retry_after).encode()))
         return headers
 
+    def response(self, more: Headers, method: str | None = None) -> tuple[Headers, bytes]:
+        """Return all headers, with `more` of them, and the body: none for a HEAD request."""
+        body = self.body()
+        length = (b"content-length", str(len(body)).encode())
+        return [*self.raw_headers(), length, *more], b"" if method == "HEAD" else body
+
 
 async def send_problem(
     send: Send, problem: Problem, more: Headers, *, method: str | None = None
 ) -> None:
     """Send `problem` with `more` headers; omit the body in the response to a HEAD request."""
-    body = problem.body()
-    length = (b"content-length", str(len(body)).encode())
-    headers = [*problem.raw_headers(), length, *more]
+    headers, body = problem.response(more, method)
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _body(extensions: Mapping[str, Any], status: int, title: str, detail: str, uri: str) -> bytes:

@@ -53,6 +53,9 @@ class Incoming:
     __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
     # `_client` and `_state` are unset until they are first used.
 
+    waited: float = 0.0
+    """Seconds that the request has waited in the server's queue, where the edge can know."""
+
     def __init__(self, scope: MutableMapping[str, Any], trust: Trust) -> None:
         """Wrap the request of `scope`, whose peer is trusted as far as `trust` says."""
         self.scope = scope

@@ -112,6 +112,11 @@ class Trust:
         origin, certain = self._origin(known, headers)
         return certain and origin.caller
 
+    def is_proxy(self, peer: str | None) -> bool:
+        """Return whether `peer` is one of the trusted proxies."""
+        known = self._ask(peer) if self._proxies else None
+        return known is not None and known.proxy
+
     def _ask(self, address: str | None) -> _Known | None:
         try:
             return self._known[address]

@@ -152,9 +152,9 @@ class CodelState:
         "_last",
         "_rate",
         "_served",
-        "_shedding",
         "_since",
         "_spans",
+        "shedding",
     )
 
     def __init__(self, settings: Codel, service_time: ServiceTime) -> None:
@@ -166,7 +166,7 @@ class CodelState:
 
     def _begin(self, now: float) -> None:
         """Reset to a new queue at `now`."""
-        self._shedding = False
+        self.shedding = False
         self._bad_from: float | None = None
         self._rate: float | None = None
         """Callers served per second, over the last window of an interval."""
@@ -194,7 +194,7 @@ class CodelState:
             if stood < spans.short:
                 return False
             rate = (self._served + 1) / stood  # optimistic as long as it has seen little
-        room = max(1.0, rate * spans.short) if self._shedding else max(BURST, rate * spans.long)
+        room = max(1.0, rate * spans.short) if self.shedding else max(BURST, rate * spans.long)
         if waiting < room:
             return False
         self._gone += 1
@@ -204,7 +204,7 @@ class CodelState:
         """Return whether to shed a caller that has waited too long to be useful, in a bad queue."""
         self._judge(max(sojourn, oldest), now)
         longest = FLOOD * self._spans.long if self._door else self._spans.short
-        if not self._shedding or sojourn <= longest:
+        if not self.shedding or sojourn <= longest:
             return False
         self._gone += 1
         return True
@@ -219,23 +219,23 @@ class CodelState:
         spans = self._spans
         spans.stretch(now)
         if now - self._since >= spans.long:
-            if self._shedding and self._gone <= CALM * self._served:
-                self._shedding, self._bad_from = False, None
+            if self.shedding and self._gone <= CALM * self._served:
+                self.shedding, self._bad_from = False, None
             self._rate = self._served / (now - self._since)
             self._open_window(now)
-        if self._shedding:
+        if self.shedding:
             return
         if sojourn < spans.short:
             self._bad_from = None
         elif self._bad_from is None:
             self._bad_from = now + spans.long
         elif now >= self._bad_from:
-            self._shedding = True
+            self.shedding = True
 
     def emptied(self, now: float) -> None:
         """Start again, unless a bad queue was empty only briefly: then skip that time."""
         idle = max(0.0, now - self._last)
-        if self._shedding and idle < self._spans.long:
+        if self.shedding and idle < self._spans.long:
             self._since += idle
             self._last = now
         else:

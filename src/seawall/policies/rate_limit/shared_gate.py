@@ -17,6 +17,7 @@ from seawall.policies.rate_limit.fast_path import awaited_store, granted_batch
 from seawall.policies.rate_limit.gate import RateGate, RateWaiter
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Reservation
+from seawall.runtime.driver import wait_sync
 from seawall.runtime.layers import UNUSED, Host, Kind, Layer, Outcome, Wait, Waiter
 from seawall.runtime.store import LimitVerdict
 
@@ -75,6 +76,23 @@ class SharedRateGate(RateGate):
         waiter = SharedWaiter(self, "async", sharing.own(charges), now)
         waiter.number = number
         return waiter.judge(verdict, clock.now())
+
+    def ask_sync(self, charges: Sequence[Charge], now: float) -> object:
+        """Sync twin of `ask_async`: block this thread until the store has answered."""
+        sharing, clock = self.sharing, self.host.clock
+        ticket = self._at_once(charges, now)
+        if ticket is not ASK:
+            return ticket
+        waiter: Waiter | float
+        try:
+            return self._wait("sync", sharing.own(charges), sharing.look(charges, now), now)
+        except Wait as wait:
+            waiter = wait.waiter
+        while True:
+            try:
+                return wait_sync(waiter, clock)
+            except Wait as again:
+                waiter = again.waiter
 
     def _at_once(self, charges: Sequence[Charge], now: float) -> object:
         """Return the ticket of a call that need not ask the store, or `ASK`."""

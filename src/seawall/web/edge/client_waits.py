@@ -33,7 +33,7 @@ from seawall.runtime.layers import UNUSED, Wait
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message
-    from seawall.web.edge.passage import EdgeState, Passage
+    from seawall.web.edge.passage import Passage, PassageState
 
 GRACE_TURNS: Final = 4
 """Number of loop iterations for which a blocked request keeps its slots.
@@ -68,7 +68,7 @@ class ClientWaits:
         "stalled",  # whether the client stopped reading its response
     )
 
-    def __init__(self, passage: Passage, edge: EdgeState) -> None:
+    def __init__(self, passage: Passage, edge: PassageState) -> None:
         """Manage the slots that `passage` holds."""
         self._passage = passage
         self._edge = edge

@@ -28,31 +28,28 @@ from seawall import registry
 from seawall._expiry import current_task
 from seawall.clock import Clock
 from seawall.context import deadline_scope, reserve_scope
-from seawall.errors import RateLimited, Rejected, SeawallError, TimedOut
-from seawall.guard import Guard
+from seawall.errors import Rejected, SeawallError, TimedOut
 from seawall.models.concurrency.algorithms import vegas
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.policies.slots import SlotGate
-from seawall.runtime.call import STREAMED
 from seawall.runtime.driver import wait_async
-from seawall.runtime.layers import CANCELLED, OK, Wait
-from seawall.runtime.policy import GateBound, Policy
+from seawall.runtime.layers import CANCELLED, Wait
 from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
-from seawall.web.edge.degradation_report import DegradationReport, header_name
+from seawall.web.edge.core import EdgeCore, check_part
+from seawall.web.edge.degradation_report import DegradationReport
 from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.passage import EdgeState, Passage
+from seawall.web.edge.passage import Passage, PassageState
 from seawall.web.edge.timers import RequestTimers
-from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.edge.websockets import AddressShare, SocketAnswer, SocketPassage
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimits
-from seawall.web.problems import FAILURE, Problem, problem_of, send_problem
+from seawall.web.problems import Problem, send_problem
 from seawall.web.request import INCOMING, path_below_root
-from seawall.web.routes import RouteGates, dispatch_of
+from seawall.web.routes import dispatch_of
 from seawall.web.trust import Trust
 
 GOING_AWAY: Final = Problem(
@@ -64,7 +61,7 @@ LATE_BODY: Final = Problem(
 )
 
 
-class Edge:
+class Edge(EdgeCore):
     """ASGI middleware that puts these parts around an app; each part is optional."""
 
     def __init__(
@@ -99,73 +96,52 @@ class Edge:
         `report_degraded`, a response names its degraded parts, by source and level, in the header
         `Seawall-Degraded`, or in a header of the given name.
         """
-        self._degraded_header = header_name(report_degraded)
-        self.app = self._reporting(check.function("app", app))
         if hasattr(app, "build_middleware_stack"):
             raise TypeError(
                 f"Edge({app!r}): a Starlette or FastAPI app answers its errors itself, before the"
                 " edge could; write protect(app), from seawall.web.fastapi"
             )
-        slots = (AdaptiveLimit, Bulkhead)
-        _check_part("inbound", inbound, Inbound)
-        _check_part("limits", limits, RequestLimits)
-        _check_part("routes", routes, Mapping)
-        _check_part("health", health, Health)
-        _check_part("lifecycle", lifecycle, Lifecycle)
-        _check_part("trust", trust, Trust)
-        _check_part("shed", shed, Shed)
-        _check_part("loop_admission", loop_admission, LoopAdmission)
-        _check_part("concurrency", concurrency, *slots)
-        _check_part("websockets", websockets, Bulkhead)
-        for path, limit in (routes or {}).items():
-            _check_part(f"routes[{path!r}]", limit, *slots, required=True)
+        check_part("loop_admission", loop_admission, LoopAdmission)
+        check_part("concurrency", concurrency, AdaptiveLimit, Bulkhead)
+        check_part("websockets", websockets, Bulkhead)
+        check.function("app", app)
         if websockets_per_address is not None and websockets is None:
             raise TypeError("websockets_per_address=...: write websockets=Bulkhead(...) too")
-        given = (shed, loop_admission, concurrency, websockets)
-        policies: list[Policy] = [policy for policy in given if policy is not None]
-        # A guard needs at least one policy, and this one does nothing.
-        self.guard = registry.release(
-            Guard(name, *(policies or [LoopAdmission(mode="off")]), clock=clock)
+        super().__init__(
+            name,
+            (loop_admission, concurrency, websockets),
+            entered=(loop_admission, concurrency),
+            idle=LoopAdmission(mode="off"),
+            inbound=inbound,
+            shed=shed,
+            limits=limits,
+            routes=routes,
+            health=health,
+            lifecycle=lifecycle,
+            trust=trust,
+            report_degraded=report_degraded,
+            clock=clock,
         )
-        bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
-        self._shed = bounds.get(id(shed))
-        self._loop_admission = bounds.get(id(loop_admission))
-        self._concurrency = bounds.get(id(concurrency))
-        self._websockets = bounds.get(id(websockets))
-        self._gates = tuple(
-            gate for gate in (self._loop_admission, self._concurrency) if gate is not None
-        )
-        """The gates that every request enters after its limits, in this order."""
+        self.app = self._reporting(app)
+        self._loop_admission = self._bounds.get(id(loop_admission))
+        self._concurrency = self._bounds.get(id(concurrency))
+        self._websockets = self._bounds.get(id(websockets))
         self._share = (
             None
             if websockets_per_address is None
             else AddressShare(check.count("websockets_per_address", websockets_per_address))
         )
-        self._clock = self.guard.clock
-        self._now = self.guard.clock.now
-        self._routes = RouteGates(name, routes, self._gates, self._clock) if routes else None
-        self._inbound = inbound
-        self._limits = limits
-        self._health = health
-        self._lifecycle = lifecycle
-        trust = trust or (inbound.trust if inbound is not None else Trust())
-        stall = None if stall is None else check.seconds("stall", stall)
-        self._state = EdgeState(
+        self._state = PassageState(
             self._now,
             self.guard.stats,
-            trust,
+            self._trust,
             self._loop_admission,
-            stall,
+            None if stall is None else check.seconds("stall", stall),
             self._settle,
             dispatch_of(app),
         )
         self._timers = RequestTimers(self._clock)
-        self._upstreams = UpstreamLog(name, self._now)
-        self._probes = frozenset() if health is None else frozenset(health.paths)
         registry.enter(self, "edge", name)
-
-    def __repr__(self) -> str:
-        return f"<Edge {self.guard.name!r}>"
 
     def _reporting(self, app: App) -> App:
         """Return `app`, wrapped in the report of degraded responses if that is enabled."""
@@ -174,25 +150,7 @@ class Edge:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the edge: the counts of its guard and of its parts."""
-        parts: dict[str, Any] = {
-            "inbound": self._inbound,
-            "limits": self._limits,
-            "routes": self._routes,
-            "lifecycle": self._lifecycle,
-            "health": self._health,
-        }
-        shown = {name: part.snapshot() for name, part in parts.items() if part is not None}
-        return {**self.guard.snapshot(), "stalled": self._state.stalled, **shown}
-
-    def dangers(self) -> list[str]:
-        """Return the warnings of `seawall.explain()` for this edge."""
-        return [] if self._inbound is None else self._inbound.dangers()
-
-    def close(self) -> None:
-        """Free the names of the edge and its routes."""
-        self.guard.close()
-        if self._routes is not None:
-            self._routes.close()
+        return {**super().snapshot(), "stalled": self._state.stalled}
 
     # Requests
 
@@ -238,7 +196,11 @@ class Edge:
             if inbound is not None:
                 tokens = inbound.read(passage, self._clock)
             scope[INCOMING] = passage
-            await self._admit(passage)
+            admission = self._loop_admission
+            if admission is not None and admission.strict and admission.full():
+                admission.turned_away("shed")
+            for step in self._admission(passage):
+                await step.wait_async(self._clock)
             if passage._deadline is not None:
                 self._timers.start(passage, passage._deadline, inbound.reserve)  # type: ignore[union-attr]
             else:
@@ -260,46 +222,6 @@ class Edge:
             passage.task = None
             if tokens is not None:
                 inbound.undo(passage, tokens)  # type: ignore[union-attr]
-
-    async def _admit(self, passage: Passage) -> None:  # noqa: C901 - all gates in their order
-        """Enter all gates in order, or raise the refusal of one of them."""
-        passage.began = now = self._now()
-        admission, shed, limits = self._loop_admission, self._shed, self._limits
-        if admission is not None and admission.strict and admission.full():
-            admission.turned_away("shed")
-        if shed is not None:
-            ticket = shed.enter(now, passage) if shed.takes_arguments else shed.enter(now)
-            if shed.leave is not None:
-                passage.gates = ((shed, ticket),)
-        routes = self._routes
-        gates = self._gates if routes is None else routes.of(passage.scope, self._state.dispatch)
-        for gate in gates:
-            if not gate.free:  # before the limits, which would have to be given back
-                gate.refuse_if_full(now)
-        if limits is not None:
-            granted = await limits.aadmit(passage) if limits.waits else limits.admit(passage)
-            passage.granted = granted
-            passage.more_headers = granted.headers
-        for gate in gates:
-            try:
-                ticket = gate.enter(now, passage) if gate.takes_arguments else gate.enter(now)
-            except Wait as wait:
-                ticket = await self._wait(gate, wait, passage)
-                now = self._now()
-            if gate.leave is not None:
-                passage.gates = ((gate, ticket), *passage.gates)
-        passage.entered = True
-        if passage.granted is not None and passage.granted.accounted:
-            passage.granted.enters()
-
-    async def _wait(self, gate: GateBound, wait: Wait, passage: Passage) -> Any:
-        """Wait for a gate; make the grant of the limits exactly refundable first."""
-        if passage.granted is not None:
-            passage.granted.waits()
-        began = self._now()
-        ticket = await wait_async(wait.waiter, self._clock)
-        gate.host.stats.waits.add(self._now() - began)
-        return ticket
 
     def _inherit_deadline(self, passage: Passage) -> None:
         """Cancel the app at the deadline of an edge or program around this one, if there is one."""
@@ -339,24 +261,10 @@ class Edge:
                 # Otherwise in mid-response: the server closes the connection.
                 return (LATE_BODY, _closing(passage.scope)) if waits.late else None
             error = _reason_of_cut(passage, error)
-        if error is None:
-            return None
-        problem = None if passage.status else problem_of(error)
-        if problem is None or problem.status >= FAILURE:
-            passage.end(error)
-        else:
-            passage.leave(OK, STREAMED)  # as if the app had sent this response itself
-        if problem is None:
-            try:
-                raise error
-            finally:
-                del error
-        more = [] if passage.more_headers is None else passage.more_headers()
-        if isinstance(error, RateLimited):
-            more = [*more, *error.headers]
-        elif not isinstance(error, SeawallError):
-            self._upstreams.note(passage, problem, error)
-        return problem, more
+        try:
+            return None if error is None else self._answer_to(passage, error)
+        finally:
+            del error  # Break the cycle between the exception and this frame.
 
     # Websockets
 
@@ -431,10 +339,3 @@ def _closing(scope: Scope) -> Headers:
     """Return the header that closes the connection of a request whose body was not fully read."""
     one = str(scope.get("http_version", "1.1")).startswith("1")  # forbidden from HTTP/2 on
     return [(b"connection", b"close")] if one else []
-
-
-def _check_part(part: str, given: Any, *kinds: type, required: bool = False) -> None:
-    """Raise and say what to write, unless `given` is an instance of `kinds`, or None."""
-    if not isinstance(given, kinds) and (required or given is not None):
-        wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
-        raise TypeError(f"{part}={given!r}: write {wanted}")

@@ -197,8 +197,10 @@ class Inbound:
                 seconds, level, tenant = self._heard(found)
             else:
                 self._drop(incoming, KNOWN if attempt is None else KNOWN - {_ATTEMPT})
-        if seconds is not None and seconds <= 0:
-            self._refuse()
+        if seconds is not None:
+            seconds -= incoming.waited
+            if seconds <= 0:
+                self._refuse()
         # Inside another edge the context already belongs to the request. The same holds in a gRPC
         # server, where the deadline of the gRPC call already applies.
         if INCOMING in scope or scope["type"] == "grpc":

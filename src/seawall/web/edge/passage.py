@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import EXPIRED, Expiry, current_task, take_back
 from seawall.runtime.call import STREAMED
-from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
+from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Headers, Message, Receive, Send
 from seawall.web.edge.child_tasks import ChildTasks
 from seawall.web.edge.client_waits import ClientWaits
+from seawall.web.edge.held_request import EdgeState, HeldRequest
 from seawall.web.problems import FAILURE, Problem, send_problem
-from seawall.web.request import Incoming
 
 if TYPE_CHECKING:
     from seawall.runtime.stats import Stats
     from seawall.web.edge.dispatch import Dispatch
     from seawall.web.edge.loop_admission import LoopAdmissionGate
-    from seawall.web.limits import Granted
     from seawall.web.trust import Trust
 
 InLane = tuple[dict[Any, float], int]
@@ -53,12 +52,6 @@ class PassageExpiry(Expiry):
         self._passage.cancel(EXPIRED)
 
 
-class ServerError(Exception):
-    """Failure reported to gates for a response of 500 or more that the app sent itself."""
-
-
-_SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
-
 _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
@@ -67,19 +60,10 @@ Settle = Callable[["Passage", BaseException | None], tuple[Problem, Headers] | N
 """Function that leaves the gates of a request that failed, and returns its response."""
 
 
-class EdgeState:
-    """State shared by all requests of one edge."""
+class PassageState(EdgeState):
+    """State shared by all requests of one ASGI edge."""
 
-    __slots__ = (
-        "clock",
-        "dispatch",
-        "loop_admission",
-        "settle",
-        "stall",
-        "stalled",
-        "stats",
-        "trust",
-    )
+    __slots__ = ("loop_admission", "settle", "stall", "stalled")
 
     def __init__(
         self,
@@ -91,44 +75,32 @@ class EdgeState:
         settle: Settle,
         dispatch: Dispatch | None = None,
     ) -> None:
-        self.clock = clock
-        self.settle = settle
-        self.stats = stats
-        self.trust = trust
-        self.dispatch = dispatch
+        super().__init__(clock, stats, trust, dispatch)
         self.loop_admission = loop_admission
+        self.settle = settle
         self.stall = stall
         self.stalled = 0
         """Number of requests that were ended as their client read nothing for `stall` seconds."""
 
 
-class Passage(Incoming):
-    """One request in the edge: the gates it holds, and the progress of its response."""
+class Passage(HeldRequest):
+    """One request in an ASGI edge: its timer, its waits for the client, `receive` and `send`."""
 
     __slots__ = (
-        "_edge",
-        "answered_at",  # when the first part of the body was sent
-        "began",  # when the edge started to serve it
         "children",  # tasks of the app that listen for a disconnect, if any
         "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
-        "entered",  # whether it has passed all gates
-        "gates",  # gates to leave at the end of the response, the last entered first, with tickets
-        "granted",  # what it took from the limits
         "handed",  # size of the last part of the body that was passed to the server
         "heard",  # whether the body of the request is complete
-        "left",  # whether all gates were left
-        "more_headers",  # function that returns headers to add to the response, or None
         "source",  # where messages come from: the server or a wrapper
-        "status",  # status of the response, once it has started
         "task",  # the task in which the app was called, until it returns
         "to",  # where messages go: the server or a wrapper
         "waits",  # its waits for the client, if any
     )
-    began: float
+    _edge: PassageState
     task: asyncio.Task[Any] | None
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: EdgeState
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: PassageState
     ) -> None:
         """Start with no gates; receive from `source`, pass the response `to` the server."""
         # Everything is set here and not by super(): each frame and each step costs.
@@ -144,16 +116,15 @@ class Passage(Incoming):
         self.entered = self.left = self.heard = False
         self.waits: ClientWaits | None = None
         self.children: ChildTasks | None = None
-        self.gates: tuple[tuple[Any, Any], ...] = ()
-        self.granted: Granted | None = None
-        self.more_headers: Callable[[], Headers] | None = None
+        self.gates = ()
+        self.granted = None
+        self.more_headers = None
         self.cut: InLane | Expiry | None = None
         self._deadline = None
 
     @property
-    def _dispatch(self) -> Dispatch | None:
-        """Lookup of the route in the router of the edge's app; None without a router."""
-        return self._edge.dispatch
+    def _judged(self) -> bool:
+        return self.waits is not None and self.waits.judged
 
     # Time limit of the app
 
@@ -324,64 +295,12 @@ class Passage(Incoming):
             return _sent()
         return self._with_waits().finish_send(steps, awaited, unread)
 
-    def verdict(self) -> tuple[Outcome, object]:
-        """Return the outcome to report to gates, by the status of the response."""
-        return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)
-
-    # Held gates
-
-    def leave(self, outcome: Outcome, detail: object) -> None:
-        """Leave the held gates and count the request; later calls do nothing."""
-        if self.left:
-            return
-        edge = self._edge
-        now = self.answered_at or edge.clock()
-        self.left = True
-        judged = self.waits is not None and self.waits.judged
-        for gate, ticket in self.gates:
-            gate.leave(ticket, UNUSED if judged else outcome, detail, now)
-        stats = edge.stats
-        if outcome is OK:
-            stats.samples.append(now - self.began)
-            if now >= stats.due:
-                stats.fold(now)
-        elif outcome is FAILED:
-            stats.fail(detail if isinstance(detail, BaseException) else None, now)
-        else:
-            stats.cancelled += 1
-
-    def give_back(self, error: BaseException | None) -> None:
-        """Leave the gates of a request that was refused further in, as if it had never come."""
-        if not self.entered:
-            self.more_headers = None
-            if self.granted is not None:
-                self.granted.cancel()
-        if not self.left:
-            self.left = True
-            now = self._edge.clock()
-            for gate, ticket in self.gates:
-                gate.leave(ticket, UNUSED, error, now)
-
-    def end(self, error: BaseException | None) -> None:
-        """Leave the gates that are still held when the app has ended, with `error` or without."""
-        if self.left:
-            return
-        failed = isinstance(error, Exception) and not is_gone(error, started=self.status > 0)
-        # Without an exception the app returned in mid-body because the client had disconnected:
-        # neither success nor failure.
-        self.leave(FAILED if failed else CANCELLED, error)
-
 
 _ENDED: Final = object()
 
 
 async def _sent() -> None:
     """Complete immediately: the message was sent already."""
-
-
-def is_gone(error: BaseException, *, started: bool) -> bool:
-    """Return whether `error` means that the client disconnected."""
-    return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))
 
 
 def awaitable_by_apps(*functions: Any) -> None:

@@ -12,7 +12,7 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, UNUSED
 from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Message, Receive, Send
-from seawall.web.edge.passage import EdgeState, Passage, awaitable_by_apps
+from seawall.web.edge.passage import Passage, PassageState, awaitable_by_apps
 
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
@@ -38,7 +38,7 @@ class SocketPassage(Passage):
     __slots__ = ("_keeps",)
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: EdgeState
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: PassageState
     ) -> None:
         """Start with no gates."""
         super().__init__(scope, source, to, edge)

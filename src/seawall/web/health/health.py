@@ -21,7 +21,7 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.events import HealthChanged
 from seawall.events.bus import emit
-from seawall.web.asgi_types import Message, Receive, Scope, Send
+from seawall.web.asgi_types import Headers, Message, Receive, Scope, Send
 from seawall.web.health.json_format import CONTENT_TYPE, document
 from seawall.web.health.watch import (
     RANKS,
@@ -233,26 +233,32 @@ class Health:
         """Answer a probe, as an ASGI app."""
         if scope["type"] != "http":
             raise RuntimeError(f"health answers HTTP requests, not {scope['type']!r}")
+        status, headers, body = await self.answer(scope)
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+
+    async def answer(self, scope: Mapping[str, Any]) -> tuple[int, Headers, bytes]:
+        """Return status, headers and body of the response to a probe."""
         level = self._level_of(scope)
         method = scope["method"]
         if level is None:
-            await _answer(send, 404, b'{"status":"fail","output":"no such level"}', method)
-        elif method not in {"GET", "HEAD"}:
-            await _answer(send, 405, b'{"status":"fail","output":"GET or HEAD"}', method)
-        else:
-            state = await self.state_of(level)
-            shown = self._of(level) if self._shows(level, scope) else None
-            phase = "" if level == "live" else self._phase()
-            body = document(state, self.name, self.version, phase, shown)
-            await _answer(send, 503 if state == "unhealthy" else 200, body, method)
+            return _answer(404, b'{"status":"fail","output":"no such level"}', method)
+        if method not in {"GET", "HEAD"}:
+            return _answer(405, b'{"status":"fail","output":"GET or HEAD"}', method)
+        state = await self.state_of(level)
+        shown = self._of(level) if self._shows(level, scope) else None
+        phase = "" if level == "live" else self._phase()
+        body = document(state, self.name, self.version, phase, shown)
+        return _answer(503 if state == "unhealthy" else 200, body, method)
 
-    def _level_of(self, scope: Scope) -> Level | None:
+    def _level_of(self, scope: Mapping[str, Any]) -> Level | None:
         """Return the requested level: also below a root path, or mounted at its own prefix."""
         below, root = path_below_root(scope), (scope.get("root_path") or "").rstrip("/")
         mounted = self._prefix + below if self._prefix and root.endswith(self._prefix) else below
         return self.paths.get(scope["path"]) or self.paths.get(below) or self.paths.get(mounted)
 
-    def _shows(self, level: Level, scope: Scope) -> bool:
+    def _shows(self, level: Level, scope: Mapping[str, Any]) -> bool:
         details = self._details
         if callable(details):
             try:
@@ -267,7 +273,7 @@ class Health:
         return details in {"always", level}
 
 
-async def _answer(send: Send, status: int, body: bytes, method: str) -> None:
+def _answer(status: int, body: bytes, method: str) -> tuple[int, Headers, bytes]:
     headers = [
         (b"content-type", CONTENT_TYPE),
         (b"content-length", str(len(body)).encode()),
@@ -275,9 +281,7 @@ async def _answer(send: Send, status: int, body: bytes, method: str) -> None:
     ]
     if status == 405:  # noqa: PLR2004
         headers.append((b"allow", b"GET, HEAD"))
-    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+    return status, headers, b"" if method == "HEAD" else body
 
 
 def _wall() -> float:

@@ -139,7 +139,7 @@ class Lifecycle:
         if self.in_flight > 0:  # otherwise it belongs to an earlier life
             self.in_flight -= 1
         if self._idle is not None and not self.in_flight:
-            _set(self._idle)
+            set_done(self._idle)
 
     def begin_socket(self) -> bool:
         """Count a websocket in; the server, which would cut it off, is stopped only after it."""
@@ -152,7 +152,7 @@ class Lifecycle:
         if self.sockets > 0:
             self.sockets -= 1
         if self._closed is not None and not self.sockets:
-            _set(self._closed)
+            set_done(self._closed)
         self.end()
 
     def _begin_otherwise(self) -> bool:
@@ -172,10 +172,14 @@ class Lifecycle:
         if not self._accepts and not self._refuses:
             if self._signals is not None:
                 self._warn_of_delay("its server does not tell of its start (ASGI lifespan)")
-            self._begin_to_accept()
-            self._warm_up()
+            self.start_serving()
         elif self._warming is not None and self._state == "starting" and _is_gone(self._warming):
             self._warm_up()
+
+    def start_serving(self) -> None:
+        """Accept requests from now on, and warm up; for servers that do not tell of their start."""
+        self._begin_to_accept()
+        self._warm_up()
 
     def _was_elsewhere(self) -> bool:
         """Return whether the last life is over, and belonged to another event loop."""
@@ -318,8 +322,8 @@ class Lifecycle:
         self._stops = True
         if self._stop is not None:
             self._stop(over - loop.time())
-        if self.in_flight:
-            self._idle = loop.create_future()
+        self._idle = loop.create_future()
+        if self.in_flight:  # in this order, as other threads may count requests out
             await _passed(self._idle, over - loop.time())
         seconds = loop.time() - over + self.drain_timeout
         drained = self.last_drain = Drained(seconds, max(cut, self.in_flight))
@@ -424,7 +428,8 @@ class Lifecycle:
         self._move("stopped")
 
 
-def _set(future: Future[None]) -> None:
+def set_done(future: Future[None]) -> None:
+    """Let `future` be done, in its loop; later calls do nothing."""
     if not future.done():
         future.set_result(None)
 

@@ -7,8 +7,10 @@ runs: when the server is up, over the handler that the server has installed.
 
 from __future__ import annotations
 
+import os
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
@@ -31,14 +33,15 @@ class Signals:
         self._begin: Callable[[Stop], None] = lambda _stop: None
         self._came = False
 
-    def install(self, begin: Callable[[Stop], None]) -> str | None:
-        """Call `begin(stop)` in this loop on SIGTERM; return why if that is impossible.
+    def install(
+        self, begin: Callable[[Stop], None], loop: AbstractEventLoop | None = None
+    ) -> str | None:
+        """Call `begin(stop)` in `loop` (this one) on SIGTERM; return why if that is impossible.
 
         Leave the signal alone outside of the main thread, if the signal has no handler, or if the
         event loop handles it.
         """
         import signal
-        from threading import current_thread, main_thread
 
         if current_thread() is not main_thread():
             return "its server does not run in the main thread, where signals arrive"
@@ -47,7 +50,7 @@ class Signals:
             return "its server has no handler of SIGTERM in this process"
         if is_loop_handler(behind_taps(previous)):
             return "its server handles SIGTERM by loop.add_signal_handler"
-        self._loop = get_running_loop()
+        self._loop = get_running_loop() if loop is None else loop
         self._previous = previous
         self._begin = begin
         self._came = False
@@ -59,6 +62,11 @@ class Signals:
         import signal
 
         return bool(behind_taps(signal.getsignal(signal.SIGTERM)) == self._handle)
+
+    @property
+    def previous(self) -> Any:
+        """The handler behind this one, while it is installed."""
+        return self._previous if self._loop is not None else None
 
     def stands_before_uvicorn(self) -> bool:
         """Return whether the next handler belongs to a uvicorn server."""
@@ -90,8 +98,12 @@ class Signals:
         previous = self._previous
 
         def stop(seconds: float) -> None:
-            if not _stop_uvicorn(previous, seconds):
+            if _stop_uvicorn(previous, seconds):
+                return
+            if current_thread() is main_thread():
                 previous(number, None)
+            else:  # a loop in the background: let the main thread handle the signal again
+                os.kill(os.getpid(), number)
 
         return stop
 

@@ -6,7 +6,8 @@ them a request has to pass depends on its tier: that is computed once for each t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -282,21 +283,45 @@ class Group:
                 self.refused[limit.name] += 1
         return None
 
-    async def atake(self, part: Part, incoming: Incoming) -> Granted:
+    def take_shared(self, part: Part, incoming: Incoming) -> Granted:
         """Take the cost of a request from a shared group, or raise `RateLimited`."""
-        now = self._now()
-        charges = self._charges(part, incoming)
+        now, charges = self._now(), self._charges(part, incoming)
         if not charges:
             return Granted(part, None, None)
         charges = self._all_charges(charges)
+        with self._explaining():
+            ticket = self._shared_gate.ask_sync(charges, now)
+        return self._granted(part, ticket, charges, now)
+
+    async def atake_shared(self, part: Part, incoming: Incoming) -> Granted:
+        """Async twin of `take_shared`."""
+        now, charges = self._now(), self._charges(part, incoming)
+        if not charges:
+            return Granted(part, None, None)
+        charges = self._all_charges(charges)
+        with self._explaining():
+            ticket = await self._shared_gate.ask_async(charges, now)
+        return self._granted(part, ticket, charges, now)
+
+    @property
+    def _shared_gate(self) -> SharedRateGate:
         gate = self.gate
         assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
+        return gate
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Set the exceeded limits of a refusal by the store."""
         try:
-            ticket = await gate.ask_async(charges, now)
+            yield
         except RateLimited as error:
             known = error.reason == RateLimited.reason  # otherwise unknown: no store
             self._explain(error, self._named(error) if known else ())
             raise
+
+    def _granted(
+        self, part: Part, ticket: object, charges: Sequence[Charge], now: float
+    ) -> Granted:
         seen = None
         if isinstance(ticket, Reservation):
             receipt = charges[0].receipt

@@ -16,7 +16,8 @@ and once for all that a store keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -186,7 +187,7 @@ class RequestLimits:
         self._failing: set[str] = set()
         """Soft limits whose functions fail: logged once, and no request is refused."""
         self.waits = self._shared is not None
-        """Whether a store is used: then `await aadmit(...)`."""
+        """Whether a store is used: then `admit` blocks, and an event loop needs `aadmit`."""
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
         self._plans = {known: self._plan(known) for known in tiers}
         self._other = self._plans[None]
@@ -221,31 +222,41 @@ class RequestLimits:
         )
 
     def admit(self, incoming: Incoming) -> Granted:
-        """Take the cost of a request from all of its limits, or raise `RateLimited`."""
-        if self.waits:
-            raise RuntimeError("these limits are shared: write `await limits.aadmit(...)`")
+        """Take the cost of a request from all of its limits, or raise `RateLimited`.
+
+        If a store is used (`waits`), this blocks until it has answered.
+        """
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
         granted = self._take_local(plan, incoming)
+        if plan.shared is not None:
+            with self._giving_back(plan, granted):
+                granted.others = (plan.shared.group.take_shared(plan.shared, incoming),)
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted
 
     async def aadmit(self, incoming: Incoming) -> Granted:
-        """Async twin of `admit`, which also takes from limits in a store."""
+        """Async twin of `admit`."""
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
         granted = self._take_local(plan, incoming)
         if plan.shared is not None:
-            try:
-                granted.others = (await plan.shared.group.atake(plan.shared, incoming),)
-            except BaseException as error:
-                granted.cancel()
-                self._describe(plan, error)
-                raise
+            with self._giving_back(plan, granted):
+                granted.others = (await plan.shared.group.atake_shared(plan.shared, incoming),)
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted
+
+    @contextmanager
+    def _giving_back(self, plan: _Plan, granted: Granted) -> Iterator[None]:
+        """Give back what was `granted` if the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            granted.cancel()
+            self._describe(plan, error)
+            raise
 
     def _take_local(self, plan: _Plan, incoming: Incoming) -> Granted:
         """Take from the limits of this process: most requests do it without the lock."""

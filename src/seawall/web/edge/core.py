@@ -1,0 +1,244 @@
+"""What an ASGI and a WSGI edge have in common: their parts, the order of the gates, the answers.
+
+The admission of a request is a generator: it yields a step for whatever takes time, and whoever
+runs it sets the step's `answer`, by awaiting or by blocking. Nearly all requests take none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.clock import Clock
+from seawall.errors import RateLimited, SeawallError
+from seawall.guard import Guard
+from seawall.policies.adaptive_limit import AdaptiveLimit
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.shed import Shed
+from seawall.runtime.call import STREAMED
+from seawall.runtime.driver import wait_async, wait_sync
+from seawall.runtime.layers import OK, Wait, Waiter
+from seawall.runtime.policy import GateBound, Policy
+from seawall.web.asgi_types import Headers
+from seawall.web.edge.degradation_report import header_name
+from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.upstream_log import UpstreamLog
+from seawall.web.health import Health
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.limits import RequestLimit, RequestLimits
+from seawall.web.problems import FAILURE, Problem, problem_of
+from seawall.web.routes import RouteGates
+from seawall.web.trust import Trust
+
+
+class _Default:
+    """Marker for the default of a part; None leaves a part out."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final[Any] = _Default()
+
+
+class GateStep:
+    """Wait for a gate; the answer is its ticket."""
+
+    __slots__ = ("_gate", "_waiter", "answer")
+
+    def __init__(self, gate: GateBound, waiter: Waiter | float) -> None:
+        """Wait by `waiter` for `gate`."""
+        self._gate = gate
+        self._waiter = waiter
+        self.answer: Any = None
+
+    async def wait_async(self, clock: Clock) -> None:
+        """Wait in this task."""
+        began = clock.now()
+        self.answer = await wait_async(self._waiter, clock)
+        self._gate.host.stats.waits.add(clock.now() - began)
+
+    def wait_sync(self, clock: Clock) -> None:
+        """Wait in this thread."""
+        began = clock.now()
+        self.answer = wait_sync(self._waiter, clock)
+        self._gate.host.stats.waits.add(clock.now() - began)
+
+
+class LimitsStep:
+    """Take from limits in a store; the answer is what was granted."""
+
+    __slots__ = ("_limits", "_request", "answer")
+
+    def __init__(self, limits: RequestLimits, request: HeldRequest) -> None:
+        """Take what `request` costs from `limits`."""
+        self._limits = limits
+        self._request = request
+        self.answer: Any = None
+
+    async def wait_async(self, _clock: Clock) -> None:
+        """Ask the store in this task."""
+        self.answer = await self._limits.aadmit(self._request)
+
+    def wait_sync(self, _clock: Clock) -> None:
+        """Ask the store in this thread."""
+        self.answer = self._limits.admit(self._request)
+
+
+class EdgeCore:
+    """The parts of an edge, the admission of a request, and the answer to an error."""
+
+    def __init__(
+        self,
+        name: str,
+        policies: Sequence[Policy | None],
+        *,
+        entered: Sequence[Policy | None],
+        idle: Policy,
+        inbound: Inbound | None,
+        shed: Shed | None,
+        limits: RequestLimits | None,
+        routes: Mapping[str, AdaptiveLimit | Bulkhead] | None,
+        health: Health | None,
+        lifecycle: Lifecycle | None,
+        trust: Trust | None,
+        report_degraded: bool | str,
+        clock: Clock | None,
+    ) -> None:
+        """Check the parts, and make a guard of `shed` and `policies`, in this order.
+
+        Every request enters the gates of `entered` after its limits. `idle` is a policy that does
+        nothing, for an edge without any other.
+        """
+        slots = (AdaptiveLimit, Bulkhead)
+        check_part("inbound", inbound, Inbound)
+        check_part("limits", limits, RequestLimits)
+        check_part("routes", routes, Mapping)
+        check_part("health", health, Health)
+        check_part("lifecycle", lifecycle, Lifecycle)
+        check_part("trust", trust, Trust)
+        check_part("shed", shed, Shed)
+        for path, limit in (routes or {}).items():
+            check_part(f"routes[{path!r}]", limit, *slots, required=True)
+        self._degraded_header = header_name(report_degraded)
+        given = [policy for policy in (shed, *policies) if policy is not None]
+        self.guard = registry.release(Guard(name, *(given or [idle]), clock=clock))
+        self._bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
+        self._shed = self._bounds.get(id(shed))
+        self._gates = tuple(self._bounds[id(policy)] for policy in entered if policy is not None)
+        """The gates that every request enters after its limits, in this order."""
+        self._clock = self.guard.clock
+        self._now = self.guard.clock.now
+        self._inbound = inbound
+        self._limits = limits
+        self._health = health
+        self._lifecycle = lifecycle
+        self._trust = trust or (inbound.trust if inbound is not None else Trust())
+        self._upstreams = UpstreamLog(name, self._now)
+        self._probes = frozenset() if health is None else frozenset(health.paths)
+        self._routes = RouteGates(name, routes, self._gates, self._clock) if routes else None
+
+    def __repr__(self) -> str:
+        return f"<Edge {self.guard.name!r}>"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the edge: the counts of its guard and of its parts."""
+        parts: dict[str, Any] = {
+            "inbound": self._inbound,
+            "limits": self._limits,
+            "routes": self._routes,
+            "lifecycle": self._lifecycle,
+            "health": self._health,
+        }
+        shown = {name: part.snapshot() for name, part in parts.items() if part is not None}
+        return {**self.guard.snapshot(), **shown}
+
+    def dangers(self) -> list[str]:
+        """Return the warnings of `seawall.explain()` for this edge."""
+        return [] if self._inbound is None else self._inbound.dangers()
+
+    def close(self) -> None:
+        """Free the names of the edge and its routes."""
+        self.guard.close()
+        if self._routes is not None:
+            self._routes.close()
+
+    def _admission(  # noqa: C901 - all gates in their order
+        self, request: HeldRequest
+    ) -> Iterator[GateStep | LimitsStep]:
+        """Enter all gates in order, or raise the refusal of one of them."""
+        request.began = now = self._now()
+        shed, limits, routes = self._shed, self._limits, self._routes
+        if shed is not None:
+            ticket = shed.enter(now, request) if shed.takes_arguments else shed.enter(now)
+            if shed.leave is not None:
+                request.gates = ((shed, ticket),)
+        gates = self._gates if routes is None else routes.of(request.scope, request._dispatch)
+        for gate in gates:
+            if not gate.free:  # before the limits, which would have to be given back
+                gate.refuse_if_full(now)
+        if limits is not None:
+            if limits.waits:
+                asked = LimitsStep(limits, request)
+                yield asked
+                granted = asked.answer
+            else:
+                granted = limits.admit(request)
+            request.granted = granted
+            request.more_headers = granted.headers
+        for gate in gates:
+            try:
+                ticket = gate.enter(now, request) if gate.takes_arguments else gate.enter(now)
+            except Wait as wait:
+                if request.granted is not None:
+                    request.granted.waits()  # so that it can be given back exactly
+                step = GateStep(gate, wait.waiter)
+                yield step
+                ticket = step.answer
+                now = self._now()
+            if gate.leave is not None:
+                request.gates = ((gate, ticket), *request.gates)
+        request.entered = True
+        if request.granted is not None and request.granted.accounted:
+            request.granted.enters()
+
+    def _answer_to(self, held: HeldRequest, error: BaseException) -> tuple[Problem, Headers]:
+        """Leave the held gates. Return the response to `error` if none has started; else raise."""
+        problem = None if held.has_started else problem_of(error)
+        if problem is None or problem.status >= FAILURE:
+            held.end(error)
+        else:
+            held.leave(OK, STREAMED)  # as if the app had sent this response itself
+        if problem is None:
+            try:
+                raise error
+            finally:
+                del error
+        more = [] if held.more_headers is None else held.more_headers()
+        if isinstance(error, RateLimited):
+            more = [*more, *error.headers]
+        elif not isinstance(error, SeawallError):
+            self._upstreams.note(held, problem, error)
+        return problem, more
+
+
+def limits_of(
+    limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None,
+) -> RequestLimits | None:
+    """Return the argument `limits=` as one object."""
+    if isinstance(limits, RequestLimit):
+        limits = [limits]
+    if limits is None or isinstance(limits, RequestLimits):
+        return limits
+    listed = check.listed("limits", limits, "RequestLimit('600/min', by='address')")
+    return RequestLimits(*listed) if listed else None
+
+
+def check_part(part: str, given: Any, *kinds: type, required: bool = False) -> None:
+    """Raise and say what to write, unless `given` is an instance of `kinds`, or None."""
+    if not isinstance(given, kinds) and (required or given is not None):
+        wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
+        raise TypeError(f"{part}={given!r}: write {wanted}")

@@ -1,0 +1,206 @@
+"""The edge of a service under WSGI: what a request passes before it reaches the app, in one class.
+
+The promises, the parts and the order are those of the ASGI edge (`seawall.web.edge`):
+
+    health > lifecycle > inbound > queue admission > shed > limits > route > concurrency > the app
+
+What differs:
+
+- A thread cannot be cancelled. The deadline is in the context of the app, so that every guard and
+  client in it obeys; the error that they raise at the deadline is answered with 504. An app that
+  calls neither runs on, and its response is sent late.
+- Overload shows as the time that requests have waited for a thread (`QueueAdmission`).
+- While it drains, whatever the server has accepted is served (see `lifecycle.server_threads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from seawall import _checks as check
+from seawall import registry
+from seawall.clock import Clock
+from seawall.context import reserve_of, reserve_scope
+from seawall.policies.adaptive_limit import AdaptiveLimit
+from seawall.policies.bulkhead import Bulkhead
+from seawall.policies.shed import Shed
+from seawall.runtime.degradation import degradations
+from seawall.web.edge.core import DEFAULT, EdgeCore, check_part, limits_of
+from seawall.web.edge.held_request import EdgeState
+from seawall.web.edge.inbound import Classify, Inbound
+from seawall.web.health import Health
+from seawall.web.lifecycle import Lifecycle
+from seawall.web.lifecycle.server_threads import ServerThreads
+from seawall.web.limits import RequestLimit, RequestLimits
+from seawall.web.request import INCOMING
+from seawall.web.trust import Trust
+from seawall.web.wsgi.exchange import Body, Environ, Exchange, StartResponse, scope_of, send
+from seawall.web.wsgi.queue_admission import QueueAdmission
+
+App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class Edge(EdgeCore):
+    """WSGI middleware that puts the edge around an app; the arguments are those of `protect`."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        name: str | None = None,
+        timeout: float | None = 30.0,
+        reserve: float | None = None,
+        trust: Trust | None = None,
+        classify: Classify | None = None,
+        limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None = None,
+        shed: Shed | None = None,
+        queue_admission: QueueAdmission | None = DEFAULT,
+        concurrency: AdaptiveLimit | Bulkhead | None = None,
+        routes: Mapping[str, AdaptiveLimit | Bulkhead] | None = None,
+        health: Health | None = DEFAULT,
+        lifecycle: Lifecycle | None = DEFAULT,
+        report_degraded: bool | str = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """Wrap `app`; each part can be replaced, or left out with None.
+
+        The defaults: 30 s for each request, refusal of requests that have waited too long for a
+        thread, `/health/live`, `/health/ready` and `/health/deep`, draining with gunicorn,
+        problem+json for every exception of Seawall, no trusted callers, no rate limits. The
+        server's threads limit how many requests run at once, so `concurrency` is None: give a
+        `Bulkhead` with fewer places than threads to keep some of them free.
+
+        A request withholds `reserve` seconds of its time from the calls of its handler (by default
+        a tenth, 10 ms to 0.5 s), so that the handler can still answer when one of them times out.
+        `classify(incoming)` gives a request its criticality, its tier (as text) or both (`Rank`).
+        `routes` gives routes their own limit on concurrent requests, by path template, as in
+        `{"/reports/{id}": Bulkhead(2)}`. `report_degraded=True` names degraded results, by source
+        and level, in a response header. `name` is the name of the guard: by default "edge", or
+        "edge 2" and so on if that is taken.
+        """
+        self.app = check.function("app", app)
+        name = registry.free_name("edge") if name is None else name
+        if queue_admission is DEFAULT:
+            queue_admission = QueueAdmission()
+        if lifecycle is DEFAULT:
+            lifecycle = Lifecycle(name=name)
+        check_part("queue_admission", queue_admission, QueueAdmission)
+        check_part("concurrency", concurrency, AdaptiveLimit, Bulkhead)
+        super().__init__(
+            name,
+            (queue_admission, concurrency),
+            entered=(concurrency,),
+            idle=QueueAdmission(mode="off"),
+            inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
+            shed=shed,
+            limits=limits_of(limits),
+            routes=routes,
+            health=Health(name=name, lifecycle=lifecycle) if health is DEFAULT else health,
+            lifecycle=lifecycle,
+            trust=trust,
+            report_degraded=report_degraded,
+            clock=clock,
+        )
+        self._queue_admission = self._bounds.get(id(queue_admission))
+        self._state = EdgeState(self._now, self.guard.stats, self._trust)
+        self._threads = ServerThreads(name, lifecycle)
+        registry.enter(self, "edge", name)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve a request."""
+        if environ.get("PATH_INFO") in self._probes:
+            return self._probe(environ, start_response)
+        self._threads.begin()
+        try:
+            exchange = Exchange(environ, start_response, self._state)
+        except BaseException:
+            self._threads.end()
+            raise
+        try:
+            parts = exchange.context.run(self._serve, exchange)
+            if type(parts) is not list and type(parts) is not tuple:
+                wrapper = environ.get("wsgi.file_wrapper")
+                if not isinstance(wrapper, type) or not isinstance(parts, wrapper):
+                    return Body(self, exchange, parts)
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
+            try:
+                return [self._fail(exchange, error)]
+            finally:
+                self._release(exchange)
+        self._finish(exchange)
+        self._release(exchange)
+        return parts
+
+    def _probe(self, environ: Environ, start_response: StartResponse) -> list[bytes]:
+        """Answer a health probe."""
+        health = self._health
+        assert health is not None  # noqa: S101 - otherwise there are no probes
+        self._threads.notice()
+        scope = scope_of(environ)
+        status, headers, body = self._threads.run(lambda: health.answer(scope))
+        send(start_response, status, headers)
+        return [body]
+
+    def _serve(self, exchange: Exchange) -> Iterable[bytes]:
+        """Admit the request and call the app, in the context of the request."""
+        inbound, clock = self._inbound, self._clock
+        assert inbound is not None  # noqa: S101 - a WSGI edge always has one
+        exchange.tokens = inbound.read(exchange, clock)
+        exchange.environ[INCOMING] = exchange
+        if self._queue_admission is not None:
+            self._queue_admission.enter(self._now(), exchange)
+        for step in self._admission(exchange):
+            step.wait_sync(clock)
+        held = exchange._deadline
+        if held is not None:
+            held[0] -= reserve_of(held[0] - held[1].now(), inbound.reserve)
+        else:
+            exchange._deadline = reserve_scope(inbound.reserve)
+        header = self._degraded_header
+        if header is None:
+            return self.app(exchange.environ, exchange.start_response)
+        with degradations() as seen:
+            exchange.degraded = header, seen
+            return self.app(exchange.environ, exchange.start_response)
+
+    # Called by the body of a response
+
+    def _fail(self, exchange: Exchange, error: BaseException) -> bytes:
+        """Leave the held gates; answer `error` and return the body, or raise it.
+
+        Must be called while `error` is handled, as the response may have to replace another one.
+        """
+        if not exchange.entered:
+            exchange.give_back(error)
+        problem, more = self._answer_to(exchange, error)
+        headers, body = problem.response(more, exchange.method)
+        send(exchange.to, problem.status, headers)
+        exchange.started = True
+        return body
+
+    def _finish(self, exchange: Exchange) -> None:
+        """Leave the held gates: the app has produced all of the response."""
+        if not exchange.left:
+            if not exchange.answered_at:
+                exchange.answered_at = self._now()
+            exchange.leave(*exchange.verdict())
+
+    def _release(self, exchange: Exchange) -> None:
+        """End the request, and its context; later calls do nothing.
+
+        Gates that are still held are those of a response that its client did not wait for.
+        """
+        if exchange.over:
+            return
+        exchange.over = True
+        try:
+            exchange.end(None)
+            if exchange.tokens is not None and self._inbound is not None:
+                exchange.context.run(self._inbound.undo, exchange, exchange.tokens)
+            if exchange.around is None:
+                exchange.environ.pop(INCOMING, None)
+            else:
+                exchange.environ[INCOMING] = exchange.around
+        finally:
+            self._threads.end()

@@ -1,0 +1,123 @@
+"""Admission by the time that a request has waited in the server's queue for a thread.
+
+A server with threads queues connections inside itself, out of the app's sight: however many wait,
+the app never sees more than a few at once. So a limit on concurrent requests cannot shorten that
+queue. But each request can tell how long it has waited (see `arrivals`), when a thread takes it.
+
+The rule, which is that of `seawall.shedding.codel`:
+
+- A queue that empties now and then is a good one: it absorbs bursts. Every request is served that
+  has not waited for longer than its deadline.
+- A queue in which every request has waited too long for `patience` seconds is a bad one. From then
+  on a request that has waited for longer than `target` (or than a typical request takes, if that
+  is longer) is refused at once, which takes a small part of the time of serving it. So the threads
+  find those that have not waited for long, whose clients are still there.
+- A less critical request may wait for less, a more critical one for longer: see `PATIENCE`.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, ClassVar, Final
+
+from seawall import _checks as check
+from seawall._forks import survives_fork
+from seawall.context import current_criticality
+from seawall.errors import Overloaded
+from seawall.models.shedding.codel import Codel
+from seawall.runtime.layers import Host
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
+from seawall.runtime.recent import service_time
+from seawall.web.request import Incoming
+
+PATIENCE: Final = (1.0, 2.0, 4.0, 16.0)
+"""How long a request may wait in a bad queue, by its criticality, as a multiple of the lowest."""
+
+CRITICAL: Final = PATIENCE[2]
+"""The multiple of requests that nobody has ranked, to which `target` applies."""
+
+
+class QueueAdmission(GatePolicy):
+    """Policy that refuses requests which have waited too long for a thread; see the module."""
+
+    kind: ClassVar[str] = "queue_admission"
+
+    def __init__(
+        self, *, target: float = 0.1, patience: float = 1.0, mode: Mode = "enforce"
+    ) -> None:
+        """Refuse requests that have waited for `target`, once the queue has lasted `patience`."""
+        super().__init__(mode)
+        self.target = check.seconds("target", target)
+        self.patience = check.seconds("patience", patience)
+        if self.patience <= self.target:
+            raise ValueError(f"patience={patience!r}: write more than target={target!r}")
+
+    def __repr__(self) -> str:
+        return f"QueueAdmission(target={self.target:g}, patience={self.patience:g})"
+
+    def _bind(self, host: Host) -> QueueAdmissionGate:
+        return QueueAdmissionGate(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        names = ("target", "patience", "mode")
+        self._reject_unknown(changes, names)
+        fresh = QueueAdmission(**{name: changes.get(name, getattr(self, name)) for name in names})
+        for name in names:
+            setattr(self, name, getattr(fresh, name))
+
+
+class QueueAdmissionGate(GateBound):
+    """The gate of one edge. It holds nothing."""
+
+    policy: QueueAdmission
+    takes_arguments = True
+
+    def __init__(self, policy: QueueAdmission, host: Host) -> None:
+        super().__init__(policy, host)
+        self.waited = 0.0
+        """How long the last request has waited."""
+        self._begin()
+        survives_fork(self)
+
+    def _begin(self) -> None:
+        self._mutex = Lock()
+        self._settings = target, patience = self.policy.target, self.policy.patience
+        self._state = Codel(target / CRITICAL, patience, 1.0 / CRITICAL).start(
+            service_time(self.host)
+        )
+        self._queued_at = float("-inf")
+
+    def enter(self, now: float, request: Incoming) -> None:
+        """Admit a request, unless it has waited too long in a bad queue."""
+        policy, waited = self.policy, request.waited
+        self.waited = waited
+        with self._mutex:
+            if self._settings != (policy.target, policy.patience):
+                self._begin()
+            state = self._state
+            if waited >= policy.target / CRITICAL:
+                self._queued_at = now
+            elif now - self._queued_at > policy.patience:
+                state.emptied(now)
+            patience = PATIENCE[current_criticality()]
+            sheds = state.sheds(waited / patience, now, waited)
+            if not sheds:
+                state.serves(now)
+        if sheds:
+            error = Overloaded(
+                f"guard {self.host.name!r}: the request has waited {waited:.3f} s for a thread",
+                retry_after=policy.target,
+            )
+            error.reason = "shed_by_queue_time"
+            try:
+                self.refuse(error)
+            finally:
+                del error
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """Return how long the last request has waited, and whether the queue is a bad one."""
+        return {**super().snapshot(now), "queue_wait": self.waited, "strict": self._state.shedding}
+
+    def _after_fork(self) -> None:
+        """Start afresh in a child process: it has another queue."""
+        self._begin()
