@@ -9,6 +9,7 @@ from seawall import (
     Breaker,
     Bulkhead,
     Cache,
+    Chaos,
     CircuitOpen,
     Fallback,
     Guard,
@@ -17,8 +18,10 @@ from seawall import (
     Timeout,
     guards,
     guards_from_toml,
+    static,
 )
-from seawall.config import guard_from_table
+from seawall.config import guard_from_table, guards_to_toml, update_from_toml
+from seawall.resources import Pool
 from seawall.testing import ScriptedService, fail
 
 EVERYTHING = """
@@ -337,3 +340,148 @@ def test_a_wrong_table_of_a_scarce_thing_says_what_to_write(policy, error, messa
     """The error tells what is wrong in the file's own words."""
     with pytest.raises(error, match=message):
         guard_from_table("vendor", {"policies": [policy]})
+
+
+# Writing
+
+
+def by_user(*_arguments: object) -> str:
+    return "user"
+
+
+def asked(_error: Exception) -> float | None:
+    return None
+
+
+def is_bad(error: Exception | None, _value: object) -> bool:
+    return error is not None
+
+
+def cached() -> str:
+    return "cached"
+
+
+FUNCTIONS = {one.__name__: one for one in (by_user, asked, is_bad, cached)} | {
+    "VendorError": VendorError,
+    "static": static("try later"),
+}
+
+OTHERS = """
+    [guards.other]
+    max_wait = 0.5
+
+    [[guards.other.policies]]
+    policy = "retry"
+    on = ["ConnectionError", "TimeoutError"]
+    attempts = 2
+    backoff = [0.1, 0.2]
+    budget = { kind = "success_deposit", ratio = 0.2 }
+
+    [[guards.other.policies]]
+    policy = "hedge"
+    delay = { kind = "quantile", p = 0.9 }
+    cap = 0.1
+    budget = true
+
+    [[guards.other.policies]]
+    policy = "breaker"
+    failure_ratio = 0.3
+    window = 10.0
+    min_calls = 5
+    slow_after = 1.0
+    slow_ratio = 0.5
+    probes = { kind = "slow_start", step = 0.1 }
+    is_failure = ["OSError", "VendorError"]
+
+    [[guards.other.policies]]
+    policy = "throttle"
+    k = 3.0
+    probe_every = 5.0
+
+    [[guards.other.policies]]
+    policy = "rate_limit"
+    limits = ["60/s", { rate = "1000/min", key = "by_user" }]
+    burst = 7
+    max_wait = inf
+
+    [[guards.other.policies]]
+    policy = "adaptive_limit"
+    limit = { kind = "aimd", slow_after = 0.5 }
+    max_wait = 0.1
+    shed = { kind = "codel", target = 0.01 }
+
+    [[guards.other.policies]]
+    policy = "timeout"
+    seconds = 1.5
+"""
+
+
+def described(guard: Guard) -> tuple[object, ...]:
+    """Return everything that can be seen of a guard's settings."""
+    return guard.name, guard.idempotent, guard.max_wait, [repr(one) for one in guard.policies]
+
+
+@pytest.mark.parametrize("text", [EVERYTHING, OTHERS], ids=["vendor", "other"])
+def test_what_is_written_makes_the_same_guard(text: str):
+    """Guards can be read from what was written of them, and then look the same."""
+    (guard,) = guards_from_toml(text, names=FUNCTIONS).values()
+    written = guards_to_toml([guard])
+    assert "not written" not in written
+    (again,) = guards_from_toml(written, names=FUNCTIONS, replace=True).values()
+    assert described(again) == described(guard)
+    assert guards_to_toml([again]) == written
+
+
+def test_the_recommended_stack_is_written():
+    """Defaults are left out, and objects become tables."""
+    guard = Guard.standard("vendor", on=(ConnectionError, TimeoutError), timeout=0.5, limit=20)
+    written = guards_to_toml([guard])
+    assert 'break_for = { kind = "growing", base = 0.25, cap = 1.0 }' in written
+    assert "budget = true" in written
+    (again,) = guards_from_toml(written, replace=True).values()
+    assert described(again) == described(guard)
+
+
+def test_values_of_the_user_are_not_written():
+    """A static answer may be a secret; what has no form in TOML is named."""
+    fallback = Fallback(static("s3cret"))
+    chaos = Chaos(0.5, error=lambda: ValueError("s3cret"))
+    retry = Retry(on=OSError, backoff=lambda attempt: 0.1 * attempt)
+    written = guards_to_toml([Guard('my "vendor"', fallback, retry, chaos)])
+    assert "s3cret" not in written
+    assert "# not written: retry: backoff" in written
+    assert "# not written: chaos" in written
+    assert list(tomllib.loads(written)["guards"]) == ['my "vendor"']
+
+
+def test_live_guards_are_updated():
+    """Only what differs is changed, and the guards stay those that they were."""
+    guard = Guard("vendor", Bulkhead(20), Timeout(30.0))
+    written = guards_to_toml([guard]).replace("30.0", "0.5").replace("limit = 20", "limit = 5")
+    told = update_from_toml(written)
+    assert told == ["guard 'vendor', bulkhead: limit", "guard 'vendor', timeout: seconds"]
+    assert [repr(one) for one in guard.policies] == [repr(Bulkhead(5)), repr(Timeout(0.5))]
+    assert update_from_toml(written) == []
+
+
+def test_an_update_changes_everything_or_nothing():
+    """If one setting is refused, those before it are as they were."""
+    guard = Guard("vendor", Timeout(30.0), Retry(on=OSError), Timeout(3.0))
+    written = guards_to_toml([guard]).replace("30.0", "20.0").replace("3.0", "-1.0")
+    with pytest.raises(ValueError, match="seconds") as caught:
+        update_from_toml(written)
+    assert "nothing was changed" in caught.value.__notes__[0]
+    assert guard.policies[0].seconds == 30.0
+    with pytest.raises(ValueError, match="has other policies"):
+        update_from_toml('[[guards.vendor.policies]]\npolicy = "timeout"\nseconds = 1.0')
+    with pytest.raises(KeyError, match="no live guard"):
+        update_from_toml('[[guards.nobody.policies]]\npolicy = "timeout"\nseconds = 1.0')
+
+
+def test_pools_are_updated():
+    """Pools are found by their name."""
+    pool = Pool(object, name="tuned", max_size=3)
+    assert update_from_toml("[pools.tuned]\nmax_size = 7\n") == ["pool 'tuned': max_size"]
+    assert pool.settings.max_size == 7
+    with pytest.raises(KeyError, match="no live pool"):
+        update_from_toml("[pools.nobody]\nmax_size = 7\n")

@@ -51,6 +51,7 @@ import seawall.shedding
 import seawall.sim
 import seawall.telemetry
 import seawall.testing
+import seawall.tune
 import seawall.web
 import seawall.web.checks
 import seawall.web.fastapi
@@ -93,6 +94,7 @@ MODULES = (
     seawall.sim,
     seawall.telemetry,
     seawall.testing,
+    seawall.tune,
     seawall.web,
     seawall.web.checks,
     seawall.web.fastapi,

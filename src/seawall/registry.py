@@ -165,6 +165,11 @@ def guards() -> list[Guard]:
         return sorted((*_guards.values(), *_parts.values()), key=lambda guard: guard.name)
 
 
+def is_part(guard: Guard) -> bool:
+    """Return whether `guard` lives as long as what it is part of: an edge, a database."""
+    return _parts.get(guard.name) is guard
+
+
 def _everyone() -> list[Guard | Family]:
     return [*guards(), *families()]
 

@@ -19,6 +19,7 @@ Routes:
     GET  /state        one message as JSON
     GET  /hours        the history of one guard over the last hour, or the last twelve, as JSON
     GET  /audit        what the guards of this process show, against the checklist, as JSON
+    GET  /snapshot     the guards and pools of this process with their settings, for `seawall tune`
     GET  /session      the operator, and the token for actions
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
@@ -390,6 +391,11 @@ class Dashboard:
             raise RequestRefused(400, "Bad request", str(error)[:500]) from error
         await send_answer(send, 200, JSON, to_json({"findings": as_table(findings)}), head=head)
 
+    async def _snapshot(self, _visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        from seawall.tune.measurements import tuning_snapshot
+
+        await send_answer(send, 200, JSON, to_json(tuning_snapshot()), head=head)
+
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
             await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
@@ -447,6 +453,7 @@ _READS: Final = {
     "state": "_state",
     "hours": "_hours",
     "audit": "_audit",
+    "snapshot": "_snapshot",
     "session": "_session",
 }
 """The read routes by path, with the method that answers."""

@@ -102,6 +102,10 @@ class Backoff:
         settings = [f"{name}={value!r}" for name, value in self._settings.items()]
         return f"{self._name}({', '.join(arguments + settings)})"
 
+    def described(self) -> tuple[str, tuple[object, ...], dict[str, object]]:
+        """Return the name of the function that creates it, and its arguments."""
+        return self._name, self._arguments, dict(self._settings)
+
     def _identity(self) -> tuple[object, ...]:
         return self._generate, self._arguments, tuple(self._settings.items())
 

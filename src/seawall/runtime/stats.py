@@ -49,6 +49,7 @@ class Stats:
     def __init__(self, now: float) -> None:
         """Start counting at `now`."""
         survives_fork(self)
+        self.began = now
         self.samples: list[float] = []
         self.due = now
         self.watch: Callable[[], None] | None = None
@@ -77,6 +78,7 @@ class Stats:
         self._rate_since = now
         self._rate_base = (0, 0)
         self._rate_previous = (0, 0)
+        self._rate_previous_since = now
 
     def fold(self, now: float) -> None:
         """Move the samples so far into the histogram and the counts; safe from any thread.
@@ -110,6 +112,7 @@ class Stats:
         ended = (self.succeeded, self.failed)
         fresh = now - self._rate_since < 2 * RATE_SPAN
         self._rate_previous = self._rate_base if fresh else ended
+        self._rate_previous_since = self._rate_since if fresh else now
         self._rate_base = ended
         self._rate_since = now
 
@@ -171,6 +174,12 @@ class Stats:
         """Return how many recent attempts succeeded and failed."""
         self.fold(now)
         return self.succeeded - self._rate_previous[0], self.failed - self._rate_previous[1]
+
+    def recent_rate(self, now: float) -> float:
+        """Return how many recent attempts there were a second."""
+        ended = sum(self.recent(now))
+        seconds = now - self._rate_previous_since
+        return ended / seconds if seconds > 0 else 0.0
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return all counts, the error rate, p50, p95, p99 of recent latency, and histograms."""

@@ -123,7 +123,7 @@ class Breaker(GatePolicy):
             consecutive=consecutive,
             slow_after=slow_after,
             slow_ratio=slow_ratio,
-            break_for=_NeverRaising(break_for) if callable(break_for) else break_for,
+            break_for=NeverRaising(break_for) if callable(break_for) else break_for,
             probes=probes,
             probe_timeout=probe_timeout,
         )
@@ -137,8 +137,12 @@ class Breaker(GatePolicy):
         """Number of times each state was entered, all keys together."""
         self.shared = shared
         self.name = name
+        self.on_store_failure = on_store_failure
+        self.quorum = quorum
         self._share = self._shared_by(on_store_failure, quorum)
-        self._prober = self._probed_by(probe, check.seconds("probe_every", probe_every))
+        self.probe = probe
+        self.probe_every = check.seconds("probe_every", probe_every)
+        self._prober = self._probed_by(probe, self.probe_every)
         self.model = self._new_model(None) if key is None else BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
         self._overflowed = False
@@ -334,7 +338,7 @@ class Breaker(GatePolicy):
         mode = check.choice("mode", changes.get("mode", self.mode), MODES)
         rest = {name: value for name, value in changes.items() if name != "mode"}
         if callable(rest.get("break_for")):
-            rest["break_for"] = _NeverRaising(rest["break_for"])
+            rest["break_for"] = NeverRaising(rest["break_for"])
         settings = self.settings.replace(**rest)
         now = self._now()
         models = [self.model, *self.models().values()]
@@ -352,16 +356,17 @@ def _may_go(model: BreakerModel, now: float) -> bool:
     return model.state is BreakerState.CLOSED or broken
 
 
-class _NeverRaising:
+class NeverRaising:
     """A user's `break_for`. If it fails during an outage, the default is used."""
 
     def __init__(self, function: Callable[[int], float]) -> None:
-        self._function = check.plain_function("break_for", function)
+        self.function = check.plain_function("break_for", function)
         check.seconds("break_for(1)", function(1))
 
     def __call__(self, opens: int) -> float:
+        """Return the break after so many opens."""
         try:
-            return check.seconds("break_for(...)", self._function(opens))
+            return check.seconds("break_for(...)", self.function(opens))
         except Exception:
             from logging import getLogger
 
@@ -369,7 +374,7 @@ class _NeverRaising:
             return BREAK_FOR
 
     def __repr__(self) -> str:
-        return repr(self._function)
+        return repr(self.function)
 
 
 class _Owner:

@@ -99,6 +99,10 @@ class RateLimit(GatePolicy):
         self.pods = 1
         """Number of pods among which `divide` has divided the limits."""
         self.name = name
+        self.shared = shared
+        self.sharing = sharing
+        self.batch = batch
+        self.on_store_failure = on_store_failure
         self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
 
     def _checked(self, limits: tuple[str | Limit, ...]) -> tuple[Limit, ...]:

@@ -192,7 +192,7 @@ class Retry(Policy):
                 f"budget={budget!r}: write budget=RetryBudget(), or RetryBudget(RequestRatio())"
             )
         self.budget = budget
-        reader = _own_retry_after if retry_after is None else retry_after
+        reader = own_retry_after if retry_after is None else retry_after
         self.retry_after = check.plain_function("retry_after", reader)
         self.max_retry_after = check.seconds("max_retry_after", max_retry_after, zero=True)
 
@@ -591,7 +591,8 @@ def _is_safe(error: BaseException | None) -> bool:
     return current_idempotency_key() is not None or bool(attribute_of(error, "nothing_sent"))
 
 
-def _own_retry_after(error: Exception) -> float | None:
+def own_retry_after(error: Exception) -> float | None:
+    """Return what the error itself says: the default of `Retry(retry_after=)`."""
     return getattr(error, "retry_after", None)
 
 

@@ -1,23 +1,4 @@
-"""Guards from TOML tables.
-
-    [guards.vendor]
-    idempotent = true
-
-    [[guards.vendor.policies]]
-    policy = "retry"
-    on = ["ConnectionError", "TimeoutError"]
-    attempts = 3
-    backoff = 0.1
-    budget = true
-
-    [[guards.vendor.policies]]
-    policy = "timeout"
-    seconds = 2.0
-
-or the recommended stack: `[guards.vendor.standard]` with the arguments of `Guard.standard`. Names
-of exceptions are those of Python, of Seawall, and those passed in `names`: a configuration file
-never makes the service import or run code.
-"""
+"""Guards from TOML tables."""
 
 from __future__ import annotations
 
@@ -55,12 +36,10 @@ from seawall.policies.throttle import Throttle
 from seawall.policies.timeout import Timeout, adaptive_timeout
 from seawall.runtime.policy import Policy
 
-__all__ = ["guard_from_table", "guards_from_toml"]
-
 Names = Mapping[str, Any]
 Table = Mapping[str, Any]
 
-_KINDS: Final[dict[str, Callable[..., Policy]]] = {
+KINDS: Final[dict[str, Callable[..., Policy]]] = {
     kind.kind: kind
     for kind in (
         AdaptiveLimit,
@@ -78,7 +57,7 @@ _KINDS: Final[dict[str, Callable[..., Policy]]] = {
         Timeout,
     )
 }
-_POSITIONAL: Final = {
+POSITIONAL: Final = {
     "bulkhead": "limit",
     "cache": "ttl",
     "chaos": "share",
@@ -86,10 +65,10 @@ _POSITIONAL: Final = {
     "thread_bulkhead": "workers",
     "timeout": "seconds",
 }
-_LISTS: Final = {"fallback": "levels", "rate_limit": "limits", "shed": "rules"}
+LISTS: Final = {"fallback": "levels", "rate_limit": "limits", "shed": "rules"}
 """The argument whose items are passed positionally."""
 
-_LISTED: Final = (*_LISTS.values(), "fallback")
+_LISTED: Final = (*LISTS.values(), "fallback")
 _FUNCTIONS: Final = (
     "dispose",
     "key",
@@ -104,7 +83,7 @@ _FUNCTIONS: Final = (
     "when",
 )
 """Arguments that are functions (or a store), and so are passed by name in `names`."""
-_BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
+BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "attempts": {"adaptive": adaptive_attempts},
     "backoff": {
         "constant": constant,
@@ -191,7 +170,7 @@ def _guard(name: str, table: Table, names: Names, *, replace: bool) -> Guard:
     if "standard" in table:
         if not isinstance(table["standard"], Mapping):
             raise TypeError(f"standard must be a table: [guards.{name}.standard]")
-        return Guard.standard(name, **given, **_arguments(table["standard"], names))
+        return Guard.standard(name, **given, **read_arguments(table["standard"], names))
     if not isinstance(table["policies"], list):
         raise TypeError(f"policies must be a list of tables: [[guards.{name}.policies]]")
     policies = [_policy(entry, names) for entry in table["policies"]]
@@ -200,20 +179,21 @@ def _guard(name: str, table: Table, names: Names, *, replace: bool) -> Guard:
 
 def _policy(entry: Table, names: Names) -> Policy:
     kind = entry.get("policy") if isinstance(entry, Mapping) else None
-    if kind not in _KINDS:
-        raise ValueError(f"policy={kind!r}: write one of {', '.join(sorted(_KINDS))}")
-    arguments = _arguments({key: entry[key] for key in entry if key != "policy"}, names)
-    if kind in _LISTS:
-        return _KINDS[kind](*arguments.pop(_LISTS[kind], ()), **arguments)
-    if kind in _POSITIONAL:
-        first = _POSITIONAL[kind]
+    if kind not in KINDS:
+        raise ValueError(f"policy={kind!r}: write one of {', '.join(sorted(KINDS))}")
+    arguments = read_arguments({key: entry[key] for key in entry if key != "policy"}, names)
+    if kind in LISTS:
+        return KINDS[kind](*arguments.pop(LISTS[kind], ()), **arguments)
+    if kind in POSITIONAL:
+        first = POSITIONAL[kind]
         if first not in arguments:
             raise TypeError(f"policy={kind!r} needs {first} = ...")
-        return _KINDS[kind](arguments.pop(first), **arguments)
-    return _KINDS[kind](**arguments)
+        return KINDS[kind](arguments.pop(first), **arguments)
+    return KINDS[kind](**arguments)
 
 
-def _arguments(table: Table, names: Names) -> dict[str, Any]:
+def read_arguments(table: Table, names: Names) -> dict[str, Any]:
+    """Return the arguments that a policy's table stands for."""
     return {key: _argument(key, value, names) for key, value in table.items()}
 
 
@@ -228,7 +208,7 @@ def _argument(key: str, value: Any, names: Names) -> Any:
         return _exception(value, names)
     if key == "budget" and isinstance(value, bool):
         return RetryBudget() if value else None
-    return _built(key, value) if key in _BUILDERS and isinstance(value, Mapping) else value
+    return _built(key, value) if key in BUILDERS and isinstance(value, Mapping) else value
 
 
 def _built(key: str, value: Table) -> Any:
@@ -254,7 +234,7 @@ def _listed_item(key: str, item: Any, names: Names) -> Any:
         return static(item["static"]) if is_static else _given(key, item, names)
     if not isinstance(item, Mapping):
         return item
-    arguments = _arguments(item, names)
+    arguments = read_arguments(item, names)
     if key == "rules":
         return _build(key, arguments)
     if "rate" not in arguments:
@@ -263,7 +243,7 @@ def _listed_item(key: str, item: Any, names: Names) -> Any:
 
 
 def _build(key: str, value: Table) -> Any:
-    builders = _BUILDERS[key]
+    builders = BUILDERS[key]
     kind = value.get("kind")
     if kind not in builders:
         raise ValueError(f"{key}: kind={kind!r}: write one of {', '.join(sorted(builders))}")

@@ -1,0 +1,34 @@
+"""Tune: better settings from what a service measures, proven in the simulator.
+
+    seawall tune --url http://127.0.0.1:8000/seawall
+
+reads a running service, a snapshot of it or a Prometheus export, and proposes timeouts, attempts,
+budgets, breakers, limits, hedges and pool sizes; see `docs/tune.md`. Each name is loaded when it is
+used.
+"""
+
+from seawall._lazy import lazily
+
+TYPE_CHECKING = False  # as in `seawall` itself
+if TYPE_CHECKING:
+    from seawall.tune.measurements import Measured, measured_of, tuning_snapshot
+    from seawall.tune.proposals import Advice, Proposal, Refusal, propose
+
+__all__ = [
+    "Advice",
+    "Measured",
+    "Proposal",
+    "Refusal",
+    "measured_of",
+    "propose",
+    "tuning_snapshot",
+]
+
+_HOMES = {
+    "tune.measurements": "Measured measured_of tuning_snapshot",
+    "tune.proposals": "Advice Proposal Refusal propose",
+}
+"""Public names by the module that defines them."""
+
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
+    __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

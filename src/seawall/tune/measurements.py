@@ -1,0 +1,292 @@
+"""What was measured of guards and pools: counts, latencies and today's settings.
+
+A snapshot for tuning is the JSON document that a dashboard serves at `/snapshot`:
+
+    {"guards": [...], "pools": [...], "settings": "<TOML of all guards>"}
+
+Each guard is as in `Guard.snapshot()`, with `seconds`, the time that its counts cover, and
+`recent_rate`, its attempts a second in the last ten to twenty seconds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import exp, inf, log
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
+
+from seawall import registry
+from seawall.config import guards_to_toml
+from seawall.models.histogram import BOUNDS, Tally
+from seawall.registry import plain
+
+Table = Mapping[str, Any]
+
+FAILING: Final = 0.1
+"""Share of failed attempts from which a dependency counts as failing."""
+
+FAILING_NOW: Final = 0.2
+"""The same for the attempts of the last seconds, which are few."""
+
+MOST_HIDDEN: Final = 0.4
+"""Share of attempts that may time out before too little is known of what they would have taken."""
+
+
+class Measured(NamedTuple):
+    """The calls of one guard to its dependency, or of borrowers to a pool."""
+
+    name: str
+    kind: str
+    """"guard" or "pool"."""
+    seconds: float
+    """How long the counts cover; 0 if that is not known."""
+    succeeded: float
+    failed: float
+    """Attempts that failed, those that timed out included."""
+    timed_out: float
+    rejected: float
+    retries: float
+    error_rate: float
+    """Share of the attempts of the last seconds that failed."""
+    recent_rate: float
+    """Attempts a second in the last seconds."""
+    tally: Tally
+    """Durations of the attempts that succeeded or timed out."""
+    policies: Sequence[Mapping[str, Any]]
+    """What each policy counted, outermost first; empty if that is not known."""
+    table: Table | None
+    """Today's settings, as `guards_from_toml` reads them; None if they are not known."""
+
+    @property
+    def samples(self) -> int:
+        """Number of durations."""
+        return round(sum(self.tally.counts))
+
+    @property
+    def attempts(self) -> float:
+        """Attempts that reached the dependency."""
+        return self.succeeded + self.failed
+
+    @property
+    def calls(self) -> float:
+        """Calls that came, those that were refused included."""
+        return max(0.0, self.attempts - self.retries) + self.rejected
+
+    @property
+    def rate(self) -> float:
+        """Calls a second: over all the time, or in the last seconds if that is more."""
+        per_attempt = self.calls / max(1.0, self.attempts)
+        mean = self.attempts / self.seconds if self.seconds else 0.0
+        return per_attempt * max(mean, self.recent_rate)
+
+    @property
+    def attempt_rate(self) -> float:
+        """Attempts a second that would come if nothing were refused."""
+        return self.rate * (1 + self.retries / max(1.0, self.attempts - self.retries))
+
+    @property
+    def failing(self) -> float:
+        """Share of the attempts that failed by themselves, and not by a timeout."""
+        return max(0.0, self.failed - self.timed_out) / max(1.0, self.attempts)
+
+    @property
+    def timing_out(self) -> float:
+        """Share of the attempts that timed out."""
+        return min(1.0, self.timed_out / max(1.0, self.attempts))
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the dependency fails, now or all the time: then nothing may add load to it."""
+        usual = self.failing + self.timing_out
+        grows = self.error_rate > max(FAILING, 2 * usual)
+        return self.failing > FAILING or grows or self.failing_now > FAILING_NOW
+
+    @property
+    def failing_now(self) -> float:
+        """Share of the last attempts that failed, less those that usually time out."""
+        return self.error_rate - self.timing_out
+
+    @property
+    def mean(self) -> float:
+        """The mean duration of an attempt."""
+        return self.tally.sum / max(1, self.samples)
+
+    def quantile(self, p: float) -> float:
+        """Return the duration that a share `p` of the attempts does not exceed."""
+        counts = list(accumulate(self.tally.counts))
+        wanted = p * counts[-1]
+        place = min(bisect_left(counts, wanted), len(counts) - 1)
+        bounds = (0.0, *self.tally.bounds, self.tally.bounds[-1])
+        below = counts[place - 1] if place else 0.0
+        inside = counts[place] - below
+        part = (wanted - below) / inside if inside else 1.0
+        return bounds[place] + part * (bounds[place + 1] - bounds[place])
+
+    def slower_than(self, seconds: float) -> float:
+        """Return the share of the attempts that took longer than `seconds`."""
+        bounds = (0.0, *self.tally.bounds, inf)
+        slower = 0.0
+        for low, high, count in zip(bounds, bounds[1:], self.tally.counts, strict=False):
+            if seconds <= low:
+                slower += count
+            elif seconds < high < inf:
+                slower += count * (high - seconds) / (high - low)
+        return slower / max(1, self.samples)
+
+    def without_timeout(self, timeout: float) -> Measured | None:
+        """Return the measurements as they would be without a timeout of `timeout` seconds.
+
+        The attempts that it cut off are spread over the tail of the log-normal distribution that
+        has the same median and the same share above the timeout. None if too many were cut off.
+        """
+        hidden = min(
+            self.timed_out, sum(self.tally.counts[bisect_left(self.tally.bounds, timeout) :])
+        )
+        if not hidden:
+            return self
+        share = hidden / self.samples
+        median = self.quantile(0.5)
+        if share > MOST_HIDDEN or median >= timeout:
+            return None
+        tail = _Tail(median, timeout, share)
+        tally = Tally(self.tally.bounds)
+        left = hidden
+        for place, count in enumerate(self.tally.counts):
+            high = self.tally.bounds[place] if place < len(self.tally.bounds) else inf
+            taken = min(left, count) if high >= timeout else 0.0
+            left -= taken
+            low = self.tally.bounds[place - 1] if place else 0.0
+            tally.counts[place] = count - taken + hidden * tail.between(low, high)
+        ends = (*self.tally.bounds, self.tally.bounds[-1])
+        starts = (0.0, *self.tally.bounds)
+        middles = [(low + high) / 2 for low, high in zip(starts, ends, strict=True)]
+        tally.sum = sum(count * middle for count, middle in zip(tally.counts, middles, strict=True))
+        return self._replace(tally=tally)
+
+
+class _Tail:
+    """The part of a log-normal distribution that is above a timeout."""
+
+    def __init__(self, median: float, timeout: float, share: float) -> None:
+        """Let a `share` of all be above `timeout`."""
+        self._normal = NormalDist(
+            log(median), log(timeout / median) / NormalDist().inv_cdf(1 - share)
+        )
+        self._from = timeout
+        self._share = share
+
+    def between(self, low: float, high: float) -> float:
+        """Return which part of the tail is between two durations."""
+        low = max(low, self._from)
+        if high <= low:
+            return 0.0
+        below = 1.0 if high == inf else self._normal.cdf(log(high))
+        return (below - self._normal.cdf(log(low))) / self._share
+
+    def quantile(self, p: float) -> float:
+        """Return the quantile `p` of all durations."""
+        return exp(self._normal.inv_cdf(p))
+
+
+# Snapshots
+
+
+def tuning_snapshot() -> dict[str, Any]:
+    """Return what `seawall tune` reads of this process: its own guards and pools, as plain data.
+
+    Guards that are part of something else (an edge, a database), and families, are left out.
+    """
+    guards = [guard for guard in registry.guards() if not registry.is_part(guard)]
+    shown = []
+    for guard in guards:
+        now = guard.clock.now()
+        seen = plain(guard.snapshot())
+        seen["seconds"] = max(0.0, now - guard.stats.began)
+        seen["recent_rate"] = guard.stats.recent_rate(now)
+        shown.append(seen)
+    pools = [
+        {**plain(thing.snapshot()), **_demand(thing), "checkout_timeout": checkout(thing)}
+        for thing, entry in registry.entered()
+        if entry.kind == "pool"
+    ]
+    return {"guards": shown, "pools": pools, "settings": guards_to_toml(guards)}
+
+
+def checkout(pool: Any) -> float | None:
+    """Return how long borrowers wait; None if that is not bounded."""
+    seconds: float = pool.settings.checkout_timeout
+    return None if seconds == inf else seconds
+
+
+def _demand(pool: Any) -> dict[str, float]:
+    advice = pool.advice()
+    return {"recent_rate": advice.throughput}
+
+
+def measured_of(snapshot: Mapping[str, Any]) -> list[Measured]:
+    """Return what was measured of each guard and pool of a snapshot for tuning."""
+    tables = tomllib.loads(str(snapshot.get("settings") or "")).get("guards", {})
+    return [*_guards(snapshot.get("guards", ()), tables), *_pools(snapshot.get("pools", ()))]
+
+
+def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Measured]:
+    for seen in guards:
+        name = str(seen["name"])
+        yield Measured(
+            name=name,
+            kind="guard",
+            seconds=_number(seen, "seconds"),
+            succeeded=_number(seen, "succeeded"),
+            failed=_number(seen, "failed"),
+            timed_out=_number(seen, "timed_out"),
+            rejected=_number(seen, "rejected"),
+            retries=_number(seen, "retries"),
+            error_rate=_number(seen, "error_rate"),
+            recent_rate=_number(seen, "recent_rate"),
+            tally=_tally(seen.get("histogram")),
+            policies=tuple(seen.get("policies") or ()),
+            table=tables.get(name),
+        )
+
+
+def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
+    for seen in pools:
+        use = seen.get("use") or {}
+        refused = _number(seen, "rejected") + _number(seen, "timed_out")
+        yield Measured(
+            name=str(seen["name"]),
+            kind="pool",
+            seconds=_number(seen, "seconds"),
+            succeeded=_number(seen, "borrowed"),
+            failed=_number(seen, "connect_failed"),
+            timed_out=0.0,
+            rejected=refused,
+            retries=0.0,
+            error_rate=0.0,
+            recent_rate=_number(seen, "recent_rate"),
+            tally=_tally(use.get("histogram")),
+            policies=(),
+            table={
+                "max_size": int(_number(seen, "limit")),
+                "checkout_timeout": _number(seen, "checkout_timeout"),
+            },
+        )
+
+
+def _tally(histogram: Any) -> Tally:
+    """Return a histogram of a snapshot; an empty one if it has another shape."""
+    tally = Tally()
+    known = histogram if isinstance(histogram, Mapping) else {}
+    counts = known.get("counts", ())
+    if len(counts) == len(BOUNDS) + 1:
+        tally.counts = [float(count) for count in counts]
+        tally.sum = _number(known, "sum")
+    return tally
+
+
+def _number(seen: Mapping[str, Any], name: str) -> float:
+    value = seen.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
