@@ -50,7 +50,7 @@ from seawall.backoff import (
     plus_minus,
 )
 from seawall.clock import SystemClock, VirtualClock
-from seawall.config import guard_from_table
+from seawall.config import guard_from_table, guards_to_toml, update_from_toml
 from seawall.context import Deadline, idempotency_key, tenant, tier
 from seawall.limits import Limit, aimd, gradient2, vegas
 from seawall.load import LoopWatchdog, ServiceLevel, ServiceLevels, signals
@@ -542,6 +542,9 @@ TABLE = [
     ),
     ("toml", guards_from_toml, [("", ValueError), ("a = 1", ValueError)], r"\[guards.vendor"),
     ("toml type", guards_from_toml, [(b"", TypeError)], "str|text"),
+    ("update", update_from_toml, [("", ValueError), ("a = 1", ValueError)], r"\[pools"),
+    ("update type", update_from_toml, [(b"", TypeError)], "str|text"),
+    ("write", guards_to_toml, [(5, TypeError), ("vendor", TypeError), ([5], TypeError)], "guards"),
     # --- helpers for tests ---
     ("retries", lambda x: retries(x).__enter__(), _CHOICES, "'instant', 'off'"),
     ("answer", lambda x: answer(times=x), _optional(_COUNTS), "write"),
@@ -1861,6 +1864,7 @@ TOLD_ABOVE = frozenset(
         "growing",
         "guard_from_table",
         "guards_from_toml",
+        "guards_to_toml",
         "idempotency_key",
         "linear",
         "n_of_m",
@@ -1872,6 +1876,7 @@ TOLD_ABOVE = frozenset(
         "subscribe",
         "timeout_for",
         "transient",
+        "update_from_toml",
     ]
 )
 """Names whose arguments are in the first table, by hand; or that nobody makes but Seawall."""

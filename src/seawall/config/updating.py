@@ -29,6 +29,8 @@ def update_from_toml(text: str, *, names: Names | None = None) -> list[str]:
     import tomllib
 
     tables = tomllib.loads(text)
+    if not tables.get("guards") and not tables.get("pools"):
+        raise ValueError("nothing to update: write [[guards.vendor.policies]] or [pools.database]")
     planned = [*_guards(tables.get("guards", {}), names or {}), *_pools(tables.get("pools", {}))]
     done: list[SettingsUpdate] = []
     try:

@@ -16,6 +16,7 @@ from inspect import Parameter, signature
 from math import isinf
 from typing import Any, Final
 
+from seawall import _checks as check
 from seawall.config.reading import BUILDERS, KINDS, LISTS, Table
 from seawall.errors import ErrorTypes
 from seawall.guard import Guard
@@ -82,8 +83,12 @@ class Unwritable(Exception):
 
 def guards_to_toml(guards: Iterable[Guard] | Mapping[str, Table]) -> str:
     """Return live guards, or their tables by name, as TOML that `guards_from_toml` reads."""
-    tables = guards if isinstance(guards, Mapping) else {one.name: table_of(one) for one in guards}
-    return "\n".join(line for name, table in tables.items() for line in _lines(name, table))
+    if not isinstance(guards, Mapping):
+        listed = check.listed("guards", guards, "seawall.guards()")
+        if not all(isinstance(one, Guard) for one in listed):
+            raise TypeError(f"guards={guards!r}: write guards, such as seawall.guards()")
+        guards = {one.name: table_of(one) for one in listed}
+    return "\n".join(line for name, table in guards.items() for line in _lines(name, table))
 
 
 def table_of(guard: Guard) -> dict[str, Any]:
