@@ -1915,6 +1915,7 @@ OURS = frozenset(
 
 EDGES = (
     "clients.aiohttp",
+    "clients.boto3",
     "clients.grpc",
     "clients.httpx",
     "clients.httpx2",

@@ -19,6 +19,7 @@ MISSING = [
     ("httpx2", "httpx2", "import seawall.clients.httpx2"),
     ("requests", "requests", "import seawall.clients.requests"),
     ("aiohttp", "aiohttp", "import seawall.clients.aiohttp"),
+    ("botocore", "boto3", "import seawall.clients.boto3"),
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
     ("grpc", "grpc", "from seawall.members import grpc_probe; grpc_probe('10.0.0.1:50051')"),

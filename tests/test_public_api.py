@@ -21,6 +21,7 @@ import seawall
 import seawall.audit
 import seawall.backoff
 import seawall.clients.aiohttp
+import seawall.clients.boto3
 import seawall.clients.grpc
 import seawall.clients.httpx
 import seawall.clients.httpx2
@@ -80,6 +81,7 @@ MODULES = (
     seawall.resources,
     seawall.shedding,
     seawall.clients.aiohttp,
+    seawall.clients.boto3,
     seawall.clients.grpc,
     seawall.clients.httpx,
     seawall.clients.httpx2,

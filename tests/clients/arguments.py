@@ -8,10 +8,13 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
+import boto3
+from botocore.config import Config
 from requests.adapters import HTTPAdapter
 
 from seawall import Guard, RedisStore, Timeout
 from seawall.clients.aiohttp import GuardedMiddleware
+from seawall.clients.boto3 import guard_client
 from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
 from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
@@ -137,6 +140,24 @@ def _http_clients(make: Any, name: str) -> list[tuple[Any, ...]]:
     ]
 
 
+def _guard_client() -> list[tuple[Any, ...]]:
+    once = Config(retries={"total_max_attempts": 1})
+    client: Any = boto3.client("sqs", region_name="eu-west-1", config=once)
+    own: Any = boto3.client("sqs", region_name="eu-west-1")
+    name = "clients.boto3.guard_client"
+    names = [("PutItem", TypeError), (5, TypeError), (None, TypeError), ({"PutItem"}, ValueError)]
+    return [
+        (
+            f"{name}(client)",
+            lambda x: guard_client(x, GUARD),
+            [(5, TypeError), ("s3", TypeError), (own, ValueError)],
+            r"boto3\.client",
+        ),
+        (f"{name}(guard)", lambda x: guard_client(client, x), _GUARDS, "Guard"),
+        (f"{name}(repeatable)", lambda x: guard_client(client, GUARD, repeatable=x), names, "such"),
+    ]
+
+
 def _of_httpx() -> Iterable[tuple[Any, ...]]:
     """Yield the rows of both libraries, and of clients sync and async."""
     for library in ("httpx", "httpx2"):
@@ -149,6 +170,7 @@ def _of_httpx() -> Iterable[tuple[Any, ...]]:
 CLIENTS: list[tuple[Any, ...]] = [
     *_of_httpx(),
     *_terms(GuardedMiddleware, "clients.aiohttp.GuardedMiddleware"),
+    *_guard_client(),
     *_transports(GuardedAdapter, "clients.requests.GuardedAdapter", "adapter"),
     (
         "clients.requests.GuardedAdapter(adapter) retrying",

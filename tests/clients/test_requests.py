@@ -17,7 +17,8 @@ from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline, transient
 from seawall.clients.http.bodies import KEPT
-from seawall.clients.requests import GuardedAdapter, _lowered
+from seawall.clients.http.urllib3_timeouts import lowered as lower
+from seawall.clients.requests import GuardedAdapter
 from tests.clients.support import CARRIERS, LARGE, Server, Step, real_server
 from tests.support import new_guard
 
@@ -103,9 +104,9 @@ def test_old_code_catches_refusals():
 def test_timeouts_are_lowered_in_all_their_forms(given: Any, lowered: Any):
     """Seconds, pairs and urllib3's own timeouts get a total, and are never raised."""
     total, connect, read = lowered
-    found = _lowered(given, 2.0)
+    found = lower(given, 2.0)
     assert (found.total, found._connect, found._read) == (total, connect, read)
-    assert _lowered(given, None) is given
+    assert lower(given, None) is given
 
 
 def test_a_total_of_urllib3s_own_works_too():

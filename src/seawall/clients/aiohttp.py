@@ -50,6 +50,7 @@ class _Aiohttp(Library):
             transient=(aiohttp.ClientConnectionError, aiohttp.ServerTimeoutError),
             attributes={},
         )
+        self.response = "aiohttp.ClientResponse"
 
     def replayable(self, request: Any) -> bool:
         # The future that waits for "100 Continue" serves one attempt.

@@ -24,13 +24,13 @@ from requests.exceptions import ConnectionError as NotConnected
 from requests.exceptions import ConnectTimeout, Timeout
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
-from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall.clients.http.bodies import Broken, announces_little, is_text
 from seawall.clients.http.errors import Library
 from seawall.clients.http.exchange import Carrier, exchange
 from seawall.clients.http.headers import PROPAGATED
 from seawall.clients.http.terms import FAILURES, RetryAt, Terms
+from seawall.clients.http.urllib3_timeouts import lowered, relax
 from seawall.guard import Guard
 
 __all__ = ["GuardedAdapter"]
@@ -132,18 +132,18 @@ class GuardedAdapter(BaseAdapter):
         def send(
             outgoing: requests.PreparedRequest, seconds: float | None, _cancels: object
         ) -> requests.Response:
-            lowered = _lowered(timeout, seconds)
-            response = self.adapter.send(outgoing, stream, lowered, verify, cert, proxies)
+            least = lowered(timeout, seconds)
+            response = self.adapter.send(outgoing, stream, least, verify, cert, proxies)
             # As without a guard: an authentication that repeats the request starts with this
             # request, and uses this connection.
             response.request = request
             response.connection = self  # type: ignore[assignment]
             return response
 
-        def relax(_request: object, response: requests.Response) -> None:
-            _relax(response, timeout)
+        def relax_rest(_request: object, response: requests.Response) -> None:
+            relax(response.raw, timeout)
 
-        carrier = Carrier(send, _keep, _close, relax)
+        carrier = Carrier(send, _keep, _close, relax_rest)
         answer: requests.Response = exchange(self._terms, request, carrier)
         return answer
 
@@ -170,32 +170,6 @@ def _checked(adapter: Any) -> BaseAdapter:
             " write HTTPAdapter(max_retries=0)"
         )
     return adapter
-
-
-def _lowered(timeout: Any, seconds: float | None) -> Any:
-    """Return requests' `timeout` with connecting and reading together limited to `seconds`."""
-    if seconds is None:
-        return timeout
-    if isinstance(timeout, Urllib3Timeout):
-        total = timeout.total
-        least = min(total, seconds) if isinstance(total, (int, float)) else seconds
-        return Urllib3Timeout(least, timeout._connect, timeout._read)
-    connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-    return Urllib3Timeout(seconds, connect, read)
-
-
-def _relax(response: requests.Response, timeout: Any) -> None:
-    """Apply the user's `timeout` to each remaining piece of the body.
-
-    If the response is the connection's last, its socket is not accessible, and nothing changes.
-    """
-    socket = getattr(getattr(response.raw, "connection", None), "sock", None)
-    if isinstance(timeout, Urllib3Timeout):
-        read = timeout._read if timeout.total is None else socket
-    else:
-        read = timeout[1] if isinstance(timeout, tuple) else timeout
-    if socket is not None and (read is None or isinstance(read, (int, float))):
-        socket.settimeout(read)
 
 
 def _keep(response: requests.Response) -> bool:

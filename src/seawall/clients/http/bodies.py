@@ -51,11 +51,11 @@ def is_form(stream: object, *, shared: bool = False) -> bool:
     if type(stream).__name__ != "MultipartStream" or not isinstance(fields, list):
         return False
     files = [getattr(field, "file", None) for field in fields]
-    return all(is_text(file) or (not shared and _rewinds(file)) for file in files)
+    return all(is_text(file) or (not shared and rewinds(file)) for file in files)
 
 
-def _rewinds(file: Any) -> bool:
-    """Return whether `file` is at its beginning, to which the library rewinds."""
+def rewinds(file: Any) -> bool:
+    """Return whether `file` is at its beginning, to which the library rewinds it."""
     try:
         return bool(file.seekable()) and file.tell() == 0
     except Exception:  # noqa: BLE001 - not a regular file, so not reliable

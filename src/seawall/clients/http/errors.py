@@ -19,6 +19,8 @@ class Library(ABC):
     """What an exchange must know about the library that carries it."""
 
     _known: ClassVar[dict[str, Library]] = {}
+    honours_keys: ClassVar[bool] = True
+    """Whether its servers may know the header Idempotency-Key."""
 
     def __init__(
         self,
@@ -28,17 +30,21 @@ class Library(ABC):
         timeout_error: type[Exception],
         transient: tuple[type[Exception], ...],
         attributes: Mapping[str, Any],
+        timeouts: tuple[type[Exception], ...] = (),
     ) -> None:
         """Describe the library. A refusal is raised as an `error` of the library too.
 
         A `Retry` should retry at least one of the `transient` exceptions: a transport warns if it
         retries none. `attributes` are those that all exceptions of the library have, with default
-        values.
+        values. `timeouts` are the library's own, if not all of them are a `timeout_error`.
         """
         self.name = name
         self._attributes = attributes
         self.error = error
         self.timeout_error = timeout_error
+        self.response = f"{name}.Response"
+        """The name of the class of responses."""
+        self.timeouts = timeouts or (timeout_error,)
         self.transient = transient
         self._mixed: dict[type[SeawallError], type[Exception]] = {}
         Library._known[name] = self
@@ -72,6 +78,10 @@ class Library(ABC):
         """Return the status of a response."""
         status: int = response.status_code
         return status
+
+    def throttled(self, response: Any) -> bool:
+        """Return whether a failed response says that the server did nothing, and to ask later."""
+        return False
 
     def about(self, request: Any) -> Any:
         """Return what an error has as its `request`; it can be pickled."""

@@ -133,7 +133,7 @@ class Exchange:
             answer = yield partial(guarded, attempt, self.request)
         except BadStatus as bad:
             answer = bad.response
-            if self._bar is not None and self._terms.retries:
+            if self._bar is not None and self._terms.retries and self._sent:
                 self._terms.library.note(answer, f"seawall: not retried: {self._bar}")
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited
@@ -208,9 +208,9 @@ class Exchange:
         outgoing = library.copy(self.request, headers, self._tried)
         try:
             response = yield from self._send(outgoing, time)
-            self._sent = True
             keyed = self._key is not None or IDEMPOTENCY_HEADER in outgoing.headers
             bad = self._terms.failure_in(outgoing, response, keyed=keyed)
+            self._answered(bad)
             with self._lock:
                 over = self._over  # in a thread that is no longer awaited
                 if bad is not None and not over:
@@ -231,6 +231,13 @@ class Exchange:
         if bad is not None:
             raise bad
         return response
+
+    def _answered(self, bad: BadStatus | None) -> None:
+        """Remember whether the server may have carried out the request."""
+        if bad is None or not bad.throttled:
+            self._sent = True
+        elif not self._retried_above:
+            bad.nothing_sent = True
 
     def _earlier_answer(self, number: int) -> Any:
         """Remove and return a response to an attempt before `number`; None if there is none."""
@@ -255,7 +262,7 @@ class Exchange:
         began = clock.now()
         try:
             response = yield partial(self._carrier.send, outgoing, time.seconds, time.cancels)
-        except library.timeout_error:
+        except library.timeouts:
             left = time.left or 0.0
             rest = began + left - clock.now()
             # In a busy loop, the guard's timeout may have passed before it had a chance to cancel.
@@ -299,7 +306,7 @@ class Exchange:
             self._sent = True
         elif not self._retried_above:
             error.nothing_sent = True  # type: ignore[attr-defined]
-        if not ours and isinstance(error, library.timeout_error) and deadline_passed():
+        if not ours and isinstance(error, library.timeouts) and deadline_passed():
             name = self._terms.guard.name
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
             raise as_library_error(late, library, library.about(self.request)) from error

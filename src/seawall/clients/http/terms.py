@@ -39,6 +39,9 @@ class BadStatus(Exception):
     transient = True
     no_verdict = False
     """Whether it says nothing about the server's health; see `Call.outcome`."""
+    throttled = False
+    """Whether the server did nothing, and says so."""
+    nothing_sent = False
 
     def __init__(self, request: Any, response: Any, status: int, retry_after: float | None) -> None:
         """Carry request and response, and the server's Retry-After (below 0: never)."""
@@ -53,6 +56,12 @@ class KeyAtWork(BadStatus):
     """The first request with this key is still in progress: retry, it is not a failure."""
 
     no_verdict = True
+
+
+class Throttled(BadStatus):
+    """The server refused to carry out the request for now: any request may be repeated."""
+
+    throttled = True
 
 
 class Terms:
@@ -130,7 +139,7 @@ class Terms:
 
     def key_of(self, request: Any) -> tuple[str | None, bool]:
         """Return the idempotency key of `request`, and whether it must still be sent."""
-        if request.method in IDEMPOTENT:
+        if request.method in IDEMPOTENT or not self.library.honours_keys:
             return None, False
         own = request.headers.get(IDEMPOTENCY_HEADER)
         if own:
@@ -147,6 +156,13 @@ class Terms:
         status = self.library.status(response)
         if status < _ERROR:
             return None
+        if self.library.throttled(response):
+            return Throttled(request, response, status, _wanted_pause(response.headers))
+        return self._failure_by_status(request, response, status, keyed=keyed)
+
+    def _failure_by_status(
+        self, request: Any, response: Any, status: int, *, keyed: bool
+    ) -> BadStatus | None:
         headers = response.headers
         if keyed and is_replayed(headers.get(REPLAYED_HEADER)):
             # A replayed response, from a server that is healthy now; a retry changes nothing.
@@ -171,7 +187,7 @@ def _refuse_static_answers(fallback: Fallback, guard: Guard, library: Library) -
             raise TypeError(
                 f"guard {guard.name!r}: the client of {library.name} needs a new response for each"
                 f" request, and {level!r} is always the same value. Write"
-                f" Fallback(lambda request: {library.name}.Response(...)), which in Guard.standard"
+                f" Fallback(lambda request: {library.response}(...)), which in Guard.standard"
                 " is fallback=lambda request: ..., or put the Fallback into a guard around the"
                 " function that calls the client"
             )

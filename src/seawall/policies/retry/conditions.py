@@ -59,6 +59,7 @@ _PASSING: Final = {
     "requests": frozenset({"ConnectionError", "Timeout", "ChunkedEncodingError"}),
     "urllib3": frozenset({"TimeoutError", "NewConnectionError", "ProtocolError"}),
     "aiohttp": frozenset({"ClientConnectionError", "ClientPayloadError"}),
+    "botocore": frozenset({"ConnectionError", "ConnectionClosedError", "ReadTimeoutError"}),
     "redis": frozenset({"ConnectionError", "TimeoutError"}),
     "valkey": frozenset({"ConnectionError", "TimeoutError"}),
     "psycopg": frozenset({"OperationalError"}),
@@ -82,13 +83,13 @@ def transient(error: Exception | None, _value: object = None) -> bool:
     """Return whether `error` is transient: for `on=transient`, whichever client raised it.
 
     Transient errors are: lost connections and timeouts of Python itself, httpx, requests, urllib3,
-    aiohttp, redis, psycopg, asyncpg, SQLAlchemy, openai and anthropic; responses with 408, 425,
-    429, 502, 503, 504 and 529; in a guarded HTTP client, the responses that its `statuses` name;
-    the gRPC codes UNAVAILABLE and DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if the server says when
-    to retry; conflicts of database transactions. An error class of your own can have an attribute
-    `transient`, True or False. Refusals (`Rejected`) and errors of certificates and passwords are
-    not transient. None of these libraries is imported: their errors are recognised by module and
-    name.
+    aiohttp, botocore, redis, psycopg, asyncpg, SQLAlchemy, openai and anthropic; responses with
+    408, 425, 429, 502, 503, 504 and 529; in a guarded HTTP client, the responses that its
+    `statuses` name; the gRPC codes UNAVAILABLE and DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED if the
+    server says when to retry; conflicts of database transactions. An error class of your own can
+    have an attribute `transient`, True or False. Refusals (`Rejected`) and errors of certificates
+    and passwords are not transient. None of these libraries is imported: their errors are
+    recognised by module and name.
 
     Returned values are ignored.
     """
