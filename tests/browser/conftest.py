@@ -28,7 +28,7 @@ FLAGS: Final = (
 )
 
 
-def _missing() -> str:
+def missing_browser() -> str:
     """Say what these tests lack here; nothing if they can run."""
     if find_spec("playwright") is None:
         return "no playwright: run ./dev test, which installs it"
@@ -39,7 +39,7 @@ def _missing() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the machine to the browser; leave the tests out where there is none."""
-    missing = _missing()
+    missing = missing_browser()
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.alone)

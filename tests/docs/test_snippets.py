@@ -41,7 +41,7 @@ import pytest
 import seawall
 from seawall import registry
 from seawall.events import bus
-from seawall.models.breaker.state import diagram
+from seawall.models.breaker.state import TRANSITIONS
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual, virtual_time
 from tests.test_public_api import MODULES
@@ -301,10 +301,14 @@ def test_a_tutorial_shows_its_example(page: str, programs: str):
     assert [block.text for block in shown if block.text not in program] == []
 
 
-def test_breaker_diagram_is_drawn_from_the_transition_table():
-    """The diagram on the breaker's page is the one that the table of transitions gives."""
-    (drawn,) = blocks((DOCS / "policies" / "breaker.md").read_text("utf-8"), "mermaid")
-    assert drawn.text == diagram()
+def test_breaker_page_has_the_transition_table():
+    """The changes of state on the breaker's page are those that the code can make."""
+    rows = [
+        f"| {before.value} | {cause.value} | {after.value} |"
+        for (before, cause), after in TRANSITIONS.items()
+    ]
+    page = (DOCS / "policies" / "breaker.md").read_text("utf-8")
+    assert "\n".join(["| from | when | to |", "| --- | --- | --- |", *rows, "\n"]) in page
 
 
 SECTIONS = ["Usage", "What it promises", "Defaults and why", "Telemetry", "Anti-patterns"]

@@ -23,7 +23,6 @@ from seawall.models.breaker.state import (
     BreakerRefusal,
     BreakerSettings,
     BreakerState,
-    diagram,
 )
 from seawall.models.windows import CallCount, Tracked
 
@@ -364,17 +363,6 @@ def test_every_state_can_be_reached_and_left():
     assert {before for before, _ in TRANSITIONS} == set(BreakerState)
     assert set(TRANSITIONS.values()) == set(BreakerState)
     assert {cause for _, cause in TRANSITIONS} == set(BreakerCause)
-
-
-def test_the_diagram_is_the_table():
-    """The drawing has one arrow for each transition, and one for the start."""
-    lines = diagram().splitlines()
-    assert lines[:3] == [
-        "stateDiagram-v2",
-        "    [*] --> closed",
-        "    closed --> open: tripped",
-    ]
-    assert len(lines) == 2 + len(TRANSITIONS)
 
 
 # --- The cheap path ---

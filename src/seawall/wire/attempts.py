@@ -13,6 +13,7 @@ from typing import Final
 from seawall.wire.text import text_of
 
 ATTEMPT_HEADER: Final = "Seawall-Attempt"
+"""Number of the attempt, from 1 to 99; a service that receives more than 1 does not retry."""
 
 _MOST: Final = 99
 _ATTEMPT: Final = re.compile(r"[1-9][0-9]?")

@@ -15,8 +15,11 @@ from seawall.context import Criticality
 from seawall.wire.text import LONGEST, text_of
 
 BAGGAGE_HEADER: Final = "baggage"
+"""W3C Baggage, with the two members below; the others pass through unchanged."""
 CRITICALITY_KEY: Final = "seawall.criticality"
+"""Member of `baggage`: `sheddable`, `sheddable-plus`, `critical` or `critical-plus`."""
 TENANT_KEY: Final = "seawall.tenant"
+"""Member of `baggage`: the tenant, 1 to 255 printable characters, percent-encoded."""
 
 _MOST_MEMBERS: Final = 64
 _LONGEST_TENANT: Final = 255

@@ -13,8 +13,11 @@ from typing import Final
 from seawall.wire.text import A_YEAR, decimal_of, text_of, whole_of
 
 GRPC: Final = "grpc-timeout"
+"""How long the caller waits: 1 to 8 digits and a unit of H, M, S, m, u or n, such as `250m`."""
 ENVOY: Final = "x-envoy-expected-rq-timeout-ms"
+"""How long the caller waits, in milliseconds."""
 SERVER: Final = "x-server-timeout"
+"""How long the caller waits, in seconds."""
 
 TIMEOUT_HEADERS: Final = frozenset({GRPC, ENVOY, SERVER})
 """Headers that say how long the caller waits, in lower case."""

@@ -42,6 +42,7 @@ from seawall.errors import (
 from seawall.wire.text import text_of, whole_of
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+"""Trailing metadata: milliseconds to wait before a retry; any other value means: do not retry."""
 
 NEVER: Final = -1.0
 """Seconds of a pushback that means: do not retry."""

@@ -10,6 +10,7 @@ from seawall.wire.structured import Token, read_item, string
 from seawall.wire.text import text_of
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+"""Key of the effect, in quotes or bare: 1 to 255 visible ASCII characters."""
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 """Marks a response as that of an earlier request with the same key, which will not change."""
 IN_FLIGHT: Final = 409

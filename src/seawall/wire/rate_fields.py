@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 from seawall.wire.structured import byte_sequence, integer, string
 
 POLICY_HEADER: Final = "RateLimit-Policy"
+"""Limits of the caller, as structured fields: `"name";q=quota;w=seconds`."""
 STATE_HEADER: Final = "RateLimit"
+"""State of these limits: `"name";r=remaining;t=seconds until there are more`."""
 
 
 class RatePolicy(NamedTuple):

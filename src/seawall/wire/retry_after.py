@@ -9,6 +9,9 @@ from typing import Final
 
 from seawall.wire.text import A_YEAR, decimal_of, text_of
 
+RETRY_AFTER_HEADER: Final = "retry-after"
+"""When to retry: seconds, or a date. Seawall sends seconds, rounded up."""
+
 _MONTHS: Final = (
     "Jan",
     "Feb",

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.retry_after import RETRY_AFTER_HEADER, read_milliseconds, read_retry_after
 from seawall.wire.text import A_YEAR, decimal_of, text_of, whole_of
 
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens")
@@ -34,7 +34,7 @@ _FIELDS: Final[dict[str, tuple[str, str]]] = {
         for what in ("limit", "remaining", "reset")
     },
 }
-_OTHERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
+_OTHERS: Final = (RETRY_AFTER_HEADER, "retry-after-ms", "x-should-retry")
 _KNOWN: Final = frozenset((*_FIELDS, *_OTHERS))
 
 _PARTS: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|ns|h|m|s|d)")
@@ -101,7 +101,7 @@ def read_vendor_limits(
             standings.setdefault(field[0], {})[field[1]] = text
     wait = read_milliseconds(found.get("retry-after-ms") or "")
     if wait is None:
-        wait = read_retry_after(found.get("retry-after") or "", wall)
+        wait = read_retry_after(found.get(RETRY_AFTER_HEADER) or "", wall)
     should = (found.get("x-should-retry") or "").lower()
 
     def standing(kind: str) -> Standing | None:

@@ -69,14 +69,6 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerCause], BreakerState] = {
 """All possible changes of state."""
 
 
-def diagram() -> str:
-    """Return the transition table as a Mermaid state diagram."""
-    arrows = (f"{a.value} --> {b.value}: {cause.value}" for (a, cause), b in TRANSITIONS.items())
-    return (
-        "\n    ".join(["stateDiagram-v2", f"[*] --> {BreakerState.CLOSED.value}", *arrows]) + "\n"
-    )
-
-
 class BreakerChange(NamedTuple):
     """One change of state. `generation` is the one that it started.
 
