@@ -51,25 +51,6 @@ def test_names_follow_the_rules_of_prometheus():
     assert len({metric.otel_name for metric in METRICS}) == len(METRICS)
 
 
-def table() -> str:
-    """Return the table of the documentation."""
-    lines = [
-        "| metric | kind | labels | what it tells | read from |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for metric in METRICS:
-        labels = ", ".join(f"`{name}`" for name in metric.labels)
-        lines.append(
-            f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {metric.source} |"
-        )
-    return "\n".join(lines)
-
-
-def test_the_page_has_the_table_as_it_is():
-    """Documented is what is there; the table is made from the names."""
-    assert table() in PAGE.read_text("utf-8"), f"write this into {PAGE.name}:\n{table()}"
-
-
 @pytest.mark.usefixtures("world")
 def test_every_metric_is_read_from_something():
     """In a world with one of everything each metric has a value, but for those of trouble."""

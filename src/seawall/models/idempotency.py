@@ -131,6 +131,7 @@ class Mismatch(NamedTuple):
 
 
 KeyState = Fresh | Replay | Pending | Mismatch
+"""What a key means for a request: run it, repeat the answer, wait, or refuse it."""
 
 
 class Record(NamedTuple):

@@ -39,6 +39,7 @@ from seawall.sim.world import World
 MakeGuard = Callable[[], Guard] | str
 
 CONDITIONS: Final = ("normal", "slow", "down", "double")
+"""States of a dependency, or of the traffic, that a service is rehearsed in."""
 
 SLOWER: Final = 10.0
 """How many times slower a slow dependency is."""

@@ -93,6 +93,7 @@ class JobHandle:
 
 
 JobFunction = Callable[[JobHandle], Any]
+"""What a job worker calls for a job: it returns the result, or raises."""
 
 
 class DurableJobRun(WorkRun):
