@@ -1,6 +1,6 @@
-"""The public names and their signatures are what `public_api.txt` says.
+"""The public names and their signatures are what `public_api.txt` says, and docs/reference.
 
-A change of the API is a change of that file: `python tests/test_public_api.py --write`.
+A change of the API is a change of these: `python tests/test_public_api.py --write`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ import seawall.web.checks
 import seawall.web.fastapi
 import seawall.web.grpc
 import seawall.web.wsgi
+
+sys.path.append(str(Path(__file__).parents[1]))  # where this is run as a program
+reference = importlib.import_module("tests.docs.reference")
 
 PINNED = Path(__file__).with_name("public_api.txt")
 MODULES = (
@@ -195,6 +198,13 @@ def test_the_public_api_is_what_was_written_down():
     )
 
 
+def test_the_reference_is_what_the_code_says():
+    """The pages of docs/reference are those that the code makes now."""
+    assert reference.stale() == [], (
+        "the reference is stale: run python tests/test_public_api.py --write, or ./dev docs"
+    )
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_all_is_sorted_and_complete(module: ModuleType):
     """`__all__` is sorted (constants first), and all its names can be had and are listed."""
@@ -237,3 +247,4 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(f"usage: python {sys.argv[0]} --write")
     PINNED.write_text(describe())
+    reference.write()

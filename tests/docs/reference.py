@@ -1,6 +1,6 @@
 """The reference of the documentation, made from the code: docs/reference.
 
-`./dev docs` writes it, by `python tests/docs/reference.py`; `test_site.py` compares. It needs
+`./dev docs` writes it, and `python tests/test_public_api.py --write`, whose tests compare. It needs
 nothing but Seawall itself.
 """
 
@@ -146,16 +146,27 @@ def pages() -> dict[str, str]:
     }
 
 
+def stale() -> list[str]:
+    """Return the pages that are not what the code says now."""
+    made = pages()
+    kept = {str(path.relative_to(REFERENCE)): path for path in REFERENCE.rglob("*.md")}
+    return [
+        name
+        for name in sorted({*made, *kept})
+        if name not in kept or kept[name].read_text("utf-8") != made.get(name)
+    ]
+
+
 def write() -> None:
-    """Write all pages, and remove those of modules that are no longer public."""
-    wanted = pages()
-    for old in REFERENCE.rglob("*.md"):
-        if str(old.relative_to(REFERENCE)) not in wanted:
-            old.unlink()
-    for name, text in wanted.items():
+    """Write the pages that are stale, and remove those of modules that are no longer public."""
+    made = pages()
+    for name in stale():
         path = REFERENCE / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        if name in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made[name], "utf-8")
+        else:
+            path.unlink()
 
 
 def _page(title: str, opening: str, lines: Iterable[str]) -> str:
