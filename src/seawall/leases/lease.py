@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.context import give_up_at
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
 from seawall.events import LeaseChanged
@@ -92,7 +92,7 @@ class Lease:
         self._on_lost = None if on_lost is None else check.plain_function("on_lost", on_lost)
         self.clock = current_clock() if clock is None else check_clock(clock)
         self._rng = rng
-        self._random = _chance(rng)
+        self._begin_chance()
         self._share = store._lease(name)  # noqa: SLF001 - hidden from users, not from us
         self._terms = LeaseTerms(self._share, name, self.ttl, every, self.clock)
         self._holder = token_hex(8)
@@ -376,25 +376,20 @@ class Lease:
         except Exception:
             logging.getLogger("seawall").exception("on_lost of lease %r failed", self.name)
 
+    def _begin_chance(self) -> None:
+        rng = self._rng
+        chosen = new_random(self.name) if rng is None else check.chance("rng", rng)
+        self._random: Callable[[], float] = chosen.random
+
     def _after_fork(self) -> None:
         """Hold nothing in a child process: the parent owns the lease and renews it."""
         self._mutex = Mutex()
         self._holder = token_hex(8)
-        self._random = _chance(self._rng)
+        self._begin_chance()
         holding, self._holding = self._holding, None
         self._asking = self._unheard = False
         if holding is not None:
             holding.abandon()
-
-
-def _chance(rng: Random | None) -> Callable[[], float]:
-    if rng is None:
-        from random import Random
-
-        return Random().random  # noqa: S311 - jitter, not a secret
-    if isinstance(rng, type) or not hasattr(rng, "random"):
-        raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
-    return rng.random
 
 
 DRIFT: Final = 0.001

@@ -27,7 +27,7 @@ from seawall.clients.upstreams.host_set import NO_EJECTION, HostSet
 from seawall.clients.upstreams.hosts import check_hosts, endpoint_of
 from seawall.clients.upstreams.picks import Classifier, Pick, failed_by_itself
 from seawall.clients.upstreams.transport import UpstreamTransport
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.outliers import ActionBound, Outliers
 from seawall.policies.breaker import Breaker
@@ -69,8 +69,6 @@ class Upstreams:
             raise TypeError(f"outliers={outliers!r}: write Outliers(...), or None to eject nobody")
         if health is not None and not isinstance(health, HealthCheck):
             raise TypeError(f"health={health!r}: write HealthCheck('/health/ready'), or None")
-        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         if breaker is not None and not isinstance(breaker, Breaker):
             check.plain_function("breaker", breaker)
         listed = check_hosts(hosts)
@@ -82,7 +80,7 @@ class Upstreams:
         self._set = HostSet(
             name,
             current_clock() if clock is None else check_clock(clock),
-            Random() if rng is None else rng,  # noqa: S311 - the choice of a host is no secret
+            new_random(name) if rng is None else check.chance("rng", rng),
             check.seconds("half_life", half_life),
             NO_EJECTION if outliers is None else outliers,
             breaker,

@@ -20,7 +20,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from random import Random
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
+from seawall.clock import new_random
 from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.outbox.delivery import (
@@ -58,6 +58,7 @@ from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
     import asyncio
+    from random import Random
 
 SHORTEST_PAUSE: Final = 0.05
 """Seconds between two polls while events keep coming."""
@@ -126,7 +127,7 @@ class Dispatcher:
         self._listening = (
             None if listen is None else NotificationListener(outbox.channel, listen, self.wake)
         )
-        self._rng = Random() if rng is None else check.chance("rng", rng)  # noqa: S311 - jitter is no secret
+        self._rng = new_random(outbox.name) if rng is None else check.chance("rng", rng)
         self._own_rng = rng is None
         self._clock = outbox.clock
         self._round = self._after = 0
@@ -161,7 +162,7 @@ class Dispatcher:
         self._begin_afresh()
         self._delivery.after_fork()
         if self._own_rng:
-            self._rng = Random()  # noqa: S311 - jitter is not a secret
+            self._rng = new_random(self.outbox.name)
 
     def __repr__(self) -> str:
         return f"<Dispatcher of {self.outbox!r}: {self._counts['delivered']} delivered>"

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.context import seconds_left
 from seawall.models.backoff import Backoff, as_backoff
 from seawall.models.contention import QUICK, Lost, OptimisticUpdate, drop, optimistic_steps
@@ -114,7 +114,8 @@ def _begin(
         as_backoff(backoff),
     )
     clock = current_clock() if clock is None else check_clock(clock)
-    return _errors(on), clock, optimistic_steps(update, _chance(rng), clock.now, left)
+    rng = new_random("update") if rng is None else check.chance("rng", rng)
+    return _errors(on), clock, optimistic_steps(update, rng.random, clock.now, left)
 
 
 def _errors(on: Errors) -> tuple[type[Exception], ...]:
@@ -123,16 +124,6 @@ def _errors(on: Errors) -> tuple[type[Exception], ...]:
         if not (isinstance(error, type) and issubclass(error, Exception)):
             raise TypeError(f"on={error!r}: write a type of error, such as on=IntegrityError")
     return types
-
-
-def _chance(rng: Random | None) -> Callable[[], float]:
-    if rng is not None:
-        if isinstance(rng, type) or not hasattr(rng, "random"):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
-        return rng.random
-    from random import Random
-
-    return Random().random  # noqa: S311 - jitter needs no secrecy
 
 
 def left() -> float:

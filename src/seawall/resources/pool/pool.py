@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.events import SettingsChanged
 from seawall.events.bus import emit
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
@@ -130,8 +130,6 @@ class Pool(Generic[T]):
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"Pool(name={name!r}): write a name, such as 'database'")
-        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         settings = PoolSettings(
             max_size=max_size,
             min_size=min_size,
@@ -147,7 +145,7 @@ class Pool(Generic[T]):
         )
         self.name = name
         self.clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = rng
+        self._rng = new_random(name) if rng is None else check.chance("rng", rng)
         self._can_degrade = degraded is not None
         self._check_exhaustion(settings, given=self._can_degrade)
         check.choice("order", order, ORDERS)
@@ -164,7 +162,7 @@ class Pool(Generic[T]):
             validate=_optional("validate", validate),
             degraded=_optional("degraded", degraded),
             reusable=_error_types(reusable),
-            chance=self._chance,
+            chance=self._rng.random,
         )
         registry.enter(self, "pool", name)
 
@@ -343,13 +341,6 @@ class Pool(Generic[T]):
     def _check_exhaustion(self, settings: PoolSettings, *, given: bool) -> None:
         if settings.when_exhausted == "degrade" and not given:
             raise ValueError("when_exhausted='degrade': pass degraded=, which makes a substitute")
-
-    def _chance(self) -> float:
-        if self._rng is None:
-            from random import Random
-
-            self._rng = Random()  # noqa: S311 - the spread of lifetimes needs no secrecy
-        return self._rng.random()
 
 
 def _optional(name: str, value: Callable[..., Any] | None) -> Callable[..., Any] | None:
