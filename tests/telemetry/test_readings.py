@@ -18,10 +18,8 @@ from seawall.telemetry import METRICS
 from seawall.telemetry.metrics import BY_NAME, Metric
 from seawall.telemetry.readings import autoscale_load, readings_of
 from seawall.telemetry.series import OTHER, Series, label
-from seawall.telemetry.thresholds import LOAD_WARN
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
-from tests.telemetry.promql import labels_of
 from tests.telemetry.world import Members
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate" / "telemetry.md"
@@ -393,42 +391,6 @@ def test_the_load_is_that_of_the_fullest_part():
     assert autoscale_load({"worker": [worker]}) == 1
     assert autoscale_load({"worker": [worker], "queue": [{"name": "q", "waiting": 900}]}) == 2
     assert autoscale_load({"worker": [{**worker, "running": False}]}) == 0
-
-
-def _scaling() -> dict[str, Any]:
-    """Return the examples of the page for autoscalers, by kind."""
-    yaml = pytest.importorskip("yaml")
-    blocks = re.findall(r"```yaml\n(.+?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    parsed = [yaml.safe_load(block) for block in blocks]
-    return {one.get("kind", "adapter"): one for one in parsed}
-
-
-def test_autoscalers_of_the_page_want_as_many_pods_as_it_says():
-    """Both come to pods x mean / 0.7, by a metric that is there, with the target of the warning."""
-    found = _scaling()
-    (trigger,) = found["ScaledObject"]["spec"]["triggers"]
-    (metric,) = found["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    assert labels_of(trigger["metadata"]["query"]) == set()
-    assert trigger["metadata"]["query"].startswith("sum(seawall_autoscale_load{")
-    assert trigger["metricType"] == metric["pods"]["target"]["type"] == "AverageValue"
-    assert float(trigger["metadata"]["threshold"]) == LOAD_WARN
-    assert metric["type"] == "Pods"
-    assert metric["pods"]["metric"]["name"] in BY_NAME
-    assert metric["pods"]["target"]["averageValue"] == f"{LOAD_WARN * 1000:g}m"
-    (rule,) = found["adapter"]["rules"]
-    assert rule["seriesQuery"].startswith(f"{metric['pods']['metric']['name']}{{")
-
-
-def test_autoscalers_of_the_page_have_the_fields_that_they_must_have():
-    """A field at the wrong place would be refused, or not be seen."""
-    keda, hpa = (_scaling()[kind] for kind in ("ScaledObject", "HorizontalPodAutoscaler"))
-    assert (keda["apiVersion"], hpa["apiVersion"]) == ("keda.sh/v1alpha1", "autoscaling/v2")
-    known = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "triggers", "fallback"}
-    assert set(keda["spec"]) == known
-    known = {"scaleTargetRef", "minReplicas", "maxReplicas", "metrics", "behavior"}
-    assert set(hpa["spec"]) == known
-    # What KEDA takes as metadata of a trigger is text.
-    assert all(isinstance(one, str) for one in keda["spec"]["triggers"][0]["metadata"].values())
 
 
 def test_a_pool_at_its_limit_tells_how_long_its_borrowers_waited():
