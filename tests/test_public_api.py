@@ -55,8 +55,11 @@ import seawall.testing
 import seawall.tune
 import seawall.web
 import seawall.web.checks
+import seawall.web.django
 import seawall.web.fastapi
 import seawall.web.grpc
+import seawall.web.litestar
+import seawall.web.quart
 import seawall.web.wsgi
 
 sys.path.append(str(Path(__file__).parents[1]))  # where this is run as a program
@@ -102,8 +105,11 @@ MODULES = (
     seawall.tune,
     seawall.web,
     seawall.web.checks,
+    seawall.web.django,
     seawall.web.fastapi,
     seawall.web.grpc,
+    seawall.web.litestar,
+    seawall.web.quart,
     seawall.web.wsgi,
 )
 SPECIAL = ("__init__", "__call__", "__len__")

@@ -97,7 +97,9 @@ def compiled(page: Path, block: Block) -> CodeType:
 
 def run_page(page: Path) -> None:
     """Run the blocks of a page in order; fail with the page and the line of the first trouble."""
-    namespace: dict[str, Any] = {"__name__": "__snippet__"}
+    # A framework may look up the module of a handler to read its annotations.
+    sys.modules["__snippet__"] = module = ModuleType("__snippet__")
+    namespace: dict[str, Any] = vars(module)
     text = page.read_text("utf-8")
     real = REAL_TIME in text
     with contextlib.nullcontext() if real else virtual_time() as clock:

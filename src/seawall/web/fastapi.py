@@ -35,17 +35,16 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.fastapi needs Starlette: pip install 'seawall[web]'") from error
 
-from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.registry import free_name
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
-from seawall.web.edge import Edge, default_concurrency
-from seawall.web.edge.core import DEFAULT, limits_of
+from seawall.web.edge import Edge
+from seawall.web.edge.core import DEFAULT
+from seawall.web.edge.defaults import default_edge
 from seawall.web.edge.dispatch import Dispatch, behind
-from seawall.web.edge.inbound import Classify, Inbound
+from seawall.web.edge.inbound import Classify
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.edge.passage import Passage
 from seawall.web.edge.upstream_log import UpstreamLog
@@ -59,10 +58,6 @@ from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
 __all__ = ["guarded", "limited", "protect"]
-
-
-MOST_WEBSOCKETS: Final = 2000
-"""Default maximum number of open websockets; one address may open half of them."""
 
 
 def protect(
@@ -105,25 +100,23 @@ def protect(
         raise RuntimeError("protect(): this app has an edge already")
     if app.middleware_stack is not None:
         raise RuntimeError("protect(): the app has started already; call this where it is made")
-    if name is None:
-        name = free_name("edge")
-    if websockets_per_address is DEFAULT:
-        websockets_per_address = MOST_WEBSOCKETS // 2 if websockets is DEFAULT else None
-    life = Lifecycle(name=name) if lifecycle is DEFAULT else lifecycle
-    edge = Edge(
+    edge = default_edge(
         _not_started,
         name=name,
-        inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
+        timeout=timeout,
+        reserve=reserve,
+        trust=trust,
+        classify=classify,
+        limits=limits,
         shed=shed,
-        limits=limits_of(limits),
-        loop_admission=LoopAdmission() if loop_admission is DEFAULT else loop_admission,
-        concurrency=default_concurrency() if concurrency is DEFAULT else concurrency,
+        loop_admission=loop_admission,
+        concurrency=concurrency,
         routes=routes,
-        websockets=Bulkhead(MOST_WEBSOCKETS) if websockets is DEFAULT else websockets,
+        websockets=websockets,
         websockets_per_address=websockets_per_address,
         stall=stall,
-        health=Health(name=name, lifecycle=life) if health is DEFAULT else health,
-        lifecycle=life,
+        health=health,
+        lifecycle=lifecycle,
         report_degraded=report_degraded,
     )
     edge._state.dispatch = Dispatch(app)
@@ -247,14 +240,13 @@ class MountedErrors:
         try:
             await self.app(scope, receive, noting)
         except Exception as error:
-            problem = None if started else problem_of(error)
-            if problem is None or scope["type"] not in ("http", "websocket"):
+            if started or scope["type"] not in ("http", "websocket"):
                 raise
-            if not isinstance(error, SeawallError):
-                self._upstreams.note(Incoming(scope, Trust()), problem, error)
-            answer = send if scope["type"] == "http" else SocketAnswer(scope, send)
-            more = list(error.headers) if isinstance(error, RateLimited) else []
-            await send_problem(answer, problem, more, method=scope.get("method"))
+            answer = self._upstreams.answer(Incoming(scope, Trust()), error)
+            if answer is None:
+                raise
+            to = send if scope["type"] == "http" else SocketAnswer(scope, send)
+            await send_problem(to, *answer, method=scope.get("method"))
 
 
 def _mounted_in(routes: Iterable[BaseRoute]) -> Iterator[Starlette]:

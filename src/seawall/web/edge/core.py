@@ -12,7 +12,6 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock
-from seawall.errors import RateLimited, SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -29,7 +28,7 @@ from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
-from seawall.web.problems import FAILURE, Problem, problem_of
+from seawall.web.problems import FAILURE, Problem
 from seawall.web.routes import RouteGates
 from seawall.web.trust import Trust
 
@@ -207,22 +206,18 @@ class EdgeCore:
 
     def _answer_to(self, held: HeldRequest, error: BaseException) -> tuple[Problem, Headers]:
         """Leave the held gates. Return the response to `error` if none has started; else raise."""
-        problem = None if held.has_started else problem_of(error)
-        if problem is None or problem.status >= FAILURE:
+        answer = None if held.has_started else self._upstreams.answer(held, error)
+        if answer is None or answer[0].status >= FAILURE:
             held.end(error)
         else:
             held.leave(OK, STREAMED)  # as if the app had sent this response itself
-        if problem is None:
+        if answer is None:
             try:
                 raise error
             finally:
                 del error
-        more = [] if held.more_headers is None else held.more_headers()
-        if isinstance(error, RateLimited):
-            more = [*more, *error.headers]
-        elif not isinstance(error, SeawallError):
-            self._upstreams.note(held, problem, error)
-        return problem, more
+        problem, more = answer
+        return problem, more if held.more_headers is None else [*held.more_headers(), *more]
 
 
 def limits_of(

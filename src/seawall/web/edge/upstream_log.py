@@ -1,4 +1,6 @@
-"""Log of upstream failures that the edge has answered: no other component logs them.
+"""Responses to the errors of an app, and the log of upstream failures among them.
+
+No other component logs a failure that is answered here.
 
 Promises:
 
@@ -14,12 +16,16 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 from seawall._failures import cause_in, described, reason_of, said_by
 from seawall._redaction import printable
-from seawall.web.problems import UPSTREAM, Problem
+from seawall.errors import RateLimited, SeawallError
+from seawall.web.asgi_types import Headers
+from seawall.web.problems import UPSTREAM, Problem, problem_of
 from seawall.web.request import Incoming
+from seawall.web.trust import Trust
 
 PAUSE: Final = 1.0
 """Seconds between two lines of the same route and kind."""
@@ -33,7 +39,7 @@ _LONGEST_METHOD: Final = 16
 
 
 class UpstreamLog:
-    """Rate-limited log of upstream failures at one edge."""
+    """Responses to errors at one edge, and a rate-limited log of upstream failures."""
 
     __slots__ = ("_edge", "_now", "_paces")
 
@@ -43,6 +49,35 @@ class UpstreamLog:
         self._now = now
         self._paces: dict[tuple[str, str], list[Any]] = {}
         """Time of the next permitted line, and number of failures since the last line."""
+
+    def answer(self, incoming: Incoming, error: BaseException) -> tuple[Problem, Headers] | None:
+        """Return the response to `error` and its further headers; None if it has to be raised."""
+        problem = problem_of(error)
+        if problem is None:
+            return None
+        if isinstance(error, RateLimited):
+            return problem, list(error.headers)
+        if not isinstance(error, SeawallError):
+            self.note(incoming, problem, error)
+        return problem, []
+
+    def answer_in(
+        self, error: BaseException, method: str, route: str | None
+    ) -> tuple[Problem, dict[str, str]] | None:
+        """Return the response to `error` and all its headers, for the error hook of a framework.
+
+        `route` is the template of the request's route, as the framework writes it.
+        """
+        scope = {
+            "type": "http", "method": method, "path": "", "headers": [],
+            "route": SimpleNamespace(path=route),
+        }  # fmt: skip
+        answered = self.answer(Incoming(scope, Trust()), error)
+        if answered is None:
+            return None
+        problem, more = answered
+        headers = {name.decode(): value.decode() for name, value in more}
+        return problem, problem.headers() | headers
 
     def note(self, incoming: Incoming, problem: Problem, error: BaseException) -> None:
         """Log `error`, which was answered with `problem`; skip refusals by Seawall."""

@@ -1,0 +1,73 @@
+"""The service in Django: settings, URLs and views in one module, for ASGI.
+
+The views are `async def`, or `def` if the environment says DJANGO_VIEWS=sync.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+
+from tests.web.frameworks import service
+
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    INSTALLED_APPS=["seawall.web.django"],
+    MIDDLEWARE=["seawall.web.django.ErrorMiddleware"],
+    ROOT_URLCONF=__name__,
+    SECRET_KEY="not used",  # noqa: S106
+    SEAWALL={name.upper(): part for name, part in service.parts().items()},
+)
+django.setup()
+
+from seawall.web.django import protect  # noqa: E402 - after the settings
+
+
+async def hello(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse("hello")
+
+
+def errors(_request: HttpRequest, kind: str) -> HttpResponse:
+    raise service.error_of(kind)
+
+
+async def aerrors(_request: HttpRequest, kind: str) -> HttpResponse:
+    raise service.error_of(kind)
+
+
+def slow(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(service.blocking_slow())
+
+
+async def aslow(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(await service.slow())
+
+
+def pause(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(service.blocking_pause())
+
+
+async def apause(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(await service.pause())
+
+
+async def running(_request: HttpRequest) -> HttpResponse:
+    return JsonResponse(service.running())
+
+
+is_sync = os.environ.get("DJANGO_VIEWS") == "sync"
+views: dict[str, Any] = {
+    "errors/<kind>": errors if is_sync else aerrors,
+    "slow": slow if is_sync else aslow,
+    "pause": pause if is_sync else apause,
+    "hello": hello,
+    "running": running,
+}
+urlpatterns = [path(route, view) for route, view in views.items()]
+app = protect(get_asgi_application())
