@@ -313,6 +313,25 @@ def test_breaker_page_has_the_transition_table():
     assert "\n".join(["| from | when | to |", "| --- | --- | --- |", *rows, "\n"]) in page
 
 
+CONTENTS = ["docs/how-to/index.md", "docs/tutorial/index.md"]
+"""Pages that only list others."""
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=place_of)
+def test_pages_open_with_code(page: Path):
+    """The first block of a page comes before any list or table, and before many words."""
+    text = page.read_text("utf-8")
+    assert "```mermaid" not in text, "its script would come from another host"
+    if "\n::: seawall" in text or place_of(page) in CONTENTS:
+        return
+    first = FENCE.search(text)
+    assert first, "a page opens with code that runs"
+    assert first[1] in {"python", "py", "sh", "toml"}
+    before = text[: first.start()]
+    assert re.search(r"^\s*(?:[-*|] |\d+\. )", before, re.MULTILINE) is None
+    assert len(before.split()) < 150
+
+
 SECTIONS = ["Usage", "What it promises", "Defaults and why", "Telemetry", "Anti-patterns"]
 MECHANISMS = ["durable", "members", "pods", "policies", "resources"]
 """Folders with a page for each mechanism; elsewhere there are also integrations and recipes."""
