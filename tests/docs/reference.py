@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -45,6 +46,7 @@ print(sorted(name for name in seawall.__all__ if name.startswith("Re")))
 | [Events](events.md) | what `subscribe` tells |
 | [Metrics](metrics.md) | what is exported to Prometheus and OpenTelemetry |
 | [Headers](headers.md) | what crosses from one process to the next |
+| [Extras](extras.md) | what can be installed with Seawall |
 
 ## API
 
@@ -99,6 +101,14 @@ print(seen[0].name, seen[0].guard, seen[0].after)  # > breaker_changed vendor op
 
 Every event has `guard`, the name of the guard or of whatever else it belongs to.
 [Events](../operate/events.md) says when each one comes, and what its fields mean."""
+EXTRAS = """\
+```sh
+pip install ".[fastapi,redis]"
+```
+
+The package itself needs nothing but the standard library. An extra brings the library that a part
+of Seawall works with; where you have that library already, you need no extra.
+"""
 HEADERS = """\
 ```python
 from seawall.wire.deadlines import read_timeout
@@ -139,6 +149,7 @@ def pages() -> dict[str, str]:
         "index.md": _page("Reference", INDEX, _modules(modules)),
         "errors.md": _page("Errors", ERRORS, _errors()),
         "events.md": _page("Events", EVENTS, _events()),
+        "extras.md": _page("Extras", EXTRAS, _extras()),
         "headers.md": _page("Headers", HEADERS, _headers()),
         "metrics.md": _page("Metrics", METRICS_OPENING, _metrics()),
         "settings.md": _page("Settings of policies", SETTINGS, _settings()),
@@ -248,6 +259,15 @@ def _metrics() -> Iterator[str]:
             for metric in METRICS
         ),
     )
+
+
+def _extras() -> Iterator[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    rows = (
+        (f"`{name}`", ", ".join(f"`{wanted}`" for wanted in listed))
+        for name, listed in project["optional-dependencies"].items()
+    )
+    return _table("| extra | what it installs |", rows)
 
 
 def _headers() -> Iterator[str]:
