@@ -313,7 +313,7 @@ def test_breaker_page_has_the_transition_table():
     assert "\n".join(["| from | when | to |", "| --- | --- | --- |", *rows, "\n"]) in page
 
 
-CONTENTS = ["docs/how-to/index.md", "docs/tutorial/index.md"]
+CONTENTS = ["docs/how-to/index.md", "docs/migrate/index.md", "docs/tutorial/index.md"]
 """Pages that only list others."""
 
 
