@@ -1927,6 +1927,7 @@ EDGES = (
     "web",
     "web.checks",
     "web.fastapi",
+    "web.flask",
     "web.grpc",
     "web.wsgi",
 )

@@ -18,6 +18,7 @@ MISSING = [
     ("django", "django", "import seawall.web.django"),
     ("litestar", "litestar", "import seawall.web.litestar"),
     ("quart", "quart", "import seawall.web.quart"),
+    ("flask", "flask", "import seawall.web.flask"),
     ("httpx", "httpx", "import seawall.clients.httpx"),
     ("httpx2", "httpx2", "import seawall.clients.httpx2"),
     ("requests", "requests", "import seawall.clients.requests"),

@@ -57,6 +57,7 @@ import seawall.web
 import seawall.web.checks
 import seawall.web.django
 import seawall.web.fastapi
+import seawall.web.flask
 import seawall.web.grpc
 import seawall.web.litestar
 import seawall.web.quart
@@ -107,6 +108,7 @@ MODULES = (
     seawall.web.checks,
     seawall.web.django,
     seawall.web.fastapi,
+    seawall.web.flask,
     seawall.web.grpc,
     seawall.web.litestar,
     seawall.web.quart,

@@ -8,6 +8,7 @@ from math import inf, nan
 from typing import Any
 
 from fastapi import FastAPI
+from flask import Flask
 
 from seawall import Bulkhead, Guard, RedisStore, Retry, guards
 from seawall.clock import SystemClock
@@ -27,6 +28,9 @@ from seawall.web import (
     wsgi,
 )
 from seawall.web.fastapi import guarded, limited, protect
+from seawall.web.flask import guarded as flask_guarded
+from seawall.web.flask import limited as flask_limited
+from seawall.web.flask import protect as flask_protect
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
 from seawall.web.wsgi import QueueAdmission
 
@@ -86,6 +90,16 @@ def _wsgi_edge(**parts: Any) -> wsgi.Edge:
     before = guards()
     try:
         return wsgi.Edge(parts.pop("app", _app), **parts)
+    finally:
+        for guard in guards():
+            if guard not in before:
+                guard.close()
+
+
+def _flask_protect(**parts: Any) -> wsgi.Edge:
+    before = guards()
+    try:
+        return flask_protect(Flask("bad"), **parts)
     finally:
         for guard in guards():
             if guard not in before:
@@ -477,6 +491,26 @@ WEB: list[tuple[Any, ...]] = [
         lambda x: QueueAdmission().update(target=x),
         _POSITIVE,
         "seconds",
+    ),
+    (
+        "web.flask.protect(app)",
+        flask_protect,
+        [(5, TypeError), (Flask, TypeError), (_app, TypeError)],
+        "Flask",
+    ),
+    *_wsgi_policies(_flask_protect, "web.flask.protect"),
+    ("web.flask.guarded(guard)", flask_guarded, _GUARDS, "Guard"),
+    (
+        "web.flask.limited(limits)",
+        flask_limited,
+        [(5, TypeError), ("5/s", TypeError)],
+        "write RequestLimit",
+    ),
+    (
+        "web.flask.limited(options)",
+        lambda x: flask_limited(_limit(), **x),
+        [({"headers": 5}, TypeError), ({"tier": 5}, TypeError), ({"max_keys": 0}, ValueError)],
+        "write|function",
     ),
     # --- FastAPI, gRPC ---
     ("web.fastapi.guarded(guard)", guarded, _GUARDS, "Guard"),

@@ -53,7 +53,7 @@ from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.openapi import describing
-from seawall.web.problems import FAILURE, problem_of, send_problem
+from seawall.web.problems import FAILURE, ClientGone, failure_in, problem_of, send_problem
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
@@ -187,10 +187,6 @@ def _for_the_function(held: Callable[..., AsyncIterator[None]]) -> Any:
         return Depends(held)
 
 
-class _Gone(BaseException):
-    """Signal to gates that the client has disconnected: like a cancellation, not a failure."""
-
-
 _FAILED_SOCKET: Final = range(1011, 1015)
 """Close codes by which a server closes a websocket because of its own failure."""
 
@@ -198,13 +194,12 @@ _FAILED_SOCKET: Final = range(1011, 1015)
 def _verdict(error: BaseException) -> BaseException | None:
     """Return the failure to report to gates for a route that raised `error`; None for a success."""
     if isinstance(error, (WebSocketDisconnect, ClientDisconnect)):
-        return _Gone()
+        return ClientGone()
     if isinstance(error, HTTPException):
         return error if error.status_code >= FAILURE else None
     if isinstance(error, WebSocketException):
         return error if error.code in _FAILED_SOCKET else None
-    problem = problem_of(error)
-    return error if problem is None or problem.status >= FAILURE else None
+    return failure_in(error)
 
 
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
@@ -293,5 +288,4 @@ def _tell(connection: HTTPConnection, response: Response, granted: Granted) -> N
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return
-    outer, own = passage.more_headers, granted.headers
-    passage.more_headers = own if outer is None else lambda: [*outer(), *own()]
+    passage.add_headers(granted.headers)

@@ -307,6 +307,16 @@ def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | 
     return Problem(kind.status, kind.title, kind.detail, kind.type, wait, extensions)
 
 
+class ClientGone(BaseException):
+    """Signal to gates that the client has disconnected: like a cancellation, not a failure."""
+
+
+def failure_in(error: BaseException) -> BaseException | None:
+    """Return `error` if it is a failure of the app; None if its response is below 500."""
+    problem = problem_of(error)
+    return error if problem is None or problem.status >= FAILURE else None
+
+
 def _kind_of(error: errors.SeawallError) -> _Kind:
     if isinstance(error, errors.RateLimited):
         if error.own_limit:

@@ -85,6 +85,11 @@ class HeldRequest(Incoming):
         """Whether the response has started: no other one can be sent any more."""
         return self.status > 0
 
+    def add_headers(self, more: Callable[[], Headers]) -> None:
+        """Add the headers that `more()` returns to whichever response is sent."""
+        outer = self.more_headers
+        self.more_headers = more if outer is None else lambda: [*outer(), *more()]
+
     def verdict(self) -> tuple[Outcome, object]:
         """Return the outcome to report to gates, by the status of the response."""
         return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)

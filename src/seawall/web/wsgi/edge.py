@@ -175,7 +175,7 @@ class Edge(EdgeCore):
             exchange.give_back(error)
         problem, more = self._answer_to(exchange, error)
         headers, body = problem.response(more, exchange.method)
-        send(exchange.to, problem.status, headers)
+        send(exchange.to, problem.status, headers, again=exchange.status > 0)
         exchange.started = True
         return body
 

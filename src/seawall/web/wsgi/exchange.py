@@ -101,7 +101,7 @@ class Exchange(HeldRequest):
         self.status = int(status[:3])
         more: TextHeaders = []
         if self.more_headers is not None:
-            more += _text(self.more_headers())
+            more += text_headers(self.more_headers())
         if self.degraded is not None and self.degraded[1]:
             name, seen = self.degraded
             more.append((name, write_degraded(seen)))
@@ -168,7 +168,10 @@ class Body:
 
 
 def scope_of(environ: Environ) -> dict[str, Any]:
-    """Return the request as an ASGI scope, which is the form that the parts of the edge read."""
+    """Return the request as an ASGI scope, which is the form that the parts of the edge read.
+
+    Functions of the user, such as `classify`, find the environ in it.
+    """
     root, below = environ.get("SCRIPT_NAME", ""), environ.get("PATH_INFO", "")
     path = f"{root}{below}" or "/"
     if not path.isascii():
@@ -188,6 +191,7 @@ def scope_of(environ: Environ) -> dict[str, Any]:
         "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
         "headers": headers,
         "client": (address, 0) if address else None,
+        "environ": environ,
         "server": None if not address and _on_unix_socket(environ) else ("", 0),
     }
 
@@ -206,15 +210,15 @@ def _name_of(key: str) -> bytes | None:
     return _CONTENT.get(key)
 
 
-def _text(headers: Headers) -> TextHeaders:
+def text_headers(headers: Headers) -> TextHeaders:
+    """Return headers in the form of WSGI."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
-def send(to: StartResponse, status: int, headers: Headers) -> None:
-    """Start a response of the edge's own; within an exception, replace one that has begun."""
-    error: Any = sys.exc_info()
+def send(to: StartResponse, status: int, headers: Headers, *, again: bool = False) -> None:
+    """Start a response of the edge's own; `again` while an exception of the app is handled."""
     line = f"{status} {HTTPStatus(status).phrase}"
-    try:
-        to(line, _text(headers), *((error,) if error[0] is not None else ()))
-    finally:
-        del error  # Break the cycle between the exception and this frame.
+    if again:
+        to(line, text_headers(headers), sys.exc_info())
+    else:
+        to(line, text_headers(headers))
