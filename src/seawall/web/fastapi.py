@@ -53,7 +53,7 @@ from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.openapi import describing
-from seawall.web.problems import FAILURE, ClientGone, failure_in, problem_of, send_problem
+from seawall.web.problems import FAILURE, ClientGone, failure_in, send_problem
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 
