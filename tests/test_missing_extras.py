@@ -24,6 +24,8 @@ MISSING = [
     ("requests", "requests", "import seawall.clients.requests"),
     ("aiohttp", "aiohttp", "import seawall.clients.aiohttp"),
     ("botocore", "boto3", "import seawall.clients.boto3"),
+    ("celery", "celery", "import seawall.tasks.celery"),
+    ("dramatiq", "dramatiq", "import seawall.tasks.dramatiq"),
     ("grpc", "grpc", "import seawall.clients.grpc"),
     ("grpc", "grpc", "import seawall.web.grpc"),
     ("grpc", "grpc", "from seawall.members import grpc_probe; grpc_probe('10.0.0.1:50051')"),

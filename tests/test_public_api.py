@@ -50,6 +50,8 @@ import seawall.redis
 import seawall.resources
 import seawall.shedding
 import seawall.sim
+import seawall.tasks.celery
+import seawall.tasks.dramatiq
 import seawall.telemetry
 import seawall.testing
 import seawall.tune
@@ -101,6 +103,8 @@ MODULES = (
     seawall.pipeline,
     seawall.load.signals,
     seawall.sim,
+    seawall.tasks.celery,
+    seawall.tasks.dramatiq,
     seawall.telemetry,
     seawall.testing,
     seawall.tune,

@@ -2,7 +2,7 @@
 
     s3 = guard_client(boto3.client("s3", config=Config(retries={"total_max_attempts": 1})), guard)
 
-See docs/boto3.md for what is retried.
+See docs/clients/boto3.md for what is retried.
 """
 
 from __future__ import annotations
