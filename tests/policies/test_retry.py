@@ -44,7 +44,12 @@ from seawall.context import current_attempt
 from seawall.events import CallRetried, RetryStopped
 from seawall.load.signals import Signal
 from seawall.models.backoff import above_floor
-from seawall.policies.retry import RetryThresholds, SuccessDeposit, adaptive_attempts
+from seawall.policies.retry import (
+    RequestRatio,
+    RetryThresholds,
+    SuccessDeposit,
+    adaptive_attempts,
+)
 from seawall.policies.timeout import adaptive_timeout
 from seawall.testing import (
     ScriptedService,
@@ -901,6 +906,31 @@ def test_one_attempt_needs_no_note() -> None:
     error = Bug()
     _outcome(Retry(on=Broken, backoff=0), fail(error))
     assert not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "why"),
+    [
+        (Retry(on=Broken, budget=RetryBudget(RequestRatio(0.1, floor=0.0))), {}, "budget is spent"),
+        (Retry(on=Broken, backoff=[60.0]), {"seconds": 1.0}, "the deadline leaves no time"),
+        (Retry(on=Broken), {"idempotent": False}, "the call has no idempotency key"),
+        (Retry(on=Broken, retry_after=lambda _: -1.0), {}, "the server asked not to"),
+    ],
+    ids=["budget", "deadline", "not idempotent", "server said no"],
+)
+def test_error_says_why_it_was_not_retried(
+    policy: Retry, options: dict[str, Any], why: str
+) -> None:
+    """An attempt that `on=` would repeat and something else forbids leaves a note of it."""
+    with virtual_time():
+        seconds = options.pop("seconds", 3600.0)
+        guard = Guard("noted", policy, replace=True, **options)
+        with deadline(seconds):
+            result = guard.attempt(ScriptedService(fail(Broken())).call)
+    assert result.attempts == 1
+    (note,) = result.error.__notes__
+    assert note.startswith("seawall: not retried: ")
+    assert why in note
 
 
 def test_an_error_object_raised_again_and_again_collects_no_notes() -> None:

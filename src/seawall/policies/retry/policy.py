@@ -46,6 +46,14 @@ MOST_OUTER_GUARDS: Final = 8
 MOST_EARLIER = 6
 """Maximum number of earlier failures that a note names: the first, and the latest ones."""
 
+NOT_RETRIED: Final = {
+    "budget": "the retry budget is spent",
+    "deadline": "the deadline leaves no time for another attempt",
+    "not idempotent": "the guard is not idempotent, and the call has no idempotency key",
+    "server said no": "the server asked not to",
+}
+"""Notes on the error, by the cause for which no further attempt was made."""
+
 
 class RetrySwitch:
     """Lets tests make all retries instant, or turn them off; see `seawall.testing.retries`."""
@@ -473,6 +481,8 @@ class _RetryFlow(Flow):
         if cause is not None:
             stopped = self._bound.stopped
             stopped[cause] = stopped.get(cause, 0) + 1
+            if call.error is not None and cause in NOT_RETRIED:
+                add_note(call.error, f"not retried: {NOT_RETRIED[cause]}", "not retried: ")
             trace = current_trace(name)
             if trace is not None and cause == "deadline":
                 trace.short_of_time = True
