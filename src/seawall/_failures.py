@@ -166,13 +166,13 @@ def answer_of(error: BaseException) -> tuple[str, Any]:
                 answer = error
         if answer is None:
             return "", None
-        told = (
+        candidates = (
             getattr(error, "status", None),
             getattr(error, "status_code", None),
             getattr(answer, "status_code", None),
             getattr(error, "code", None),
         )
-        statuses = [one for one in told if type(one) is int and 400 <= one <= 599]  # noqa: PLR2004
+        statuses = [one for one in candidates if type(one) is int and 400 <= one <= 599]  # noqa: PLR2004
     except Exception:  # noqa: BLE001 - properties of a foreign error
         return "", None
     return (str(statuses[0]), answer) if statuses else ("", None)

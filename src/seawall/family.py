@@ -423,16 +423,18 @@ class Family:
         for guard in guards:
             for place, bound in enumerate(guard.bounds):
                 policy = bound.policy
-                told = seen.setdefault((place, policy.kind), {"policy": policy.kind})
+                summary = seen.setdefault((place, policy.kind), {"policy": policy.kind})
                 new = id(policy) not in known
                 known.add(id(policy))
-                _add_counts(told, bound, own=new)
+                _add_counts(summary, bound, own=new)
                 if new:
-                    _add_state(told, policy)
-        for told in seen.values():
-            if told["policy"] == "breaker" and "state" in told:
-                told["keys"] = {str(key): {"state": _state(guard)} for key, guard in worst.items()}
-                told["all_keys"] = len(guards)
+                    _add_state(summary, policy)
+        for summary in seen.values():
+            if summary["policy"] == "breaker" and "state" in summary:
+                summary["keys"] = {
+                    str(key): {"state": _state(guard)} for key, guard in worst.items()
+                }
+                summary["all_keys"] = len(guards)
         return [seen[place] for place in sorted(seen)]
 
     def explain(self) -> str:
@@ -532,29 +534,29 @@ def _state(guard: Guard) -> str:
     return min(states, key=_BROKEN.index, default=_BROKEN[-1])
 
 
-def _add_counts(told: dict[str, Any], bound: Bound, *, own: bool) -> None:
+def _add_counts(summary: dict[str, Any], bound: Bound, *, own: bool) -> None:
     """Add a policy's counts; `own` says whether its own counters are still to be added."""
     if isinstance(bound, GateBound):
-        told["rejected"] = told.get("rejected", 0) + bound.refused
-        told["would_reject"] = told.get("would_reject", 0) + bound.would_refuse
+        summary["rejected"] = summary.get("rejected", 0) + bound.refused
+        summary["would_reject"] = summary.get("would_reject", 0) + bound.would_refuse
     if own and isinstance(bound.policy, Breaker):
-        transitions = told.setdefault("transitions", {})
+        transitions = summary.setdefault("transitions", {})
         for name, times in bound.policy.transitions.items():
             transitions[name] = transitions.get(name, 0) + times
 
 
-def _add_state(told: dict[str, Any], policy: Policy) -> None:
+def _add_state(summary: dict[str, Any], policy: Policy) -> None:
     """Add a policy's current state: sum up slots, keep the worst breaker state."""
     if isinstance(policy, GatePolicy):
-        told["mode"] = policy.mode
+        summary["mode"] = policy.mode
     for name in ("limit", "in_flight", "waiting"):
         number = getattr(policy, name, None)
         if isinstance(number, int):
-            told[name] = told.get(name, 0) + number
+            summary[name] = summary.get(name, 0) + number
     if isinstance(policy, Breaker):
         state = policy.state
-        told["state"] = min(told.get("state", state), state, key=_BROKEN.index)
-        told["open_keys"] = told.get("open_keys", 0) + (state in ("open", "isolated"))
+        summary["state"] = min(summary.get("state", state), state, key=_BROKEN.index)
+        summary["open_keys"] = summary.get("open_keys", 0) + (state in ("open", "isolated"))
 
 
 def _calculated(by: Callable[..., Hashable]) -> KeyOf:

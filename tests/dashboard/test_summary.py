@@ -240,7 +240,7 @@ def test_problems_are_bounded() -> None:
     assert max(len(one["consequences"]) for one in problems) <= summary.MOST_CONSEQUENCES
 
 
-@pytest.mark.parametrize(("views", "words"), [((), "No pod has told anything yet")])
+@pytest.mark.parametrize(("views", "words"), [((), "No pod has reported yet")])
 def test_a_verdict_without_pods(views: Any, words: str) -> None:
     """Where nothing is known, nothing is said to be well."""
     assert service_verdict(views, []) == {"tone": "off", "words": words}

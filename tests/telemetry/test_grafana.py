@@ -153,7 +153,7 @@ def test_every_panel_has_something_to_show_of_a_real_process():
         if not prometheus.ask(_filled(target["expr"]), 3 * EVERY)
     }
     # Everything can be read, and nothing is called by data.
-    assert empty == {"Cannot be read", "Series told together"}
+    assert empty == {"Cannot be read", "Combined series"}
 
 
 @given(st.lists(st.sampled_from(["closed", "half_open", "open", "isolated"]), min_size=1))

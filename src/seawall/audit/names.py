@@ -41,7 +41,7 @@ _PARTIAL: Final = frozenset({"functools.partial", "functools.partialmethod"})
 class Binding(NamedTuple):
     """One way in which a name gets its value, and the scope in which that is to be read.
 
-    `value` is a path (an import), an expression, a definition, or None if it cannot be told.
+    `value` is a path (an import), an expression, a definition, or None if it is not known.
     """
 
     value: str | ast.expr | FunctionNode | ast.ClassDef | None

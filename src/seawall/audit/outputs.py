@@ -84,7 +84,7 @@ def as_table(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def read_table(table: object) -> list[Finding]:
-    """Return the findings that another process told; raise ValueError if it told none."""
+    """Return the findings that another process reported; raise ValueError if it reported none."""
     if not isinstance(table, list):
         raise ValueError("it has no list of findings")  # noqa: TRY004 - data, not an argument
     return [_read(one) for one in table[:MOST_FINDINGS]]
@@ -153,9 +153,9 @@ def _annotation(finding: Finding) -> str:
     if finding.line:
         place = {"file": finding.path, "line": str(finding.line), "col": str(finding.column)}
         properties = place | properties
-    told = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
+    fields = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
     message = f"{finding.message}. {finding.rule.why} Write: {finding.write}"
-    return f"::{_ANNOTATIONS[finding.rule.level]} {told}::{_escaped(message)}"
+    return f"::{_ANNOTATIONS[finding.rule.level]} {fields}::{_escaped(message)}"
 
 
 def _escaped(text: str, further: str = "") -> str:

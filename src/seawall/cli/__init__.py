@@ -64,7 +64,7 @@ def _run(given: list[str]) -> int:
         if shell is not None:
             return _print_completion(shell)
     except ModuleNotFoundError as error:
-        return _told(f"seawall {command}: {_missing(error)}")
+        return _failed(f"seawall {command}: {_missing(error)}")
     parser.print_help(sys.stderr)
     return MISTAKEN
 
@@ -87,7 +87,7 @@ def _metrics(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        return _told(f"seawall metrics: {error}")
+        return _failed(f"seawall metrics: {error}")
 
 
 def _top(given: list[str]) -> int:
@@ -118,7 +118,7 @@ def _keys(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        return _told(f"seawall keys: {error}")
+        return _failed(f"seawall keys: {error}")
 
 
 def _dead_letters(given: list[str]) -> int:
@@ -134,7 +134,7 @@ def _dead_letters(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        return _told(f"seawall dead-letters: {error}")
+        return _failed(f"seawall dead-letters: {error}")
 
 
 def _audit(given: list[str]) -> int:
@@ -147,7 +147,7 @@ def _audit(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        return _told(f"seawall audit: {error}")
+        return _failed(f"seawall audit: {error}")
 
 
 def _simulate(given: list[str]) -> int:
@@ -160,7 +160,7 @@ def _simulate(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        return _told(f"seawall simulate: {error}")
+        return _failed(f"seawall simulate: {error}")
 
 
 def _demo(given: list[str]) -> int:
@@ -264,10 +264,10 @@ def _version() -> str:
 def _status(ended: SystemExit) -> int:
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0
-    return _told(str(ended.code))
+    return _failed(str(ended.code))
 
 
-def _told(what: str) -> int:
+def _failed(what: str) -> int:
     print(what, file=sys.stderr)  # noqa: T201 - the output of a command line
     return MISTAKEN
 

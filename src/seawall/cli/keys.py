@@ -106,11 +106,11 @@ def main(args: Namespace) -> int:
         except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
             raise ValueError(described(error)) from None
     if args.json:
-        told = record._asdict()
-        told["events"] = [
+        document = record._asdict()
+        document["events"] = [
             {**event._asdict(), "handled_by": handled[event.id]} for event in record.events
         ]
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(_lines(record, handled)) + "\n")
     return _FOUND
@@ -188,9 +188,9 @@ def _lines(record: KeyRecord, handled: dict[str, list[str]]) -> Iterator[str]:
     yield f"events     {len(record.events) or 'none is stored'}"
     for event in record.events:
         by = handled[event.id]
-        told = f", handled by {', '.join(by)}" if by else ""
+        handlers = f", handled by {', '.join(by)}" if by else ""
         named = f"{event.type} of {event.aggregate} {event.aggregate_id}"
-        yield f"  {named!r}: {event.state} in outbox {event.outbox!r}{told}; id {event.id}"
+        yield f"  {named!r}: {event.state} in outbox {event.outbox!r}{handlers}; id {event.id}"
 
 
 def _moment(seconds: float) -> str:

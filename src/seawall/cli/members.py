@@ -189,7 +189,7 @@ def _rank(member: MemberSummary) -> tuple[str, int, str]:
 
 def _print_json(members: list[MemberSummary]) -> None:
     """Print all members on one line, in ASCII: terminal control sequences stay escaped."""
-    told = [
+    documents = [
         {
             "group": one.group,
             "member": one.name,
@@ -199,7 +199,7 @@ def _print_json(members: list[MemberSummary]) -> None:
         }
         for one in members
     ]
-    sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
+    sys.stdout.write(json.dumps(documents, ensure_ascii=True) + "\n")
     sys.stdout.flush()
 
 

@@ -47,8 +47,8 @@ from seawall.dashboard.actions.guard_actions import (
     NOT_FROM_HERE,
     act_here,
     act_on_pod,
+    log_action,
     parse_action,
-    told,
 )
 from seawall.dashboard.actions.idempotency_keys import answer_about_keys
 from seawall.dashboard.actions.work_lists import READS as WORK_READS
@@ -151,7 +151,7 @@ class Dashboard:
         self._context = copy_context()
         survives_fork(self)
         if shared is not None:
-            self._told_to_others()
+            self._publisher()
 
     def __repr__(self) -> str:
         who = "this machine" if self._door.local else "whom allow() lets in"
@@ -235,7 +235,7 @@ class Dashboard:
 
     def _new_live(self) -> Sampler:
         alone = self._shared is None
-        watcher, pods = (self._new_watcher(), self._pods) if alone else self._told_to_others()
+        watcher, pods = (self._new_watcher(), self._pods) if alone else self._publisher()
         operates = self._door.operate is not None
         return Sampler(
             watcher,
@@ -253,7 +253,7 @@ class Dashboard:
             links=self._links,
         )
 
-    def _told_to_others(self) -> tuple[Watcher, StorePods]:
+    def _publisher(self) -> tuple[Watcher, StorePods]:
         """Return the watcher for all loops, and the publisher of its view to other pods."""
         from seawall.dashboard.pods.store_pods import StorePods
 
@@ -442,7 +442,7 @@ class Dashboard:
             if not self._acts_elsewhere:
                 raise RequestRefused(409, "Conflict", NOT_FROM_HERE)
             done = await act_on_pod(asked, self._pods, self._door.tell)
-            told(asked, operator, visit.client)
+            log_action(asked, operator, visit.client)
         live.hurry()
         return {"done": done}
 

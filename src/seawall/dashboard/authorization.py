@@ -170,13 +170,13 @@ class Authorization:
             )  # fmt: skip
         return answer
 
-    def tell(self, about: str, level: int, message: str, *told: object) -> None:
+    def tell(self, about: str, level: int, message: str, *arguments: object) -> None:
         """Log a problem, unless it was logged a moment ago."""
         now = self._clock.now()
         if now >= self._quiet.get(about, now):
             self._quiet[about] = now + QUIET
             # An error may quote what a client sent, so write one line of limited length.
-            log.log(level, "dashboard: %s", shown(redacted(message % told), LONGEST_RECORD))
+            log.log(level, "dashboard: %s", shown(redacted(message % arguments), LONGEST_RECORD))
 
 
 def _exposure(address: str) -> str:

@@ -57,14 +57,14 @@ class Counters:
 
     def rate(self, key: Hashable, value: Any) -> float:
         """Record the value of a counter; return its rate per second since the reading before."""
-        told = max(number(value), 0.0)
+        current = max(number(value), 0.0)
         if self._current is None:
             self._current = {}
-        self._current[key] = told
+        self._current[key] = current
         if self._before is None:
             return 0.0
         at, before = self._before
-        return _moved(before.get(key), told) / (self._now - at)
+        return _moved(before.get(key), current) / (self._now - at)
 
     @property
     def span(self) -> float:
@@ -84,13 +84,13 @@ class Counters:
         return self._grown(key, 0)
 
     def _grown(self, key: Hashable, since: int) -> float:
-        told = None if self._current is None else self._current.get(key)
-        if told is None:
+        current = None if self._current is None else self._current.get(key)
+        if current is None:
             return 0.0
         for _, before in islice(self._past, since, None):
             first = before.get(key)
             if first is not None:
-                return told - first if told >= first else told
+                return current - first if current >= first else current
         return 0.0
 
 

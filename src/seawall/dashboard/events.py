@@ -275,8 +275,8 @@ def _differ(event: events.SettingsDiffer) -> Sentence:
 
 
 def _implausible(event: events.ImplausibleReport) -> Sentence:
-    limit, told = shown(event.limit, LONGEST_KEY), say.amount(event.reported)
-    what = f"the limit {limit} was told of a {_word(event.what)} of {told}"
+    limit, reported = shown(event.limit, LONGEST_KEY), say.amount(event.reported)
+    what = f"the limit {limit} was given a {_word(event.what)} of {reported}"
     return "warn", f"{what}, which cannot be true; {say.amount(event.counted)} counts"
 
 

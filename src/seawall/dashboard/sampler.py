@@ -238,18 +238,18 @@ class Sampler:
             return b"null"
         try:
             own = view["pod"]["name"], self.watcher.history
-            told = [_member(*own)] if self._shows_itself else []
+            members = [_member(*own)] if self._shows_itself else []
             room = LARGEST_PAST
             for name, history in self._pasts.histories():
                 member = _member(name, history)
                 room -= len(member)
                 if room < 0:
                     break
-                told.append(member)
+                members.append(member)
         except (TypeError, ValueError) as error:
             self._tell("history", logging.ERROR, "the past cannot be shown: %r", error)
             return b"null"
-        return b"{%b}" % b",".join(told)
+        return b"{%b}" % b",".join(members)
 
     def cancel(self) -> None:
         """Start to stop."""
@@ -399,8 +399,8 @@ class Sampler:
             self._pods_trouble = None
 
     async def _fetch(self, pods: Any) -> list[View]:
-        told: list[View] = await pods.views()
-        return told
+        views: list[View] = await pods.views()
+        return views
 
     def _keep(self, now: float) -> None:
         """Show the last known views of the others with their age; none if they are too old."""
@@ -433,9 +433,9 @@ class Sampler:
         own = self.watcher.view
         names = {own["pod"]["name"]} if own is not None else set()
         usable: list[View] = []
-        for told in views[:MOST_PODS]:
+        for raw in views[:MOST_PODS]:
             try:
-                view = cast("View", told) if self._checked else valid_view(told)
+                view = cast("View", raw) if self._checked else valid_view(raw)
             except ValueError as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %s", error)
                 continue

@@ -208,7 +208,7 @@ def tone_of(problem: ServiceTrouble) -> Tone:
 def service_verdict(views: Sequence[View], problems: Iterable[ServiceTrouble]) -> ServiceVerdict:
     """Return the overall state of these pods in a few words."""
     if not views:
-        return ServiceVerdict(tone="off", words="No pod has told anything yet")
+        return ServiceVerdict(tone="off", words="No pod has reported yet")
     listed = list(problems)
     if not listed:
         return ServiceVerdict(tone="ok", words="All is well")
@@ -228,11 +228,11 @@ def service_verdict(views: Sequence[View], problems: Iterable[ServiceTrouble]) -
 
 def service_events(views: Iterable[View], links: PageLinks = NO_LINKS) -> list[ServiceEvent]:
     """Return the events of these pods, the latest first; repeats and pods in one sentence."""
-    told = [(one, view["pod"]["name"]) for view in views for one in view["happenings"]]
-    told.sort(key=lambda pair: pair[0]["began"])
+    happenings = [(one, view["pod"]["name"]) for view in views for one in view["happenings"]]
+    happenings.sort(key=lambda pair: pair[0]["began"])
     groups: list[_Group] = []
     latest: dict[tuple[str, str], _Group] = {}
-    for one, pod in told:
+    for one, pod in happenings:
         key = one["where"], one["about"]
         group = latest.get(key)
         if group is None or one["began"] > group.at + TOGETHER:

@@ -42,11 +42,11 @@ Read = Callable[[Any], Any]
 
 def valid_view(view: object) -> View:
     """Return `view`, cleaned, if it is valid; otherwise raise ValueError."""
-    told = view if isinstance(view, dict) else {}
-    if told.get("format") != FORMAT or isinstance(told.get("format"), bool):
+    raw = view if isinstance(view, dict) else {}
+    if raw.get("format") != FORMAT or isinstance(raw.get("format"), bool):
         raise ValueError(f"the view is not of format {FORMAT}")
     try:
-        cleaned = _VIEW(told)
+        cleaned = _VIEW(raw)
     except _WrongValue as wrong:
         raise wrong.at("view") from None
     rows = sum(len(section) for section in cleaned["sections"].values())
@@ -106,13 +106,13 @@ def _number(value: Any) -> float:
 
 
 def _amount(value: Any) -> float:
-    told = _number(value)
-    return told if told >= 0 else _wrong("a number of 0 or more")
+    amount = _number(value)
+    return amount if amount >= 0 else _wrong("a number of 0 or more")
 
 
 def _share(value: Any) -> float:
-    told = _number(value)
-    return told if 0 <= told <= 1 else _wrong("a number from 0 to 1")
+    share = _number(value)
+    return share if 0 <= share <= 1 else _wrong("a number from 0 to 1")
 
 
 def _whole(value: Any) -> int:
@@ -155,15 +155,15 @@ def _object(optional: frozenset[str] = frozenset(), /, **fields: Read) -> Read:
     readers = list(fields.items())
 
     def read(value: Any) -> dict[str, Any]:
-        told = _mapping(value)
-        if not needed <= told.keys():
-            raise _WrongValue("a value").at(f".{min(needed - told.keys())}")
+        raw = _mapping(value)
+        if not needed <= raw.keys():
+            raise _WrongValue("a value").at(f".{min(needed - raw.keys())}")
         cleaned: dict[str, Any] = {}
         name = ""
         try:
             for name, field in readers:
-                if name in told:
-                    cleaned[name] = field(told[name])
+                if name in raw:
+                    cleaned[name] = field(raw[name])
         except _WrongValue as wrong:
             raise wrong.at(f".{name}") from None
         return cleaned
@@ -179,11 +179,11 @@ def _fact(value: Any) -> tuple[str, str]:
 
 
 def _sections(value: Any) -> dict[str, list[Any]]:
-    told = _mapping(value)
-    if len(told) > MOST_SECTIONS:
+    raw = _mapping(value)
+    if len(raw) > MOST_SECTIONS:
         _wrong(f"at most {MOST_SECTIONS} sections")
     try:
-        return {_WORD(title): _ROWS(section) for title, section in told.items()}
+        return {_WORD(title): _ROWS(section) for title, section in raw.items()}
     except _WrongValue as wrong:
         raise wrong.at(".rows") from None
 
@@ -199,17 +199,17 @@ def _cause(value: Any) -> tuple[str, int]:
 
 
 def _numbers(value: Any) -> dict[str, float]:
-    told = _mapping(value)
-    if len(told) > MOST_FACTS:
+    raw = _mapping(value)
+    if len(raw) > MOST_FACTS:
         _wrong(f"at most {MOST_FACTS} numbers")
-    return {_WORD(name): _amount(one) for name, one in told.items()}
+    return {_WORD(name): _amount(one) for name, one in raw.items()}
 
 
 def _counts(value: Any) -> dict[str, int]:
-    told = _mapping(value)
-    if len(told) > MOST_VERBS:
+    raw = _mapping(value)
+    if len(raw) > MOST_VERBS:
         _wrong(f"at most {MOST_VERBS} counts")
-    return {_WORD(verb): _whole(times) for verb, times in told.items()}
+    return {_WORD(verb): _whole(times) for verb, times in raw.items()}
 
 
 def _change(value: Any) -> dict[str, Any]:

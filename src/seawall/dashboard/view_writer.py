@@ -58,8 +58,8 @@ class ViewWriter:
         return made
 
     def _sections(self, sections: Mapping[str, list[Any]]) -> bytes:
-        told = [to_json(title) + b":" + self._list(rows) for title, rows in sections.items()]
-        return b"{%b}" % b",".join(told)
+        members = [to_json(title) + b":" + self._list(rows) for title, rows in sections.items()]
+        return b"{%b}" % b",".join(members)
 
     def _list(self, things: list[Any]) -> bytes:
         return b"[%b]" % b",".join([self._made("json", thing, to_json) for thing in things])

@@ -120,10 +120,10 @@ async def _all(receive: Callable[[], Awaitable[Any]]) -> bytes:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; raise if a name occurs twice, which other parsers may read differently."""
-    told = dict(pairs)
-    if len(told) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name is there twice")
-    return told
+    return fields
 
 
 def _too_large() -> RequestRefused:

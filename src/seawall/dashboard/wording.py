@@ -14,16 +14,16 @@ _DAY: Final = 86400.0
 
 def seconds(value: Any) -> str:
     """Return a duration such as "0.4 ms", "120 ms", "0.5 s", "15 s", "3 min" or "2 h"."""
-    told = number(value)
-    if abs(told) < 0.1:  # noqa: PLR2004 - milliseconds are easier to read
-        return f"{told * 1000:.3g} ms" if told else "0 s"
-    if abs(told) < 2 * _MINUTE:
-        return f"{told:.3g} s"
-    if abs(told) < 2 * _HOUR:
-        return f"{told / _MINUTE:.3g} min"
-    if abs(told) < 2 * _DAY:
-        return f"{told / _HOUR:.3g} h"
-    return f"{amount(round(told / _DAY))} days"
+    amount_of_time = number(value)
+    if abs(amount_of_time) < 0.1:  # noqa: PLR2004 - milliseconds are easier to read
+        return f"{amount_of_time * 1000:.3g} ms" if amount_of_time else "0 s"
+    if abs(amount_of_time) < 2 * _MINUTE:
+        return f"{amount_of_time:.3g} s"
+    if abs(amount_of_time) < 2 * _HOUR:
+        return f"{amount_of_time / _MINUTE:.3g} min"
+    if abs(amount_of_time) < 2 * _DAY:
+        return f"{amount_of_time / _HOUR:.3g} h"
+    return f"{amount(round(amount_of_time / _DAY))} days"
 
 
 def until_probe(retry_after: Any) -> str:
@@ -41,8 +41,8 @@ def share(value: Any) -> str:
 
 def amount(value: Any) -> str:
     """Return a number for reading: integers in full, others with three digits."""
-    told = number(value)
-    return str(int(told)) if told == int(told) else f"{told:.3g}"
+    figure = number(value)
+    return str(int(figure)) if figure == int(figure) else f"{figure:.3g}"
 
 
 def truth(value: bool) -> str:  # noqa: FBT001 - the value itself
@@ -57,8 +57,8 @@ def rate(value: Any) -> str:
 
 def several(value: Any, one: str, many: str | None = None) -> str:
     """Return a count with its noun: "1 call", "3 calls"."""
-    told = amount(value)
-    return f"{told} {one if told == '1' else many or one + 's'}"
+    count = amount(value)
+    return f"{count} {one if count == '1' else many or one + 's'}"
 
 
 def use(used: Any, of: Any) -> str:

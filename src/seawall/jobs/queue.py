@@ -609,8 +609,8 @@ class JobQueue:
         letters = yield QueueCall("dead", (limit,))
         found = []
         for one in letters:
-            told = (one.id, _read(one.payload), one.attempts, *read_reason(one.reason))
-            found.append(DeadLetter(*told, one.priority, one.age / 1e6))
+            fields = (one.id, _read(one.payload), one.attempts, *read_reason(one.reason))
+            found.append(DeadLetter(*fields, one.priority, one.age / 1e6))
         return found
 
     def _counting(self) -> QueueSteps[dict[str, Any]]:

@@ -177,7 +177,7 @@ class LoopWatchdog:
         found = []
         for pulse in self._suspects(paused=paused):
             due = pulse.due
-            stack = _told(frame_of(pulse.thread))  # outside of the lock: it is slow
+            stack = _stack_text(frame_of(pulse.thread))  # outside of the lock: it is slow
             with self._lock:
                 if pulse.due != due:
                     continue  # it recovered meanwhile: that is not the stack which blocked it
@@ -256,7 +256,7 @@ def _frame_of(thread: int) -> FrameType | None:
     return sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way
 
 
-def _told(frame: FrameType | None) -> str:
+def _stack_text(frame: FrameType | None) -> str:
     """Return the lines of a stack from where the loop called into the program, innermost last."""
     from traceback import StackSummary, walk_stack
 

@@ -8,7 +8,7 @@ Promises:
 - A job is done when its item has ended. One that is given back can be claimed at once, and this
   was no attempt. Its lease is prolonged while it is at work.
 - A job whose lease was lost is not begun in another stage.
-- A job that is done, of which the queue cannot be told, keeps its lease until it can.
+- A finished job keeps its lease until its end could be reported to the queue.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ READABLE_AFTER: Final = 30.0
 ACK_WITHIN: Final = 5.0
 """Seconds for reporting the last ends to a source after a stop, and for closing it."""
 TELL_AGAIN: Final = 0.2
-"""Seconds after which a source is told again of ends that it did not take, in that time."""
+"""Seconds after which ends that a source did not take are reported to it again."""
 
 FOR_GOOD: Final = (
     ArithmeticError,
@@ -76,7 +76,7 @@ class SourceReader:
         self.read = 0
         self._reported = asyncio.Event()
         self._unanswered = 0
-        """Ends that the source is told of right now, and has not taken yet."""
+        """Ends that are being reported to the source, which has not taken them yet."""
         self._error = ""
         """Why the source cannot be read, or does not take ends, if it is so."""
         self._errors = 0
@@ -261,8 +261,8 @@ class SourceReader:
                 self._errors += 1
                 if not is_failing:
                     _log.error(
-                        "pipeline %r: source %r does not take the ends of items, and is told again:"
-                        " %s",
+                        "pipeline %r: source %r does not take the ends of items; they are reported"
+                        " again: %s",
                         self._run.name,
                         self.source.name,
                         described(error),
@@ -281,7 +281,7 @@ class SourceReader:
                 return
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before a source is told again; not for long when the run is over."""
+        """Wait before reporting to a source again; not for long when the run is over."""
         if self._over.is_set():
             await sleep_async(min(seconds, TELL_AGAIN))
             return

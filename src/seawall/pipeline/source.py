@@ -1,7 +1,7 @@
 """Sources: where items come from, and where their ends are reported.
 
 A source hands out items when it is asked, so it never gives more than the pipeline has room for. It
-is told of each item exactly once how it ended: `acknowledge` after the sink has it (or it is a dead
+learns of each item exactly once how it ended: `acknowledge` after the sink has it (or it is a dead
 letter, or dropped), `give_back` if the pipeline stopped before.
 
 A source that shares its items with other processes may lose them: then it has a method

@@ -162,7 +162,7 @@ class InboxSink(Generic[T]):
         """Call `function(conn, value)` in a transaction of the inbox's database.
 
         It is async where connections are awaited, and plain for a `Sqlite` or a pool of blocking
-        connections. Items are told apart by the id of their source, or by `id(value)`, within
+        connections. Items are distinguished by the id of their source, or by `id(value)`, within
         `consumer`. Of a sink with `batch=`, the function is called with each value in turn, all in
         one transaction; if one of them fails, each has a transaction of its own.
         """

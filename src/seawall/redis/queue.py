@@ -280,8 +280,10 @@ class PriorityQueue(JobQueue):
             self._announced = True
         own = f"{self.rules!r}, max_payload={self.max_payload}"
         me = ref(self)
-        told = self._core.announce("queue", self.name, own, lambda other: _differ(me, own, other))
-        finalize(self, told.stop)
+        announcement = self._core.announce(
+            "queue", self.name, own, lambda other: _differ(me, own, other)
+        )
+        finalize(self, announcement.stop)
 
     def _listen(self, topic: str) -> None:
         """Subscribe, once for all waiters here, to what happens in other pods."""

@@ -68,7 +68,7 @@ TRIES: Final = 3
 REMEMBERED: Final = 3600.0
 """Seconds for which announced settings are kept without being renewed."""
 
-TOLD: Final = 16
+MOST_LOGGED_DIFFERENCES: Final = 16
 """Maximum number of different settings of other pods that are reported."""
 
 _of_parent: list[object] = []
@@ -257,13 +257,13 @@ class StoreCore:
     ) -> Handle:
         """Compare `settings` with those of other pods periodically; report each difference once."""
         key = self.key(kind, name, "settings")
-        told: set[str] = set()
+        logged: set[str] = set()
 
         async def compare() -> None:
             kept = await self.acall("settings", [key], [settings, int(REMEMBERED * 1000)], 1.0)
             other = kept.decode("utf-8", "replace") if isinstance(kept, bytes) else settings
-            if other != settings and other not in told and len(told) < TOLD:
-                told.add(other)
+            if other != settings and other not in logged and len(logged) < MOST_LOGGED_DIFFERENCES:
+                logged.add(other)
                 on_differ(printable(other, 1000))
 
         return self.every(REMEMBERED / 4, compare)

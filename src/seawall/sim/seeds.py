@@ -27,7 +27,7 @@ T_975: Final = (
 """Student's t for a 95 % interval, by degrees of freedom from 1 on; beyond, nearly 1.96."""
 
 Progress = Callable[[int, int], None]
-"""Is told how many runs of how many are done."""
+"""Receives how many runs are done, and how many there are."""
 
 
 class Estimate(NamedTuple):

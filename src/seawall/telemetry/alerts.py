@@ -412,7 +412,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         _above(_ask.gauge("max", "series_folded", "job metric"), threshold.FOLDED),
         900,
         "{{ $labels.job }}: {{ $labels.metric }} has too many series",
-        "{{ $value }} series of {{ $labels.metric }} in {{ $labels.job }} are told together, as"
+        "{{ $value }} series of {{ $labels.metric }} in {{ $labels.job }} are combined, as"
         " `other`: names are made from data.",
     ),
 )

@@ -565,14 +565,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     _seconds(
         "reading_age",
         "kind name",
-        "How long ago a store or database told what is shown of it",
+        "How long ago a values read from a store or database were read",
         "stored_age",
     ),
     _gauge("unreadable", "kind", "Things whose snapshot or last question failed", "snapshot_error"),
     _gauge(
         "series_folded",
         "metric",
-        "Series beyond the cap, which are told together as `other`",
+        "Series beyond the cap, which are combined as `other`",
         "the cap",
     ),
 )

@@ -97,7 +97,7 @@ class _Source:
     def __init__(self) -> None:
         self.switch: TelemetrySwitch | None = None
         self._series = Series()
-        self._told: dict[str, list[Observation]] = {}
+        self._observations: dict[str, list[Observation]] = {}
         self._asked: set[str] = set()
         self.histograms: dict[str, Histogram] = {}
         self._recorded: dict[tuple[str, Labels], MetricReading] = {}
@@ -112,7 +112,7 @@ class _Source:
     def start(self, switch: TelemetrySwitch, cap: int) -> None:
         """Switch on."""
         with self._lock:
-            self._series.cap, self._told, self._asked = cap, {}, set()
+            self._series.cap, self._observations, self._asked = cap, {}, set()
             self.switch = switch
 
     def stop(self) -> None:
@@ -131,19 +131,19 @@ class _Source:
             if self.switch is None:
                 return []
             if not self._asked or metric.name in self._asked:
-                self._told, self._asked = self._read(), set()
+                self._observations, self._asked = self._read(), set()
             self._asked.add(metric.name)
-            return self._told.get(metric.name, [])
+            return self._observations.get(metric.name, [])
 
     def _read(self) -> dict[str, list[Observation]]:
-        told: dict[str, list[Observation]] = {}
+        observations: dict[str, list[Observation]] = {}
         readings = self._series.bounded(readings_of(snapshot()))
         for metric, labels, value, _ in readings:
             if metric.kind != "histogram":
                 attributes = dict(zip(metric.otel_labels, labels, strict=True))
-                told.setdefault(metric.name, []).append(Observation(value, attributes))
+                observations.setdefault(metric.name, []).append(Observation(value, attributes))
         self._record([one for one in readings if one.metric.kind == "histogram"])
-        return told
+        return observations
 
     def _record(self, found: list[MetricReading]) -> None:
         """Record the increase of the histograms since the last collection."""

@@ -16,12 +16,12 @@ from seawall.telemetry.metrics import BY_NAME, full_name
 from seawall.telemetry.series import Labels, MetricReading, combined, label
 
 Snapshot = Mapping[str, Iterable[Mapping[str, Any]]]
-Told = tuple[str, Labels, Any]
+Sample = tuple[str, Labels, Any]
 
 
 def readings_of(snapshot: Snapshot) -> list[MetricReading]:
     """Return all readings of `seawall.snapshot()`, by the table of names."""
-    told: list[Told] = []
+    found: list[Sample] = []
     for kind, things in snapshot.items():
         read = _READERS.get(kind)
         unreadable = 0
@@ -29,18 +29,18 @@ def readings_of(snapshot: Snapshot) -> list[MetricReading]:
             name = str(thing.get("name", ""))
             unreadable += "snapshot_error" in thing or "stored_error" in thing
             if thing.get("stored_age") is not None:
-                told.append(("reading_age_seconds", (kind, name), thing["stored_age"]))
+                found.append(("reading_age_seconds", (kind, name), thing["stored_age"]))
             if read is not None:
-                told += _read(read, kind, name, thing)
+                found += _read(read, kind, name, thing)
         if unreadable:
-            told.append(("unreadable", (kind,), unreadable))
-    told.append(("autoscale_load", (), autoscale_load(snapshot)))
-    return combined(_readings(told))
+            found.append(("unreadable", (kind,), unreadable))
+    found.append(("autoscale_load", (), autoscale_load(snapshot)))
+    return combined(_readings(found))
 
 
-def _readings(told: Iterable[Told]) -> Iterator[MetricReading]:
+def _readings(values: Iterable[Sample]) -> Iterator[MetricReading]:
     """Drop readings that are no numbers, or no histograms of the right bounds."""
-    for name, labels, value in told:
+    for name, labels, value in values:
         metric = BY_NAME[full_name(name)]
         numbers = value if isinstance(value, tuple) else (value,)
         expected = len(metric.bounds) + 2 if metric.kind == "histogram" else 1
@@ -84,20 +84,20 @@ def autoscale_load(snapshot: Snapshot) -> float:
 
 # Readers of each kind
 
-Reader = Callable[[str, str, Mapping[str, Any]], Iterator[Told]]
+Reader = Callable[[str, str, Mapping[str, Any]], Iterator[Sample]]
 
 
-def _read(read: Reader, kind: str, name: str, thing: Mapping[str, Any]) -> list[Told]:
-    told: list[Told] = []
+def _read(read: Reader, kind: str, name: str, thing: Mapping[str, Any]) -> list[Sample]:
+    found: list[Sample] = []
     try:
         for one in read(kind, name, thing):
-            told.append(one)  # noqa: PERF402 - keeps what was read before an exception
+            found.append(one)  # noqa: PERF402 - keeps what was read before an exception
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
         pass  # a user's own policy may show anything
-    return told
+    return found
 
 
-def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for outcome in ("succeeded", "failed", "cancelled", "rejected"):
         yield "attempts_total", (name, outcome), seen.get(outcome)
     yield from _plainly(
@@ -113,20 +113,20 @@ def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     yield from _histogram("attempt_duration_seconds", (name,), seen.get("histogram"))
     yield from _histogram("queue_wait_seconds", (name,), seen.get("waits"))
     for policy in _policies(seen):
-        told = _POLICIES.get(str(policy.get("policy")))
+        reader = _POLICIES.get(str(policy.get("policy")))
         for metric in ("rejected", "would_reject"):
             if metric in policy:
                 yield f"{metric}_total", (name, str(policy["policy"])), policy[metric]
         shared = policy.get("shared")
         if isinstance(shared, Mapping) and "mode" in shared:
             yield "policy_shared", (name, str(policy["policy"])), shared["mode"] == "shared"
-        if told is not None:
-            yield from _read(told, "guard", name, policy)
+        if reader is not None:
+            yield from _read(reader, "guard", name, policy)
     if isinstance(family := seen.get("family"), Mapping):
         yield from _worst_keys(name, family["worst"])
 
 
-def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[Told]:
+def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
     """Yield the state of the worst keys of a family; their counts are in the family's counters."""
     for key, seen in worst.items():
         member = f"{name}[{key}]"
@@ -136,7 +136,7 @@ def _worst_keys(name: str, worst: Mapping[str, Mapping[str, Any]]) -> Iterator[T
                 yield from _states("breaker_state", (member,), policy["state"], BREAKER_STATES)
 
 
-def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _retry(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for outcome, number in seen.get("outcomes", {}).items():
         yield "retry_calls_total", (name, outcome), number
     for cause, number in seen.get("stopped", {}).items():
@@ -156,13 +156,13 @@ def spent_share(budget: Mapping[str, float]) -> float:
     return min(1.0, max(0.0, share))
 
 
-def _shed(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _shed(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for rule, classes in seen.get("shed_classes", {}).items():
         for class_, number in classes.items():
             yield "shed_total", (name, rule, class_), number
 
 
-def _slots(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _slots(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     labels = name, str(seen["policy"])
     yield "slots", labels, seen.get("limit", seen.get("workers"))
     yield "slots_in_use", labels, seen["in_flight"]
@@ -176,32 +176,32 @@ def _slots(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
 BREAKER_STATES: Final = ("closed", "open", "half_open", "isolated")
 
 
-def _breaker(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _breaker(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _states("breaker_state", (name,), seen["state"], BREAKER_STATES)
     for state, number in seen.get("transitions", {}).items():
         yield "breaker_transitions_total", (name, state), number
     yield from _plainly(name, seen, open_keys="breaker_open_keys")
 
 
-def _rate_limit(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _rate_limit(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     refused = seen["rejected"] + seen.get("reserve_rejected", 0)
     yield "rate_limited_total", (kind, name, "any"), refused
 
 
-def _request_limits(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _request_limits(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for limit, one in seen.get("limits", {}).items():
         yield "rate_limited_total", (kind, name, limit), one["over"]
 
 
-def _cache(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _cache(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _results("cache_total", (name,), seen, ("hits", "misses", "shared"))
 
 
-def _hedge(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _hedge(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _plainly(name, seen, hedges="hedges_total", wins="hedge_wins_total")
 
 
-def _fallback(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _fallback(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for level, number in enumerate(seen.get("levels", {}).values(), 1):
         yield "fallbacks_total", (name, str(level)), number
 
@@ -220,7 +220,7 @@ _POLICIES: Final[dict[str, Reader]] = {
 }
 
 
-def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _plainly(
         name,
         seen,
@@ -238,7 +238,7 @@ def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
             yield from _histogram(f"pool_{key}_seconds", (name,), times.get("histogram"))
 
 
-def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _plainly(
         name,
         seen,
@@ -250,13 +250,13 @@ def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     yield from _results("executor_calls_total", (name,), seen, outcomes)
 
 
-def _serializer(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _serializer(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _plainly(
         name, seen, waiting="serializer_waiting", rejected="serializer_rejected_total"
     )
 
 
-def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Told]:
+def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Sample]:
     """Yield the waiting items of a queue, a channel, jobs, an outbox or deferred calls."""
     seen = _flat(kind, thing)
     for key, metric in (
@@ -317,7 +317,7 @@ _WORKERS: Final = {
 _NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned", "refused_late"})
 
 
-def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for key, metric in (("concurrency", "worker_slots"), ("at_work", "worker_busy")):
         if key in seen:
             yield metric, (kind, name), seen[key]
@@ -327,45 +327,45 @@ def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
     yield from _refused_late(kind, name, seen)
 
 
-def _idempotency(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _idempotency(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for result, number in seen.items():
         if type(number) is int and result != "refused_late":
             yield "idempotency_total", (kind, name, result), number
     yield from _refused_late(kind, name, seen)
 
 
-def _refused_late(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _refused_late(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     if "refused_late" in seen:
         yield "refused_late_total", (kind, name), seen["refused_late"]
 
 
-def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield "duplicates_dropped_total", (kind, name), seen["duplicates"]
 
 
-def _fifo(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _fifo(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield "duplicates_dropped_total", (kind, name), seen["duplicate"] + seen["late"]
     yield "fifo_gaps_total", (name,), seen["gaps"]
 
 
-def _health(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _health(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     states = ("healthy", "degraded", "unhealthy", "unknown")
     for level, state in seen["levels"].items():
         yield from _states("health_state", (name, level), state, states)
 
 
-def _lifecycle(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _lifecycle(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     phases = ("starting", "ready", "draining", "stopped")
     yield from _states("lifecycle_state", (name,), seen["state"], phases)
     yield "requests_in_flight", (name,), seen["in_flight"]
 
 
-def _service_levels(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _service_levels(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     levels = ("full", "cached", "partial", "static", "maintenance")
     yield from _states("service_level", (name,), seen["level"], levels)
 
 
-def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     states = [host["state"] for host in seen["hosts"].values()]
     for state in ("serving", "ejected", "failing checks", "suspected"):
         yield "upstream_hosts", (name, state), states.count(state)
@@ -377,7 +377,7 @@ MOST_MEMBERS: Final = 10
 MEMBER_STATES: Final = ("unknown", "alive", "suspected", "confirmed", "left")
 
 
-def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for key in ("messages", "bytes"):
         if isinstance(numbers := seen.get(key), Mapping):
             ways = ("sent", "received", "refused")
@@ -426,7 +426,7 @@ _STAGE_RESULTS: Final = {
 """The results of a stage, with their names in the snapshot."""
 
 
-def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield "pipeline_running", (name,), float(bool(seen["running"]))
     endings = ("sink", "dead_letter", "dropped", "returned")
     yield from _results("pipeline_ended_total", (name,), seen, endings)
@@ -459,7 +459,7 @@ def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
             yield from _histogram("pipeline_stage_duration_seconds", labels, stage["histogram"])
 
 
-def _collect(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _collect(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     missing = seen["missing"]
     states = Counter(one["state"] for one in missing)
     states["ok"] = seen["sources"] - len(missing)
@@ -476,7 +476,7 @@ def _collect(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
         yield "collect_missing_seconds", (name, str(one["source"])), one["since"]
 
 
-def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     client = "gen_ai_client"
     for one in seen["operations"]:
         models = one["request_model"], one["response_model"]
@@ -495,7 +495,7 @@ def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
             yield "llm_cost_total", (name, one["request_model"]), one["cost"]
 
 
-def _models(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Told]:
+def _models(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for level, (model, number) in enumerate(seen["served"].items()):
         yield "models_served_total", (name, model, str(level)), number
     yield "models_failed_total", (name,), seen["failed"]
@@ -534,7 +534,7 @@ _READERS: Final[dict[str, Reader]] = {
 # Helpers
 
 
-def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Told]:
+def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Sample]:
     for key, metric in metrics.items():
         if key in seen:
             yield metric, (name,), seen[key]
@@ -542,18 +542,18 @@ def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Tol
 
 def _results(
     metric: str, labels: Labels, seen: Mapping[str, Any], results: Iterable[str]
-) -> Iterator[Told]:
+) -> Iterator[Sample]:
     for result in results:
         if result in seen:
             yield metric, (*labels, result), seen[result]
 
 
-def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> Iterator[Told]:
+def _states(metric: str, labels: Labels, state: str, states: Iterable[str]) -> Iterator[Sample]:
     for known in states:
         yield metric, (*labels, known), float(known == state)
 
 
-def _histogram(metric: str, labels: Labels, seen: Any) -> Iterator[Told]:
+def _histogram(metric: str, labels: Labels, seen: Any) -> Iterator[Sample]:
     if isinstance(seen, Mapping):
         yield metric, labels, (seen["sum"], *seen["counts"])
 

@@ -65,7 +65,7 @@ class Series:
         for reading in readings:
             owners = by_metric.setdefault(reading.metric.name, {})
             owners.setdefault(_owner(reading), []).append(reading)
-        told: list[MetricReading] = []
+        kept: list[MetricReading] = []
         for name in self._counters:
             by_metric.setdefault(name, {})  # so that it notices that all of its series are gone
         for name, owners in by_metric.items():
@@ -75,15 +75,15 @@ class Series:
             # Combined, because an object may really be called "other".
             if BY_NAME[name].kind != "gauge":
                 counter = self._counters.setdefault(name, _Counter(BY_NAME[name], self.cap))
-                told += counter.told(
+                kept += counter.exported(
                     [(one, one) for one in own] + [(one, _anonymous(one)) for one in rest]
                 )
             else:
-                told += combined([*own, *(_anonymous(one) for one in rest)])
+                kept += combined([*own, *(_anonymous(one) for one in rest)])
             if rest:
                 folded = BY_NAME["seawall_series_folded"]
-                told.append(MetricReading(folded, (name,), float(len(rest))))
-        return sorted(told, key=lambda reading: _ORDER[reading.metric.name])
+                kept.append(MetricReading(folded, (name,), float(len(rest))))
+        return sorted(kept, key=lambda reading: _ORDER[reading.metric.name])
 
     def _admit(self, name: str, owners: Mapping[Labels, list[MetricReading]]) -> dict[Labels, None]:
         kept: dict[Labels, None] = {}
@@ -114,20 +114,22 @@ class _Counter:
         # One assignment: a fork may come at any moment, while another thread is here.
         self._state = _Remembered({}, {}), _Remembered({}, {})
 
-    def told(self, readings: Iterable[tuple[MetricReading, MetricReading]]) -> list[MetricReading]:
+    def exported(
+        self, readings: Iterable[tuple[MetricReading, MetricReading]]
+    ) -> list[MetricReading]:
         """Return the readings to export, given pairs of a reading and its exported form."""
         sums, totals = self._state
         found: dict[Labels, Numbers] = {}
         rises: dict[Labels, Numbers] = {}
-        for own, told_as in readings:
+        for own, form in readings:
             found[own.labels] = numbers = (own.value, *own.counts)
             rise = sums.rise(own.labels, numbers)
-            rises[told_as.labels] = _added(rises.get(told_as.labels), rise)
-        told = {labels: _added(totals.last(labels), rise) for labels, rise in rises.items()}
-        self._state = sums.followed_by(found, self._cap), totals.followed_by(told, self._cap)
+            rises[form.labels] = _added(rises.get(form.labels), rise)
+        shown_as = {labels: _added(totals.last(labels), rise) for labels, rise in rises.items()}
+        self._state = sums.followed_by(found, self._cap), totals.followed_by(shown_as, self._cap)
         return [
             MetricReading(self._metric, labels, value, tuple(counts))
-            for labels, (value, *counts) in told.items()
+            for labels, (value, *counts) in shown_as.items()
         ]
 
 

@@ -27,7 +27,7 @@ def check(source: Source) -> Iterator[Finding]:
 
 
 def _is_immediate(call: ast.Call) -> bool:
-    """Return whether the call is told not to wait."""
+    """Return whether the call is asked not to wait."""
     return any(
         keyword.arg == "mock_response"
         or (

@@ -78,7 +78,7 @@ class Retry(NamedTuple):
     node: ast.AST
     name: str
     repeated: list[ast.stmt]
-    """Empty if it cannot be told."""
+    """Empty if it is not known."""
     handles_nesting: bool = False
     """Whether a retry further in does not multiply with it, as between Seawall's own."""
 
@@ -196,7 +196,7 @@ class _Retries:
         else:
             yield from self._without_budget(call, "backoff")
         if "jitter" in given and is_none(given["jitter"]):
-            message = "backoff is told to have no jitter"
+            message = "backoff is set to have no jitter"
             yield self._source.finding("SW202", call, message, "jitter=backoff.full_jitter")
         exceptions = call.args[1] if len(call.args) > 1 else given.get("exception")
         if exceptions is not None and names_in(exceptions) & _EVERYTHING and "giveup" not in given:
@@ -213,7 +213,7 @@ class _Retries:
             yield from self._without_budget(call, "stamina")
         jitter = given.get("wait_jitter")
         if isinstance(jitter, ast.Constant) and jitter.value == 0:
-            message = "stamina is told to have no jitter"
+            message = "stamina is set to have no jitter"
             yield self._source.finding("SW202", call, message, "wait_jitter=1.0")
         if "on" in given and names_in(given["on"]) & _EVERYTHING:
             message = f"stamina retries {code_of(given['on'])}"

@@ -81,7 +81,7 @@ class _Timeouts:
         what = self._source.libraries.canonical(value.path)
         if given.refused:
             rule = rule or "SW101"
-            message = f"{what}(...) is told to wait without a limit"
+            message = f"{what}(...) waits without a limit"
         else:
             rule = rule or ("SW102" if wait.kind == "long" else "SW101")
             message = f"{what}(...) has no timeout: it waits {wait.waits}"

@@ -202,10 +202,10 @@ class DashboardClient:
                 raise http.client.IncompleteRead(bytes(body))
             return read(bytes(body))
 
-    def messages(self, told: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    def messages(self, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Yield each message as it comes, until `close`; reconnect as often as needed.
 
-        `told` is called with the reason and the next step when the dashboard cannot be read.
+        `report` is called with the reason and the next step when the dashboard cannot be read.
         """
         delays = BACKOFF.delays(self._rng.random)
         while not self._closed.is_set():
@@ -218,7 +218,7 @@ class DashboardClient:
                 lost = str(error)
             if not self._closed.is_set():
                 delay = next(delays)
-                told(f"{lost}; next try in {delay:.1f} s")
+                report(f"{lost}; next try in {delay:.1f} s")
                 if self._clock.wait(self._running, delay):
                     return
 

@@ -194,12 +194,12 @@ def _print_json(raw: dict[str, Any]) -> None:
 
 
 def _live_json(options: Options) -> int:
-    for raw in options.source.messages(_told):
+    for raw in options.source.messages(_print_trouble):
         _print_json(raw)
     return WELL
 
 
-def _told(why: str) -> None:
+def _print_trouble(why: str) -> None:
     _failed(why)
 
 

@@ -140,14 +140,18 @@ class _Drawing:
         names = [view["pod"]["name"] for view in self._views]
         pods = names[0] if len(names) == 1 else f"{len(names)} pods"
         dot = f" {self._glyphs.dot} "
-        told = dot.join([pods, of_all + _counted(max(guards, there), "guard"), f"load {load:.2f}"])
+        summary = dot.join(
+            [pods, of_all + _counted(max(guards, there), "guard"), f"load {load:.2f}"]
+        )
         now = self._message["at"]
-        return line((self._message["title"], "bold"), dot, moment(now, now), dot, (told, "dim"))
+        return line((self._message["title"], "bold"), dot, moment(now, now), dot, (summary, "dim"))
 
     def says(self) -> Text:
         """Return the line with the overall verdict."""
-        tone, told = verdict(self._message), self._message["verdict"]
-        words = told["words"] if told["tone"] != "ok" or tone == "ok" else "Worth a look"
+        tone, verdict_now = verdict(self._message), self._message["verdict"]
+        words = (
+            verdict_now["words"] if verdict_now["tone"] != "ok" or tone == "ok" else "Worth a look"
+        )
         return line((f"{self._glyphs.tones[tone]} {words}.", STYLES[tone]))
 
     # Blocks
@@ -207,12 +211,12 @@ class _Drawing:
         tone: Tone = "warn"
         if "gone" in view:
             tone, since = "off", view["gone"]
-            told = f"gone since {moment(since, now)}, {span(now - since)}"
+            age_text = f"gone since {moment(since, now)}, {span(now - since)}"
         elif age > max(OLD, LATE * view["every"]):
-            told = f"as of {span(age)} ago"
+            age_text = f"as of {span(age)} ago"
         else:
             return None
-        text = f"{self._glyphs.tones[tone]} {view['pod']['name']}: {told}"
+        text = f"{self._glyphs.tones[tone]} {view['pod']['name']}: {age_text}"
         return Unit([line((text, STYLES[tone]))], tone)
 
     def _wrapped(self, text: str) -> list[str]:
@@ -318,8 +322,8 @@ class _Drawing:
     def _below(self, guard: GuardView) -> list[Text]:
         """Return the lines below a guard: its last error where that matters, and its stack."""
         last = guard.get("last_error", "")
-        told = last and (self._stacks or guard["tone"] in ("bad", "warn"))
-        lines = [line((f"    last error: {last}", "dim"))] if told else []
+        shows_error = last and (self._stacks or guard["tone"] in ("bad", "warn"))
+        lines = [line((f"    last error: {last}", "dim"))] if shows_error else []
         return lines + (self._stack(guard) if self._stacks else [])
 
     def _stack(self, guard: GuardView) -> list[Text]:
@@ -332,8 +336,8 @@ class _Drawing:
         text = line((f"    {end} ", "dim"), layer["title"])
         if layer["state"]:
             text.append(f" {layer['state']}", STYLES[layer["tone"]])
-        told = [layer["settings"], layer["sharing"], *(f"{k} {v}" for k, v in layer["facts"])]
-        for one in told:
+        texts = [layer["settings"], layer["sharing"], *(f"{k} {v}" for k, v in layer["facts"])]
+        for one in texts:
             if one:
                 text.append(dot + one, "dim")
         return text
@@ -351,21 +355,21 @@ class _Drawing:
         if tracked and self._width >= 80:  # noqa: PLR2004 - the present comes before the past
             columns.append(Column("past", 12 if self._width < 120 else 24))  # noqa: PLR2004
         rest = self._width - sum(column.width + 1 for column in columns)
-        columns.append(Column("told", max(rest, 1)))
+        columns.append(Column("text", max(rest, 1)))
         units = [Unit([self._row(view, row, columns)], row["tone"]) for view, row in rows]
         return ScreenBlock(line((title.upper(), "bold")), units, 3)
 
     def _row(self, view: View, row: RowView, columns: list[Column]) -> Text:
         widths = {column.name: column.width for column in columns}
         style = STYLES[row["tone"]]
-        told = line((f"{row['kind'].replace('_', ' ')} ", "dim"), (row["state"], style))
+        text = line((f"{row['kind'].replace('_', ' ')} ", "dim"), (row["state"], style))
         for label, value in row["facts"]:
-            told.append(f" {self._glyphs.dot} {label} {value}", "dim")
+            text.append(f" {self._glyphs.dot} {label} {value}", "dim")
         cells = {
             "tone": line((self._glyphs.tones[row["tone"]], style)),
             "name": line(row["name"]),
             "pod": line((view["pod"]["name"], "dim")),
-            "told": told,
+            "text": text,
         }
         if row["gauge"] is not None:
             cells["gauge"] = line((gauge(row["gauge"], _GAUGE, self._glyphs), style))

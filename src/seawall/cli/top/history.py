@@ -40,12 +40,12 @@ class TopHistory:
 
     def _forget(self, message: DashboardMessage) -> None:
         """Drop the history of pods that are gone."""
-        told = {view["pod"]["name"] for view in message["views"]}
+        present = {view["pod"]["name"] for view in message["views"]}
         gone = {pod: h["at"][-1] if h["at"] else 0.0 for pod, h in self._pods.items()}
-        for pod in told:
+        for pod in present:
             gone.pop(pod, None)
         oldest_first = sorted(gone, key=gone.__getitem__)
-        beyond = len(self._pods.keys() | told) - MOST_PODS
+        beyond = len(self._pods.keys() | present) - MOST_PODS
         for place, pod in enumerate(oldest_first):
             if place < beyond or message["at"] - gone[pod] > KEPT_FOR:
                 del self._pods[pod]
@@ -73,8 +73,8 @@ def _append(history: History, view: View, room: int) -> int:
     for name, track in history["guards"].items():
         _extend(track, guards.get(name))
     for name, points in history["rows"].items():
-        told = rows.get(name)
-        points.append(told["track"] if told else None)
+        present = rows.get(name)
+        points.append(present["track"] if present else None)
         del points[:-MOST_POINTS]
     del history["at"][:-MOST_POINTS]
     return len(history["guards"]) + len(history["rows"]) - had

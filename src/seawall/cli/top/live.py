@@ -99,7 +99,7 @@ class _Feed:
 
     def _read(self) -> None:
         try:
-            for raw in self._source.messages(self._told):
+            for raw in self._source.messages(self._show_trouble):
                 reading = understood(raw)
                 # Copied, because the screen draws this while the next message extends the original.
                 history = _copied(self._past.take(reading.message))
@@ -108,9 +108,11 @@ class _Feed:
                     self._lost, self._heard = "", self._clock.now()
                 self._ring()
         finally:
-            self._told("nothing is read any more")  # visible only if the thread ended by a bug
+            self._show_trouble(
+                "nothing is read any more"
+            )  # visible only if the thread ended by a bug
 
-    def _told(self, why: str) -> None:
+    def _show_trouble(self, why: str) -> None:
         with self._lock:
             self._lost = why
         self._ring()

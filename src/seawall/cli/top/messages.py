@@ -161,9 +161,9 @@ def verdict(message: DashboardMessage) -> Tone:
     """Return the overall tone of `message`: "bad", "warn" or "ok"."""
     tones: list[Tone] = ["ok"]
     for view in message["views"]:
-        told: list[PodTrouble | GuardView | RowView] = [*view["troubles"], *view["guards"]]
-        told += [row for rows in view["sections"].values() for row in rows]
-        tones += [one["tone"] for one in told]
+        entries: list[PodTrouble | GuardView | RowView] = [*view["troubles"], *view["guards"]]
+        entries += [row for rows in view["sections"].values() for row in rows]
+        tones += [one["tone"] for one in entries]
     return worst(tones)
 
 
@@ -230,18 +230,18 @@ def _about(view: View, patterns: tuple[str, ...]) -> View:
 # History
 
 
-def _histories(told: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
+def _histories(histories: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
     shown_pods = set(views)
-    named = ((legible(pod), past) for pod, past in told.items())
+    named = ((legible(pod), past) for pod, past in histories.items())
     return {pod: _history(past) for pod, past in named if pod in shown_pods}
 
 
-def _history(told: Any) -> History:
+def _history(raw: Any) -> History:
     """Return the history of a pod, with lists of equal length; empty where it is invalid."""
-    told = told if isinstance(told, dict) else {}
-    instants = told.get("at")
+    raw = raw if isinstance(raw, dict) else {}
+    instants = raw.get("at")
     at = [number(one) for one in instants[-MOST_POINTS:]] if isinstance(instants, list) else []
-    guards, rows = told.get("guards"), told.get("rows")
+    guards, rows = raw.get("guards"), raw.get("rows")
     return History(
         at=at,
         guards={
@@ -258,9 +258,9 @@ def _history(told: Any) -> History:
     )
 
 
-def _track(told: dict[str, Any], length: int) -> GuardTrack:
-    rates = {name: [one or 0.0 for one in _points(told.get(name), length)] for name in _RATES}
-    states = told.get("breaker")
+def _track(raw: dict[str, Any], length: int) -> GuardTrack:
+    rates = {name: [one or 0.0 for one in _points(raw.get(name), length)] for name in _RATES}
+    states = raw.get("breaker")
     known = [
         one if isinstance(one, str) and one in _STATES else None
         for one in (states[-length:] if isinstance(states, list) and length else ())
@@ -269,17 +269,17 @@ def _track(told: dict[str, Any], length: int) -> GuardTrack:
         "GuardTrack",
         {
             **rates,
-            "p50": _points(told.get("p50"), length),
-            "p99": _points(told.get("p99"), length),
+            "p50": _points(raw.get("p50"), length),
+            "p99": _points(raw.get("p99"), length),
             "breaker": [None] * (length - len(known)) + known,
         },
     )
 
 
-def _points(told: Any, length: int) -> list[float | None]:
+def _points(raw: Any, length: int) -> list[float | None]:
     """Return the last `length` numbers of a list, padded at its old end."""
     points = [
         max(number(one), 0.0) if isinstance(one, (int, float)) else None
-        for one in (told[-length:] if isinstance(told, list) and length else ())
+        for one in (raw[-length:] if isinstance(raw, list) and length else ())
     ]
     return [None] * (length - len(points)) + points

@@ -176,10 +176,10 @@ class RpcTerms:
             with keeping_back(self._reserve), self._own_limit(rpc):
                 yield
         except SeawallError as error:
-            told = as_rpc_error(error)
-            if told is error:
+            rpc_error = as_rpc_error(error)
+            if rpc_error is error:
                 raise
-            raise told from error
+            raise rpc_error from error
         finally:
             if token is not None:
                 reset(idempotency_key_var, token)

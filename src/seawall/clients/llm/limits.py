@@ -48,7 +48,7 @@ _AHEAD: Final = 1 / 32
 """Fraction of a vendor's limit by which its report and our count may differ: it rounds, and is
 late."""
 
-_MOST_TOLD: Final = 1024
+_MOST_REPORTED: Final = 1024
 
 _guess: Final[ContextVar[TokenEstimate]] = ContextVar("seawall_llm_guess")
 
@@ -132,7 +132,7 @@ class TokenLimits(RateLimit):
         self.refill = check.choice("refill", refill, ("steady", "at_once"))
         self.max_pushback = check.seconds("max_pushback", max_pushback, zero=True)
         self.max_debt = max_debt
-        self._told: dict[tuple[str, str], tuple[int, float]] = {}
+        self._reported: dict[tuple[str, str], tuple[int, float]] = {}
         super().__init__(
             *(self._limit(kind, rate) for kind, rate in given.items() if rate is not None),
             max_wait=max_wait,
@@ -244,15 +244,15 @@ class TokenLimits(RateLimit):
         """
         key = kind, _guess.get().model
         now = self._now()
-        before = self._told.get(key)
+        before = self._reported.get(key)
         if before is not None:
             remaining, at = before
             slack = max(1, (standing.limit or remaining) // 20)
             if now - at < standing.reset_after / 8 and standing.remaining >= remaining - slack:
                 return False
-        if len(self._told) >= _MOST_TOLD:
-            self._told.clear()
-        self._told[key] = standing.remaining, now
+        if len(self._reported) >= _MOST_REPORTED:
+            self._reported.clear()
+        self._reported[key] = standing.remaining, now
         return True
 
     def _own_left(self, number: int) -> int:

@@ -280,8 +280,8 @@ class SseReader:
 
 def _failure_in(event: Any) -> str:
     """Return the type of the error in an event, "error" if it has no type; "" without error."""
-    for told in (event, event.get("response")) if isinstance(event, dict) else ():
-        error = told.get("error") if isinstance(told, dict) else None
+    for place in (event, event.get("response")) if isinstance(event, dict) else ():
+        error = place.get("error") if isinstance(place, dict) else None
         if isinstance(error, dict):
             names = (error.get("type"), error.get("code"))
             said = (one for one in names if isinstance(one, str) and one.isidentifier())
@@ -349,9 +349,9 @@ class Unpacking:
 class Late:
     """The usage of a response, which is known when its body was read; reported once."""
 
-    __slots__ = ("_reader", "_then", "_told", "error", "model")
+    __slots__ = ("_reader", "_then", "_usage", "error", "model")
 
-    def __init__(self, reader: Reader | None, told: Usage | None = None) -> None:
+    def __init__(self, reader: Reader | None, usage: Usage | None = None) -> None:
         """Read the usage with `reader`, unless it is known from the start."""
         self.model = ""
         """The model that answered, known together with the usage."""
@@ -360,7 +360,7 @@ class Late:
         there was none."""
         self._reader = reader
         self._then: list[Callable[[Usage], None]] = []
-        self._told = told
+        self._usage = usage
 
     def feed(self, data: bytes) -> None:
         """Inspect a chunk of the body."""
@@ -369,8 +369,8 @@ class Late:
 
     def end(self) -> None:
         """Report the usage: the body has ended, or the rest is not needed."""
-        if self._told is None:
-            self._told = UNKNOWN if self._reader is None else self._reader.usage()
+        if self._usage is None:
+            self._usage = UNKNOWN if self._reader is None else self._reader.usage()
             if self._reader is not None:
                 self.model = self._reader.model
                 self.error = self.error or self._reader.failure
@@ -381,17 +381,17 @@ class Late:
             except IndexError:
                 return
             try:
-                then(self._told)
+                then(self._usage)
             except Exception:
                 import logging
 
                 # A failure of a limit must not affect the reader of the body.
                 logging.getLogger("seawall").exception("the usage could not be settled")
 
-    def then(self, told: Callable[[Usage], None]) -> None:
-        """Call `told` with the usage, once it is known."""
-        self._then.append(told)
-        if self._told is not None:
+    def then(self, callback: Callable[[Usage], None]) -> None:
+        """Call `callback` with the usage, once it is known."""
+        self._then.append(callback)
+        if self._usage is not None:
             self.end()
 
 

@@ -83,7 +83,7 @@ class HostSet:
         self._review_at = float("inf")
         self._doubts: dict[ActionBound, tuple[Sequence[str], str]] = {}
         """Hosts to set aside and why, for each action that requests it."""
-        self._untold: list[tuple[type[Event], dict[str, Any]]] = []
+        self._pending_events: list[tuple[type[Event], dict[str, Any]]] = []
 
     def replace(self, urls: list[str]) -> None:
         """Use these hosts from now on; hosts that stay keep their records."""
@@ -139,7 +139,7 @@ class HostSet:
                 taken = Sent(host, now, host.record.generation)
                 if tried is not None:
                     tried.add(host.url)
-        if self._untold:
+        if self._pending_events:
             self._tell()
         return taken if hosts else None
 
@@ -164,7 +164,7 @@ class HostSet:
 
     def _do(self, work: Callable[[], None]) -> None:
         self.mutex.do(work)
-        if self._untold:
+        if self._pending_events:
             self._tell()
 
     def _end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
@@ -217,7 +217,7 @@ class HostSet:
         out = sum(known.out for known in self.hosts)
         ejection = self.judge.judge(host.record, records, out, now)
         if ejection is not None:
-            self._untold.append((HostEjected, {"host": host.url, **ejection._asdict()}))
+            self._pending_events.append((HostEjected, {"host": host.url, **ejection._asdict()}))
             self._review(now)
 
     def checked(self, host: UpstreamHost, *, passed: bool, settings: HealthCheck) -> None:
@@ -232,11 +232,13 @@ class HostSet:
             if passed:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
-                self._untold.append((HostRestored, {"host": host.url, "cause": "checks passed"}))
+                self._pending_events.append(
+                    (HostRestored, {"host": host.url, "cause": "checks passed"})
+                )
             elif not was_out:
                 seconds = settings.every * successes  # the minimum time out
                 fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
-                self._untold.append((HostEjected, fields))
+                self._pending_events.append((HostEjected, fields))
             self._review(now)
         self._tell()
 
@@ -271,9 +273,11 @@ class HostSet:
             was, host.doubt = host.doubt, doubts.get(url, "")
             if host.doubt and not was:
                 fields = {"host": url, "cause": host.doubt, "seconds": 0.0}
-                self._untold.append((HostEjected, fields))
+                self._pending_events.append((HostEjected, fields))
             elif was and not host.out:
-                self._untold.append((HostRestored, {"host": url, "cause": f"no longer {was}"}))
+                self._pending_events.append(
+                    (HostRestored, {"host": url, "cause": f"no longer {was}"})
+                )
 
     def _review(self, now: float) -> None:
         """Restore hosts whose ejection is over, and update the hosts in service."""
@@ -284,7 +288,7 @@ class HostSet:
                 host.record.restore(self.judge.settings, now)
                 if not host.out:  # otherwise it still fails its checks
                     fields = {"host": host.url, "cause": "its time was over"}
-                    self._untold.append((HostRestored, fields))
+                    self._pending_events.append((HostRestored, fields))
         self._doubt()
         serving = tuple(host for host in self.hosts if not host.out)
         out = len(self.hosts) - len(serving)
@@ -340,7 +344,7 @@ class HostSet:
     def _tell(self) -> None:
         """Emit pending events, outside of the lock: a listener may ask for a snapshot."""
         with self.mutex:
-            untold, self._untold = self._untold, []
+            untold, self._pending_events = self._pending_events, []
         for kind, fields in untold:
             emit(kind, self.name, **fields)
 
@@ -348,7 +352,7 @@ class HostSet:
         """Reset in a child process: the requests and detectors of other threads are gone."""
         self.mutex = Mutex()
         self._doubts = {}
-        self._untold = []
+        self._pending_events = []
         for host in self.hosts:
             host.load.in_flight = 0
             host.doubt = ""

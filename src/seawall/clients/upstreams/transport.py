@@ -69,7 +69,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         try:
             pick.__enter__()
         except CircuitOpen as error:
-            raise _told(error, request, library) from None
+            raise _connection_error(error, request, library) from None
         try:
             sent = self._readdressed(request, pick, library)
             return self._received(send(sent), request, sent, pick, library.sync_body)
@@ -85,7 +85,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         try:
             await pick.__aenter__()
         except CircuitOpen as error:
-            raise _told(error, request, library) from None
+            raise _connection_error(error, request, library) from None
         try:
             sent = self._readdressed(request, pick, library)
             return self._received(await send(sent), request, sent, pick, library.async_body)
@@ -186,7 +186,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             await self._inner.__aexit__(*raised)
 
 
-def _told(error: CircuitOpen, request: Any, library: TransportParts) -> Exception:
+def _connection_error(error: CircuitOpen, request: Any, library: TransportParts) -> Exception:
     """Return a refusal as an exception of the library too, as a guarded transport does."""
     guarded = import_module(f"seawall.clients.{library.module.__name__}")
     return as_library_error(error, guarded._LIBRARY, request)

@@ -94,7 +94,7 @@ def act_here(asked: GuardAction, view: View, operator: str, client: str) -> str:
         _command(policy, asked)
         of = "" if asked.key is None else f", key {asked.key}"
         sentence = f"{_DONE[asked.act]} {layer['title']} of {asked.guard}{of}."
-    told(asked, operator, client)
+    log_action(asked, operator, client)
     return sentence
 
 
@@ -110,7 +110,7 @@ async def act_on_pod(asked: GuardAction, pods: Any, tell: Callable[..., None]) -
         raise RequestRefused(409, "Conflict", "That pod could not be acted on.") from error
 
 
-def told(asked: GuardAction, operator: str, client: str) -> None:
+def log_action(asked: GuardAction, operator: str, client: str) -> None:
     """Log what was done, and the operator."""
     # repr: a name with a line break in it must not look like a separate record.
     log.warning(

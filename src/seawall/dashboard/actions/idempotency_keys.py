@@ -39,7 +39,7 @@ async def answer_about_keys(
     try:
         async with asyncio.timeout(WITHIN):
             if act == "show":
-                return {"record": _told(await records.alookup(*named))}
+                return {"record": _document(await records.alookup(*named))}
             found = await records.aforget(*named)
     except KeyInFlight:
         raise RequestRefused(
@@ -78,7 +78,7 @@ def _entered() -> list[tuple[Any, registry.RegistryEntry]]:
     return [(it, entry) for it, entry in registry.entered() if entry.kind == "idempotency"]
 
 
-def _told(record: Any) -> dict[str, Any] | None:
+def _document(record: Any) -> dict[str, Any] | None:
     if record is None:
         return None
     return {**record._asdict(), "events": [event._asdict() for event in record.events]}

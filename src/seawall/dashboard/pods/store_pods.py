@@ -130,7 +130,7 @@ class StorePods:
         self._start()
 
     def _begin_anew(self) -> None:
-        self._running = self._rushed = self._told = self._looked_at = False
+        self._running = self._rushed = self._published = self._looked_at = False
         self._due = 0.0
         self._cost = HEAVY  # seconds of processor time of the last sample; not yet known
         self._rushed_at = 0.0
@@ -179,14 +179,14 @@ class StorePods:
         """
         known = self._known
         places = {pod: place for place, pod in enumerate(known)}
-        told = sorted(
-            reply.told[:MOST],
+        newest = sorted(
+            reply.pods[:MOST],
             key=lambda one: -1 if is_rushed(one.data) else places.get(one.pod, -1),
         )
         kept: dict[str, tuple[bytes, View | str]] = {}
         fresh: dict[str, tuple[bytes, View | str]] = {}
         cost = 0.0
-        for pod, _at, data in told:
+        for pod, _at, data in newest:
             last = known.get(pod)
             if last is not None and (last[0] == data or (cost > READ_FOR and not is_rushed(data))):
                 kept[pod] = last
@@ -198,7 +198,7 @@ class StorePods:
         self._known, self.cost = {**kept, **fresh}, cost
         seen: list[PodReading] = []
         unread: list[str] = []
-        for pod, at, _data in reply.told[:MOST]:
+        for pod, at, _data in reply.pods[:MOST]:
             view = self._known[pod][1]
             if isinstance(view, str):
                 unread.append(view)
@@ -208,7 +208,7 @@ class StorePods:
 
     def _left_out(self, reply: PodsReply, unread: list[str]) -> list[View]:
         """Return a view that reports pods that are not shown, if there are any."""
-        now, more = reply.now / 1e6, max(0, reply.others - len(reply.told[:MOST]))
+        now, more = reply.now / 1e6, max(0, reply.others - len(reply.pods[:MOST]))
         self._unread_since = (self._unread_since or now) if unread else 0.0
         self._more_since = (self._more_since or now) if more else 0.0
         if not unread and not more:
@@ -287,7 +287,7 @@ class StorePods:
         data = await self._look(pace, afresh=rushed)
         if self._closed:
             return
-        self._told = True
+        self._published = True
         self._looked_at = await self._ask("tell", PATIENCE, data) == 1
         if self._looked_at:
             self._due = min(self._due, began + max(self._every, self._cost / SHARE) - early)
@@ -309,8 +309,8 @@ class StorePods:
         return look() if self._cost < HEAVY else await _aside(look)
 
     async def _leave(self, patience: float = PATIENCE) -> None:
-        if self._told:
-            self._told = False
+        if self._published:
+            self._published = False
             await self._ask("leave", patience)
 
     async def _ask(self, what: str, patience: float, *more: bytes) -> Any:

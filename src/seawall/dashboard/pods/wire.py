@@ -47,7 +47,7 @@ PLAIN: Final = b"j"
 PACKED: Final = b"z"
 """Formats of a view; uppercase after a rare event, so that it is read immediately."""
 
-TOLD: Final = 64 * 1024
+LONGEST_VIEW: Final = 64 * 1024
 """Maximum size of a view in bytes, before compression, that other pods get in full: each of them
 reads it each second. Of larger ones, healthy parts are sent in less detail.
 """
@@ -65,8 +65,8 @@ def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
     A view that is `rushed` is read before others.
     """
     data = _json({**view, "every": every})
-    if len(data) > TOLD:
-        data = _json(fit_view(json.loads(data), TOLD)[0])
+    if len(data) > LONGEST_VIEW:
+        data = _json(fit_view(json.loads(data), LONGEST_VIEW)[0])
     plain, packed = (PLAIN.upper(), PACKED.upper()) if rushed else (PLAIN, PACKED)
     small = packed + zlib.compress(data, 1) if len(data) >= WORTH else data
     return small if len(small) < len(data) else plain + data
@@ -88,13 +88,13 @@ def unpack(data: bytes) -> View:
     """Parse and validate a view; raise ValueError, and nothing else, if it is invalid."""
     if not data or len(data) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // 1024} KiB")
-    kind, told = data[:1].lower(), data[1:]
+    kind, body = data[:1].lower(), data[1:]
     if kind == PACKED:
-        told = _inflated(told)
+        body = _inflated(body)
     elif kind != PLAIN:
         raise ValueError("it is neither JSON nor packed")
     try:
-        value = json.loads(told, parse_constant=_no_number)
+        value = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON that can be read") from None
     view = valid_view(value)
@@ -135,7 +135,7 @@ class PodsReply(NamedTuple):
 
     now: int
     others: int
-    told: list[PodData]
+    pods: list[PodData]
 
 
 def read_reply(reply: Any) -> PodsReply:
@@ -143,13 +143,13 @@ def read_reply(reply: Any) -> PodsReply:
     if not isinstance(reply, list) or len(reply) < 2 or (len(reply) - 2) % 3:  # noqa: PLR2004
         raise StoreUnavailable("the store's answer makes no sense")
     now, others = _whole(reply[0]), _whole(reply[1])
-    told = []
+    pods = []
     for place in range(2, len(reply), 3):
         pod, at, data = reply[place : place + 3]
         if not isinstance(pod, bytes) or not isinstance(data, bytes):
             raise StoreUnavailable("the store's answer makes no sense")
-        told.append(PodData(shown(pod[:64].decode("utf-8", "replace"), 64), _whole(at), data))
-    return PodsReply(now, others, told)
+        pods.append(PodData(shown(pod[:64].decode("utf-8", "replace"), 64), _whole(at), data))
+    return PodsReply(now, others, pods)
 
 
 def _whole(value: Any) -> int:

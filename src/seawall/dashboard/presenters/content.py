@@ -143,9 +143,9 @@ def listed(keys: Sequence[str]) -> str:
 def plain_facts(seen: Seen, leave_out: Iterable[str] = ()) -> Facts:
     """Return values that are plain numbers or bools; texts may come from anyone."""
     left = frozenset(leave_out)
-    told = [
+    facts = [
         (say.plainly(str(key)), say.truth(value) if isinstance(value, bool) else say.amount(value))
         for key, value in seen.items()
         if key not in left and isinstance(value, (bool, int, float))
     ]
-    return told[:MOST_FACTS]
+    return facts[:MOST_FACTS]

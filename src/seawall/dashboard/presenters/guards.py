@@ -55,11 +55,11 @@ def guard_view(
     """Return the view of a guard; `policies` are the objects of its stack, if known."""
     name = str(seen.get("name", ""))
     rates = {one: round(counters.rate(("guard", name, one), seen.get(one)), 3) for one in COUNTS}
-    told = policies_of(seen)[:MOST_LAYERS]
-    known = policies if len(policies) >= len(told) else ()
+    layers = policies_of(seen)[:MOST_LAYERS]
+    known = policies if len(policies) >= len(layers) else ()
     stack: list[LayerView] = []
     worst: tuple[Tone, str] = ("ok", "well")
-    for place, one in enumerate(told):
+    for place, one in enumerate(layers):
         layer, word = _layer(name, place, one, known[place] if known else None, counters, settings)
         stack.append(layer)
         if WORST.index(layer["tone"]) < WORST.index(worst[0]):
@@ -76,7 +76,7 @@ def guard_view(
         # Of all problems, an open breaker is the one that blocks all calls; the rest is in the
         # stack.
         worst = "bad", next((state for state in BREAKERS if state in broken), worst[1])
-    states = [str(one.get("state")) for one in told if one.get("policy") == "breaker"]
+    states = [str(one.get("state")) for one in layers if one.get("policy") == "breaker"]
     view = GuardView(
         name=shown(name, LONGEST_NAME),
         tone=worst[0],
@@ -102,15 +102,15 @@ def _layer(
     for counter in ("rejected", "would_reject"):
         if counter in seen:
             counters.rate(("layer", name, place, counter), seen[counter])
-    told = describe_policy(kind, name, place, seen, counters)
-    facts = [*told.facts, *refused_facts(name, place, seen, counters)]
-    sharing, tone, word = "", told.tone, told.word
+    content = describe_policy(kind, name, place, seen, counters)
+    facts = [*content.facts, *refused_facts(name, place, seen, counters)]
+    sharing, tone, word = "", content.tone, content.word
     shared = seen.get("shared")
     if isinstance(shared, Mapping):
         sharing = shown(shared.get("mode", "shared"), LONGEST_WORD)
         if sharing != "shared" and tone == "ok":
             tone, word = "warn", "without store"
-    state, mode = told.state, seen.get("mode")
+    state, mode = content.state, seen.get("mode")
     if mode == "off":
         tone, state, word = "off", "off", ""
     elif mode == "shadow":
@@ -125,7 +125,7 @@ def _layer(
         state=shown(state, LONGEST_WORD),
         facts=[fact(*one) for one in facts[:MOST_FACTS]],
         sharing=sharing,
-        acts=list(told.acts),
+        acts=list(content.acts),
         changes=settings.changes,
     )
     return layer, word

@@ -65,8 +65,10 @@ def _rate_limit(seen: Seen, refused: float, facts: Facts) -> RowContent:
             used.append(1 - min(1.0, left or 0.0))
     named = ", ".join(texts[:MOST_KEYS])
     state = "limiting" if refused else named
-    told = [("limit", named), *facts]
-    return RowContent(state, "warn" if refused else "ok", told, max(used, default=None), refused)
+    own_facts = [("limit", named), *facts]
+    return RowContent(
+        state, "warn" if refused else "ok", own_facts, max(used, default=None), refused
+    )
 
 
 def request_limit_rows(
@@ -74,8 +76,8 @@ def request_limit_rows(
 ) -> Iterator[tuple[str, RowContent]]:
     """Yield the name and content of the row of each limit."""
     for group, soft in (("limits", False), ("soft", True)):
-        for limit, told in mapping(seen.get(group)).items():
-            one = mapping(told)
+        for limit, raw in mapping(seen.get(group)).items():
+            one = mapping(raw)
             over = counters.rate(("request_limits", name, group, limit), one.get("over"))
             facts: Facts = [
                 ("rate", str(one.get("rate", ""))),

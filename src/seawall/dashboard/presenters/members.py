@@ -91,7 +91,7 @@ def member_of(row: RowView, group: str) -> str | None:
 
 def _group(name: str, seen: Seen, members: list[Seen], counters: Counters) -> RowContent:
     states = Counter(str(member.get("state", "unknown")) for member in members)
-    told = [f"{states[state]} {state}" for state in ("confirmed", "suspected") if states[state]]
+    troubled = [f"{states[state]} {state}" for state in ("confirmed", "suspected") if states[state]]
     counts = mapping(seen.get("counts"))
     facts: Facts = [("this pod", str(seen["own"]))] if seen.get("own") else []
     for label, text in (
@@ -104,7 +104,7 @@ def _group(name: str, seen: Seen, members: list[Seen], counters: Counters) -> Ro
     ):
         if text not in {"", "0"}:
             facts.append((label, text))
-    state = ", ".join([*told, f"{states['alive']} alive"])
+    state = ", ".join([*troubled, f"{states['alive']} alive"])
     present = states["alive"] + states["suspected"]
     tones = [tone_of(one, seen) for one in members]
     tone: Tone = min(tones, key=WORST.index, default="off")
@@ -114,9 +114,9 @@ def _group(name: str, seen: Seen, members: list[Seen], counters: Counters) -> Ro
 def _suspicions(counts: Seen) -> str:
     if not number(counts.get("suspicions")):
         return ""
-    told = say.several(counts["suspicions"], "time")
+    times = say.several(counts["suspicions"], "time")
     rate = counts.get("false_suspect_rate")
-    return told if rate is None else f"{told}, {say.share(rate)} wrong"
+    return times if rate is None else f"{times}, {say.share(rate)} wrong"
 
 
 def _round_trips(times: Seen) -> str:
@@ -162,8 +162,8 @@ def _member(member: Seen, tone: Tone) -> RowContent:
 def _level(level: float, threshold: float) -> str:
     """Return a level for reading; that of a silent member grows without limit."""
     most = max(MOST_LEVEL, threshold)
-    told = say.amount(round(level, 1)) if level <= most else f"over {say.amount(most)}"
-    return f"{told} of {say.amount(threshold)}"
+    shown_level = say.amount(round(level, 1)) if level <= most else f"over {say.amount(most)}"
+    return f"{shown_level} of {say.amount(threshold)}"
 
 
 #  # Troubles

@@ -255,8 +255,10 @@ def degrades_all(seen: Seen) -> bool:
 def causes_of(seen: Seen) -> list[tuple[str, int]]:
     """Return the causes of a stage's failures, the most frequent first."""
     causes = mapping(seen.get("failures")).items()
-    told = [(shown(cause, LONGEST_NAME), int(max(0.0, number(times)))) for cause, times in causes]
-    return sorted(told, key=lambda one: -one[1])
+    counted = [
+        (shown(cause, LONGEST_NAME), int(max(0.0, number(times)))) for cause, times in causes
+    ]
+    return sorted(counted, key=lambda one: -one[1])
 
 
 def blocked_by(seen: Seen) -> str:
@@ -445,10 +447,12 @@ def _missing(name: str, where: str, seen: Seen) -> Iterator[FoundTrouble]:
         return
     for one in missing:
         its_name = shown(one["name"], LONGEST_KEY)
-        told = "is missing, its last value stands in" if one["state"] == "stale" else "is missing"
+        predicate = (
+            "is missing, its last value stands in" if one["state"] == "stale" else "is missing"
+        )
         why = f": {one['cause']}" if one["cause"] else ""
         yield _missing_trouble(
-            name, its_name, where, f"Source {its_name} {told}{why}", cause, one["seconds"]
+            name, its_name, where, f"Source {its_name} {predicate}{why}", cause, one["seconds"]
         )
 
 

@@ -118,8 +118,8 @@ def _window(seen: Seen) -> tuple[str, str]:
     slow = number(seen.get(f"{prefix}slow"))
     more = f", {say.amount(slow)} slow" if slow else ""
     whose = " of all pods" if prefix else ""
-    told = f"{say.amount(failed)} of {say.several(calls, 'call')}{whose} failed{more}"
-    return "in the window", told
+    text = f"{say.amount(failed)} of {say.several(calls, 'call')}{whose} failed{more}"
+    return "in the window", text
 
 
 def broken_keys(keys: Seen) -> list[str]:
@@ -343,8 +343,8 @@ def _refusing(name: str, place: int, seen: Seen, counters: Counters) -> Iterator
         return
     tone: Tone = "bad" if share > most and what == "Shedding" else "warn"
     speed = counters.recent_rate(("layer", name, place, "rejected"))
-    told = f"{what} {say.share(share)} of calls, {say.rate(speed)}"
-    yield FoundTrouble(f"{kind}:{name}:{place}", tone, name, told, advice)
+    text = f"{what} {say.share(share)} of calls, {say.rate(speed)}"
+    yield FoundTrouble(f"{kind}:{name}:{place}", tone, name, text, advice)
 
 
 #  # Other policies

@@ -78,8 +78,8 @@ def waiting_of(kind: str, seen: Seen) -> dict[str, Any]:
             "oldest": oldest,
         }
     names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
-    told = {names.get(key, key): value for key, value in {**seen, **stored}.items()}
-    return told if "waiting" in told else {}
+    counts = {names.get(key, key): value for key, value in {**seen, **stored}.items()}
+    return counts if "waiting" in counts else {}
 
 
 def queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Iterator[FoundTrouble]:
@@ -90,18 +90,18 @@ def queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Ite
     most = limits.OUTBOX_AGE_SECONDS if kind == "outbox" else limits.QUEUE_AGE_SECONDS
     if age > most:
         waiting = f", {say.amount(known.get('waiting'))} wait"
-        told = f"The oldest of the {what} has waited for {say.seconds(age)}{waiting}"
-        yield FoundTrouble(f"age:{kind}:{name}", "bad", name, told, "Does somebody work it off?")
+        text = f"The oldest of the {what} has waited for {say.seconds(age)}{waiting}"
+        yield FoundTrouble(f"age:{kind}:{name}", "bad", name, text, "Does somebody work it off?")
     dead = number(known.get("dead"))
     if dead > limits.DEAD:
-        told = f"Given up: {say.amount(dead)} of the {what}"
+        text = f"Given up: {say.amount(dead)} of the {what}"
         advice = "Look at why they failed; do them again, or drop them"
-        yield FoundTrouble(f"dead:{kind}:{name}", "warn", name, told, advice)
+        yield FoundTrouble(f"dead:{kind}:{name}", "warn", name, text, advice)
     blocked = number(known.get("blocked"))
     if blocked > limits.BLOCKED_AGGREGATES:
-        told = f"Events of {say.several(blocked, 'aggregate')} wait behind one that failed"
+        text = f"Events of {say.several(blocked, 'aggregate')} wait behind one that failed"
         yield FoundTrouble(
-            f"blocked:{name}", "bad", name, told, "Mend the cause, then unblock them"
+            f"blocked:{name}", "bad", name, text, "Mend the cause, then unblock them"
         )
 
 

@@ -88,18 +88,22 @@ def _read(read: Callable[[Any], Any], policy: Any, default: Any) -> Any:
 
 
 def _breaker(policy: Any) -> str:
-    told = policy.settings
+    settings = policy.settings
     rules = []
-    over = "" if told.window is None else f" in {seconds(told.window)}"
-    if told.window_calls is not None:
-        over = f" of the last {amount(told.window_calls)}"
-    if told.consecutive is not None:
-        rules.append(f"{several(told.consecutive, 'failure')} in a row")
-    if told.failure_ratio is not None:
-        rules.append(f"{share(told.failure_ratio)} of {several(told.min_calls, 'call')}{over}")
-    if told.slow_ratio is not None:
-        rules.append(f"{share(told.slow_ratio)} slower than {seconds(told.slow_after)}")
-    pause = "longer each time" if callable(told.break_for) else f"for {seconds(told.break_for)}"
+    over = "" if settings.window is None else f" in {seconds(settings.window)}"
+    if settings.window_calls is not None:
+        over = f" of the last {amount(settings.window_calls)}"
+    if settings.consecutive is not None:
+        rules.append(f"{several(settings.consecutive, 'failure')} in a row")
+    if settings.failure_ratio is not None:
+        rules.append(
+            f"{share(settings.failure_ratio)} of {several(settings.min_calls, 'call')}{over}"
+        )
+    if settings.slow_ratio is not None:
+        rules.append(f"{share(settings.slow_ratio)} slower than {seconds(settings.slow_after)}")
+    pause = (
+        "longer each time" if callable(settings.break_for) else f"for {seconds(settings.break_for)}"
+    )
     keyed = "" if policy.key is None else ", by key"
     return f"opens at {' or '.join(rules)}, {pause}{keyed}"
 

@@ -144,9 +144,9 @@ def _unreadable(kind: str, name: str, seen: Seen) -> Iterator[FoundTrouble]:
             f"unreadable:{kind}:{name}", "warn", name, f"The {what} cannot be asked", advice
         )
     elif number(seen.get("stored_age")) > limits.READING_AGE_SECONDS:
-        told = f"What is known of the {what} is {say.seconds(seen['stored_age'])} old"
+        text = f"What is known of the {what} is {say.seconds(seen['stored_age'])} old"
         yield FoundTrouble(
-            f"old:{kind}:{name}", "warn", name, told, "Let a Refresher ask more often"
+            f"old:{kind}:{name}", "warn", name, text, "Let a Refresher ask more often"
         )
 
 

@@ -77,7 +77,7 @@ class NotificationListener:
 
         gone = asyncio.Event()
         connection.add_termination_listener(lambda _connection: gone.set())
-        await connection.add_listener(self._channel, lambda *_told: self._heard())
+        await connection.add_listener(self._channel, lambda *_notification: self._heard())
         self._begun()
         if not connection.is_closed():
             await gone.wait()
@@ -87,7 +87,7 @@ class NotificationListener:
             await connection.set_autocommit(True)
         await connection.execute(f"LISTEN {quoted(self._channel)}")
         self._begun()
-        async for _told in connection.notifies():
+        async for _notification in connection.notifies():
             self._heard()
 
     def _begun(self) -> None:

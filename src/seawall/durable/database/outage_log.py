@@ -29,7 +29,7 @@ PATIENCE: Final = 60.0
 class OutageLog:
     """The current failures of one worker. For use in one event loop."""
 
-    __slots__ = ("_clock", "_failing", "_failures", "_look_at", "_told", "_who")
+    __slots__ = ("_clock", "_failing", "_failures", "_logged_level", "_look_at", "_who")
 
     def __init__(self, who: str, clock: Clock) -> None:
         """Log as `who`, such as "outbox 'orders'"."""
@@ -38,7 +38,7 @@ class OutageLog:
         self._failing: dict[Hashable, float] = {}
         self._failures = 0
         self._look_at = 0.0
-        self._told = logging.NOTSET
+        self._logged_level = logging.NOTSET
         """The highest level that was logged for the current failures."""
 
     def failed(
@@ -47,10 +47,10 @@ class OutageLog:
         """Note a failure of `key`, which is retried after `delay`, or not at all (`final`)."""
         self._failures += 1
         level = logging.ERROR if isinstance(error, TablesMissing) else logging.WARNING
-        if level > self._told:
-            self._told = level
-            told = described(error) if isinstance(error, BaseException) else safe_line(str(error))
-            logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, told)
+        if level > self._logged_level:
+            self._logged_level = level
+            text = described(error) if isinstance(error, BaseException) else safe_line(str(error))
+            logging.getLogger("seawall").log(level, "%s: %s: %s", self._who, what, text)
         if final:
             self._failing.pop(key, None)
         elif key in self._failing or len(self._failing) < MOST:
@@ -68,4 +68,4 @@ class OutageLog:
         if not self._failing:
             log = logging.getLogger("seawall")
             log.info("%s: it goes well again, after %d failures", self._who, self._failures)
-            self._failures, self._told = 0, logging.NOTSET
+            self._failures, self._logged_level = 0, logging.NOTSET

@@ -270,7 +270,7 @@ class Sqlite:
                 try:
                     value = work(connection)
                 except BaseException as error:  # noqa: BLE001 - affects this operation alone
-                    failure = _as_told(error)
+                    failure = _for_waiter(error)
                 finally:
                     self._at_work = False
                 if not connection.in_transaction:  # as by INSERT OR ROLLBACK, or a full disk
@@ -321,21 +321,21 @@ def _fail(batch: Batch, error: BaseException) -> None:
             done.set_exception(error)
 
 
-def _as_told(error: BaseException) -> BaseException:
+def _for_waiter(error: BaseException) -> BaseException:
     """Return the exception of an operation as its waiter gets it."""
     # an asyncio future cannot hold it, and would never be done
     if isinstance(error, StopIteration):
-        told = RuntimeError("the operation raised StopIteration: write `next(rows, None)`")
+        wrapped = RuntimeError("the operation raised StopIteration: write `next(rows, None)`")
     elif getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
-        told = RuntimeError(
+        wrapped = RuntimeError(
             "the operation ends a transaction that is not its own: leave out commit(), rollback(),"
             " `with connection:` and executescript(); it is committed when it returns, and undone"
             " when it raises"
         )
     else:
         return error
-    told.__cause__ = error
-    return told
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _swallowed() -> RuntimeError:

@@ -259,7 +259,7 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         if claim.time_left <= 0:
             return "its ttl was over", "expired"
         if claim.attempt > self.attempts:
-            return "nobody told how its last attempt went", "lost"
+            return "nobody reported how its last attempt went", "lost"
         return None
 
     async def _call(self, run: WorkRun, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -292,8 +292,8 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
     async def _give_back(self, run: WorkRun) -> str:
         if run.in_thread and run.begun:
             return "lost"  # its thread is still running: free only when the lease expires
-        told = await self._tell(run.claim, "again", delay=0, refund=1, error=None)
-        return "returned" if told else "lost"
+        stored = await self._tell(run.claim, "again", delay=0, refund=1, error=None)
+        return "returned" if stored else "lost"
 
     async def _report(self, claim: Claim, error: BaseException | None) -> str:
         if error is None:
@@ -316,8 +316,8 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
             if final:
                 return await self._bury(claim, words)
         delay = int(pause * 1_000_000)
-        told = await self._tell(claim, "again", delay=delay, refund=refund, error=words)
-        return outcome if told else "lost"
+        stored = await self._tell(claim, "again", delay=delay, refund=refund, error=words)
+        return outcome if stored else "lost"
 
     async def _bury(self, claim: Claim, words: str, cause: str = "") -> str:
         if not await self._tell(claim, "dead", error=words):
@@ -339,7 +339,7 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
                     continue
                 log = logging.getLogger("seawall")
                 log.warning(
-                    "%r: call %s: %r was not told: %s", self, claim.id, what, described(error)
+                    "%r: call %s: %r was not stored: %s", self, claim.id, what, described(error)
                 )
         return False
 

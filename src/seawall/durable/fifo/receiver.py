@@ -39,7 +39,7 @@ WIDEST: Final = 10_000
 """Maximum number of buffered messages of a sender."""
 KEEP_SKIPPED: Final = 90 * 86_400.0
 """Seconds for which records of skipped messages are kept."""
-MOST_TOLD: Final = 10_000
+MOST_ACKNOWLEDGED: Final = 10_000
 """Maximum number of senders whose last gap is remembered, in order to report it once."""
 
 OnGap = Literal["wait", "skip"]
@@ -75,7 +75,7 @@ class FifoReceiver:
         self.max_payload = check.count("max_payload", max_payload)
         words = ("delivered", "buffered", "duplicate", "late", "beyond", "stale")
         self._counts = dict.fromkeys((*words, "restarts", "gaps", "skipped", "failed"), 0)
-        self._told: OrderedDict[str, Position] = OrderedDict()
+        self._acknowledged: OrderedDict[str, Position] = OrderedDict()
         self._mutex = Mutex()
         survives_fork(self)
         registry.enter(self, "fifo_receiver", self.name)
@@ -204,12 +204,12 @@ class FifoReceiver:
     def _tell(self, sender: str, position: Position, age: float, to: int | None) -> None:
         """Report a gap, once per process while it is open."""
         with self._mutex:
-            if to is None and self._told.get(sender) == position:
+            if to is None and self._acknowledged.get(sender) == position:
                 return
-            self._told[sender] = position
-            self._told.move_to_end(sender)
-            if len(self._told) > MOST_TOLD:
-                self._told.popitem(last=False)
+            self._acknowledged[sender] = position
+            self._acknowledged.move_to_end(sender)
+            if len(self._acknowledged) > MOST_ACKNOWLEDGED:
+                self._acknowledged.popitem(last=False)
             self._counts["gaps"] += 1
         emit(
             FifoGap,

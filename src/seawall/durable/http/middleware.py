@@ -419,7 +419,7 @@ def _checked_scope(scope: Who | None, unscoped: bool) -> Who | None:  # noqa: FB
         raise TypeError(
             "scope=None: pass a function that says whose a request is, such as"
             " scope=lambda incoming: incoming.scope['user'].id; else one caller would be answered"
-            " with what another was told. Only where all callers are one, write unscoped=True"
+            " with the response to another. Only where all callers are one, write unscoped=True"
         )
     return plain_function("scope", scope)
 

@@ -119,14 +119,14 @@ def tombstone(status: int, headers: Headers) -> Answer:
 
     It is a response of its own, without a body, and a header says so.
     """
-    left, told = _MOST_OF_A_TOMBSTONE, []
+    left, kept = _MOST_OF_A_TOMBSTONE, []
     for name, value in headers:
         if name.lower() in _OF_A_TOMBSTONE and len(name) + len(value) <= left:
             left -= len(name) + len(value)
-            told.append((name, value))
+            kept.append((name, value))
     if status != _NO_CONTENT:
-        told.append((_LENGTH, b"0"))
-    return Answer(status, [*told, BODY_DROPPED], b"")
+        kept.append((_LENGTH, b"0"))
+    return Answer(status, [*kept, BODY_DROPPED], b"")
 
 
 def is_tombstone(answer: Answer) -> bool:
@@ -147,8 +147,8 @@ async def send_stored(
         answer = tombstone(answer.status, answer.headers)
     status, headers, body = _sendable(answer)
     # Filter again: write access to the table must not be enough to log a client in.
-    told = [*_storable(headers, never), *([REPLAYED] if replayed else ())]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    sent = [*_storable(headers, never), *([REPLAYED] if replayed else ())]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -197,40 +197,40 @@ def failure_of(error: BaseException | None) -> tuple[int, Headers, bytes]:
 # The middleware's own responses
 
 
-def _told_of(error: SeawallError) -> Problem:
+def _problem_of(error: SeawallError) -> Problem:
     """Return the usual problem document of the error, the same as for a handler that raises it."""
     problem = problem_of(error)
     assert problem is not None  # noqa: S101 - each error of Seawall has a problem document
     return problem
 
 
-def _told(status: int, title: str, detail: str, reason: str) -> Problem:
+def _problem(status: int, title: str, detail: str, reason: str) -> Problem:
     return Problem(status, title, detail, extensions={"reason": reason})
 
 
-KEY_MISSING: Final = _told_of(KeyMissing())
-KEY_MALFORMED: Final = _told(
+KEY_MISSING: Final = _problem_of(KeyMissing())
+KEY_MALFORMED: Final = _problem(
     400,
     "Idempotency-Key is malformed",
     "Send the header once, with 1 to 255 visible ASCII characters, such as a UUID.",
     "key_malformed",
 )
-NOBODY: Final = _told(
+NOBODY: Final = _problem(
     403,
     "Forbidden",
     "An Idempotency-Key is of no use to somebody unknown.",
     "scope_unknown",
 )
-REUSED: Final = _told_of(KeyReused())
-TOO_LARGE: Final = _told(413, "Content too large", "The body is too large.", "body_too_large")
-UNREADABLE: Final = _told_of(RecordGarbled())
-NOT_DONE: Final = _told(
+REUSED: Final = _problem_of(KeyReused())
+TOO_LARGE: Final = _problem(413, "Content too large", "The body is too large.", "body_too_large")
+UNREADABLE: Final = _problem_of(RecordGarbled())
+NOT_DONE: Final = _problem(
     500,
     "Internal server error",
     "The work failed, and its key is free: the same request may be sent again with it.",
     "not_done",
 )
-NOT_SET_UP: Final = _told(
+NOT_SET_UP: Final = _problem(
     500,
     "Internal server error",
     "This service is not set up: it has nowhere to keep records.",
@@ -240,7 +240,7 @@ NOT_SET_UP: Final = _told(
 
 def in_flight(wait: float) -> Problem:
     """Return the response to a repeat of a request that is in flight."""
-    return _told_of(KeyInFlight("at work", retry_after=wait))
+    return _problem_of(KeyInFlight("at work", retry_after=wait))
 
 
 def store_away(error: Exception, wait: float) -> Problem:
@@ -250,6 +250,6 @@ def store_away(error: Exception, wait: float) -> Problem:
     """
     if isinstance(error, TablesMissing):
         return NOT_SET_UP
-    problem = _told_of(StoreUnavailable())
+    problem = _problem_of(StoreUnavailable())
     problem.retry_after = wait
     return problem

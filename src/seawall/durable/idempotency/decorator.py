@@ -209,8 +209,8 @@ def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except GeneratorExit:
         raise  # nothing can be awaited any more: the lease expires
     except rules.keep as error:
-        told = {"error": type(error).__name__, "message": _message(error)}
-        good = yield _Uninterrupted(_store(claim, told, failed=True))
+        outcome = {"error": type(error).__name__, "message": _message(error)}
+        good = yield _Uninterrupted(_store(claim, outcome, failed=True))
         if not good:
             raise _lost(rules) from error
         raise

@@ -214,7 +214,7 @@ class Idempotency:
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
         with without_deadline():
             done = self.database.run(lambda: records.complete(claim, said, self.terms))
-        return self._told("failed" if failed else "completed", done=done)
+        return self._count_end("failed" if failed else "completed", done=done)
 
     async def acomplete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
         """Async twin of `complete`."""
@@ -222,32 +222,32 @@ class Idempotency:
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
         with without_deadline():
             done = await self.database.arun(lambda: records.complete(claim, said, self.terms))
-        return self._told("failed" if failed else "completed", done=done)
+        return self._count_end("failed" if failed else "completed", done=done)
 
     def abandon(self, claim: KeyClaim) -> bool:
         """Remove the record, so that the next request runs; return False if it was taken over."""
         self._check_claim(claim)
         with without_deadline():
             done = self.database.run(lambda: records.abandon(claim))
-        return self._told("abandoned", done=done)
+        return self._count_end("abandoned", done=done)
 
     async def aabandon(self, claim: KeyClaim) -> bool:
         """Async twin of `abandon`."""
         self._check_claim(claim)
         with without_deadline():
             done = await self.database.arun(lambda: records.abandon(claim))
-        return self._told("abandoned", done=done)
+        return self._count_end("abandoned", done=done)
 
     def renew(self, claim: KeyClaim) -> bool:
         """Restart the lease. Returns False if the claim was taken over: stop working then."""
         self._check_claim(claim)
-        return self._told(None, done=self._renewed(claim))
+        return self._count_end(None, done=self._renewed(claim))
 
     async def arenew(self, claim: KeyClaim) -> bool:
         """Async twin of `renew`."""
         self._check_claim(claim)
         done = await self.database.arun(lambda: records.renew(claim, self.terms))
-        return self._told(None, done=done)
+        return self._count_end(None, done=done)
 
     def _renewed(self, claim: KeyClaim) -> bool:
         return self.database.run(lambda: records.renew(claim, self.terms))
@@ -262,7 +262,7 @@ class Idempotency:
         self._check_claim(claim)
         return akeeping(lambda: self.arenew(claim), self.lease)
 
-    def _told(self, what: str | None, *, done: bool) -> bool:
+    def _count_end(self, what: str | None, *, done: bool) -> bool:
         if not done:
             self._count("refused_late")
         elif what is not None:

@@ -331,9 +331,9 @@ def _explained(error: Exception, asked: _Statement, names: TableNames) -> Except
         )
     if not said:
         return error
-    told = ValueError(said)
-    told.__cause__ = error
-    return told
+    explained = ValueError(said)
+    explained.__cause__ = error
+    return explained
 
 
 def _is_ours(error: BaseException, names: TableNames) -> bool:

@@ -226,8 +226,8 @@ class JobsApi:
             if allowed is None or owner is None:
                 raise UnknownJob("there is nothing here, or nobody asks")  # noqa: TRY301 - as below
             if incoming.method not in allowed.split(", "):
-                told = problem(405, "Method not allowed", f"Allowed here: {allowed}.")
-                return told._replace(headers=[*told.headers, (b"allow", allowed.encode())])
+                refused = problem(405, "Method not allowed", f"Allowed here: {allowed}.")
+                return refused._replace(headers=[*refused.headers, (b"allow", allowed.encode())])
             if incoming.method in ("DELETE", "POST"):
                 return await self._cancel(incoming, id_, owner)
             return await self._asked(incoming, id_, owner, verb)
@@ -299,10 +299,10 @@ class JobsApi:
         return json_reply(202, {"id": job.id, "state": job.state, "status_url": url}, more)
 
     def _status(self, job: Job, url: str, status: int, more: Headers) -> Reply:
-        told = document(job, url, inline=self.inline_result, show_errors=self.show_errors)
+        body = document(job, url, inline=self.inline_result, show_errors=self.show_errors)
         if not job.ended:
             more = [retry_header(self._poll_after(job)), *more]
-        return json_reply(status, told, more)
+        return json_reply(status, body, more)
 
     async def _waited(self, job: Job, prefer: Prefer) -> tuple[Job, Headers]:
         """Wait for a job as preferred and allowed; return it with its `Preference-Applied`."""
@@ -422,13 +422,15 @@ def problem(status: int, title: str, detail: str, wait: float | None = None) -> 
 
 def refusal(error: SeawallError) -> Reply:
     """Return the response for an error of this library."""
-    told = problem_of(error)
-    assert told is not None  # noqa: S101 - each of them has a problem document
-    return _reply_of(told)
+    found = problem_of(error)
+    assert found is not None  # noqa: S101 - each of them has a problem document
+    return _reply_of(found)
 
 
-def _reply_of(told: Problem) -> Reply:
-    return Reply(told.status, [*told.raw_headers(), (b"cache-control", b"no-store")], told.body())
+def _reply_of(found: Problem) -> Reply:
+    return Reply(
+        found.status, [*found.raw_headers(), (b"cache-control", b"no-store")], found.body()
+    )
 
 
 def not_found() -> Reply:
@@ -438,7 +440,7 @@ def not_found() -> Reply:
 
 def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str, Any]:
     """Return the status document of a job."""
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
@@ -452,25 +454,25 @@ def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str,
         "expires_at": _moment(job.expires_at),
     }
     if job.cancelling and not job.ended:
-        told["cancelling"] = True
+        answer["cancelling"] = True
     if job.state == "succeeded":
         body = job.body
         if body is None:
-            told["result"] = None
+            answer["result"] = None
         elif job.content_type == JSON and len(body) <= inline:
-            told["result"] = job.result
+            answer["result"] = job.result
         else:
-            told["result_url"] = f"{url}/result"
+            answer["result_url"] = f"{url}/result"
     if job.state == "failed":
         # Exception messages are for the operators of the service.
-        told["error"] = job.error if show_errors else "The job failed."
-    return told
+        answer["error"] = job.error if show_errors else "The job failed."
+    return answer
 
 
-def json_reply(status: int, told: dict[str, Any], more: Headers) -> Reply:
+def json_reply(status: int, body: dict[str, Any], more: Headers) -> Reply:
     """Return a JSON document as a response that must not be cached."""
     headers = [(b"content-type", JSON.encode()), (b"cache-control", b"no-store"), *more]
-    return Reply(status, headers, json.dumps(told, allow_nan=False).encode())
+    return Reply(status, headers, json.dumps(body, allow_nan=False).encode())
 
 
 def retry_header(seconds: float) -> tuple[bytes, bytes]:

@@ -431,8 +431,8 @@ class Jobs:
             raise UnknownJob("there is no such job")
         return lambda: steps.cancelling(id_, scope, self._ttl)
 
-    def _cancelled(self, told: tuple[Job, bool]) -> Job:
-        job, effect = told
+    def _cancelled(self, outcome: tuple[Job, bool]) -> Job:
+        job, effect = outcome
         if effect:
             self._count("cancelled")
             self.wakeups.ring(CANCELLED)  # its worker may be here
@@ -477,12 +477,15 @@ class Jobs:
 
     def succeed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
         """End a job with its result; return False if refused: another worker holds the job now."""
-        return self._told(claim, self._run(self._succeeding(claim, result, message))) is not None
+        return (
+            self._checked_state(claim, self._run(self._succeeding(claim, result, message)))
+            is not None
+        )
 
     async def asucceed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
         """Async twin of `succeed`."""
-        told = await self.database.arun(self._succeeding(claim, result, message))
-        return self._told(claim, told) is not None
+        state = await self.database.arun(self._succeeding(claim, result, message))
+        return self._checked_state(claim, state) is not None
 
     def fail(
         self,
@@ -500,8 +503,10 @@ class Jobs:
         that is being cancelled becomes cancelled. If `error` is an exception, its type, message and
         traceback are stored, redacted.
         """
-        told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
-        return self._failed(claim, told, self._run(lambda: steps.telling("fail", told)))
+        arguments = self._failing(
+            claim, error, delay, retry=retry, progress=progress, message=message
+        )
+        return self._failed(claim, arguments, self._run(lambda: steps.telling("fail", arguments)))
 
     async def afail(
         self,
@@ -514,19 +519,23 @@ class Jobs:
         message: str = "",
     ) -> str | None:
         """Async twin of `fail`."""
-        told = self._failing(claim, error, delay, retry=retry, progress=progress, message=message)
-        state = await self.database.arun(lambda: steps.telling("fail", told))
-        return self._failed(claim, told, state)
+        arguments = self._failing(
+            claim, error, delay, retry=retry, progress=progress, message=message
+        )
+        state = await self.database.arun(lambda: steps.telling("fail", arguments))
+        return self._failed(claim, arguments, state)
 
     def give_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
         """Give a job back as if it had not been started; return its state, or None if refused."""
-        told = self._returning(claim, delay)
-        return self._told(claim, self._run(lambda: steps.telling("give_back", told)))
+        arguments = self._returning(claim, delay)
+        return self._checked_state(claim, self._run(lambda: steps.telling("give_back", arguments)))
 
     async def agive_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
         """Async twin of `give_back`."""
-        told = self._returning(claim, delay)
-        return self._told(claim, await self.database.arun(lambda: steps.telling("give_back", told)))
+        arguments = self._returning(claim, delay)
+        return self._checked_state(
+            claim, await self.database.arun(lambda: steps.telling("give_back", arguments))
+        )
 
     async def _abeat(
         self, owner: str, beats: list[JobHeartbeat], looks: list[str]
@@ -604,9 +613,13 @@ class Jobs:
 
     def _succeeding(self, claim: Claim, result: Any, message: str) -> Operation[str | None]:
         stored = result_of(result, self.max_result)
-        told = {**self._holding(claim), "result": stored.body, "result_type": stored.content_type}
-        told |= {"ttl": self._ttl, "message": shown(message)}
-        return lambda: steps.telling("succeed", told)
+        arguments = {
+            **self._holding(claim),
+            "result": stored.body,
+            "result_type": stored.content_type,
+        }
+        arguments |= {"ttl": self._ttl, "message": shown(message)}
+        return lambda: steps.telling("succeed", arguments)
 
     def _failing(
         self,
@@ -628,16 +641,16 @@ class Jobs:
             "message": shown(message),
         }
 
-    def _failed(self, claim: Claim, told: dict[str, Any], state: str | None) -> str | None:
-        if self._told(claim, state) == "failed":
-            self._died(claim.id, claim.attempt, *split_report(told["error"]))
+    def _failed(self, claim: Claim, arguments: dict[str, Any], state: str | None) -> str | None:
+        if self._checked_state(claim, state) == "failed":
+            self._died(claim.id, claim.attempt, *split_report(arguments["error"]))
         return state
 
     def _returning(self, claim: Claim, delay: float) -> dict[str, Any]:
-        told = {**self._holding(claim), "ttl": self._ttl}
-        return {**told, "delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
+        arguments = {**self._holding(claim), "ttl": self._ttl}
+        return {**arguments, "delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
 
-    def _told(self, claim: Claim, state: str | None) -> str | None:
+    def _checked_state(self, claim: Claim, state: str | None) -> str | None:
         if state is None:
             self._count("refused_late")
         else:

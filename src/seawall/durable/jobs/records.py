@@ -81,10 +81,10 @@ class Job(NamedTuple):
 
 def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     """Return the job of a row; raise if the row is invalid."""
-    *told, _fingerprint, now = row
-    (id_, scope, kind, state, priority, attempts, most, cancelling) = told[:8]
-    (progress, message, body, content_type, error, created, started, ended, expires) = told[8:17]
-    due = told[17]
+    *columns, _fingerprint, now = row
+    (id_, scope, kind, state, priority, attempts, most, cancelling) = columns[:8]
+    (progress, message, body, content_type, error, created, started, ended, expires) = columns[8:17]
+    due = columns[17]
     texts = (id_, scope, kind, state, message, error)
     numbers = (priority, attempts, most, cancelling, created, due, now)
     moments = (started, ended, expires)

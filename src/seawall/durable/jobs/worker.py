@@ -55,7 +55,7 @@ class JobHandle:
     """The argument of a job's function. Usable from any thread."""
 
     __slots__ = (
-        "_told",
+        "_progress",
         "attempt",
         "cancelled",
         "id",
@@ -76,7 +76,7 @@ class JobHandle:
         self.max_attempts = claim.max_attempts
         self.cancelled = False
         """Whether to stop: cancelled, or taken over by another worker. A coroutine is cancelled."""
-        self._told = (claim.progress, claim.message)
+        self._progress = (claim.progress, claim.message)
         """The last reported progress and message."""
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class JobHandle:
 
     def progress(self, share: float, message: str = "") -> None:
         """Report progress from 0 to 1. Cheap: the last value is stored about once per second."""
-        self._told = (check.ratio("share", share, zero=True), shown(message))
+        self._progress = (check.ratio("share", share, zero=True), shown(message))
 
     def raise_if_cancelled(self) -> None:
         """Raise if the job was cancelled: for plain functions, which cannot be interrupted."""
@@ -104,17 +104,17 @@ class DurableJobRun(WorkRun):
         super().__init__(claim, in_thread=in_thread)
         self.handle = JobHandle(claim)
         self.renewed = claim.until - claim.lease
-        self.said = self.handle._told
+        self.said = self.handle._progress
 
     def beat(self) -> JobHeartbeat:
         """Return the heartbeat of this job."""
-        self.said = self.handle._told
+        self.said = self.handle._progress
         return JobHeartbeat(self.claim.id, self.claim.fence, *self.said)
 
     @property
     def has_news(self) -> bool:
         """Whether there is progress that is not stored yet."""
-        return self.handle._told != self.said
+        return self.handle._progress != self.said
 
     def cancel(self) -> None:
         """Stop the job, because it was cancelled."""
@@ -308,16 +308,16 @@ class JobWorker(WorkerLoop[DurableJobRun]):
             stored = result_of(result, self.jobs.max_result)
         except Exception as error:  # noqa: BLE001 - a repeated call would return the same result
             return await self._failed(run, error, retry=False)
-        share, said = run.handle._told
+        share, said = run.handle._progress
         message = said if share >= 1.0 else ""  # drop an intermediate message such as "a quarter"
-        told = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
-        if told not in (True, "succeeded"):
+        stored_state = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
+        if stored_state not in (True, "succeeded"):
             return "lost"
         self._refusals.well(run.claim.id)
         return "succeeded"
 
     async def _failed(self, run: DurableJobRun, error: BaseException, *, retry: bool = True) -> str:
-        share, message = run.handle._told
+        share, message = run.handle._progress
         claim, delay = run.claim, self._delay_after(run.claim.attempt, error)
         how: dict[str, Any] = {"delay": delay}
         how |= {"retry": retry, "progress": share, "message": message}
@@ -347,8 +347,8 @@ class JobWorker(WorkerLoop[DurableJobRun]):
     async def _give_back(self, run: DurableJobRun, delay: float = 0.0) -> str:
         if run.in_thread and run.begun:
             return "lost"  # its thread is still running: free only when the lease expires
-        told = await self._tell(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
-        return "lost" if told is None else "returned"
+        stored_state = await self._tell(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
+        return "lost" if stored_state is None else "returned"
 
     def _delay_after(self, attempt: int, error: BaseException) -> float:
         least = getattr(error, "retry_after", None) if isinstance(error, Rejected) else None
@@ -361,19 +361,23 @@ class JobWorker(WorkerLoop[DurableJobRun]):
         unsure = False
         while not run.lost:
             try:
-                told = await verb()
-                if not told and unsure:
-                    told = await self._heard_before(run.claim)
+                stored_state = await verb()
+                if not stored_state and unsure:
+                    stored_state = await self._heard_before(run.claim)
             except Exception as error:  # noqa: BLE001 - from any driver; retried
                 unsure = True
                 left = run.claim.until - self._clock.now()
                 if left <= 0:
-                    name, told = self.jobs.name, described(error)
-                    log.warning("jobs %r: job %s: untold how it went: %s", name, run.claim.id, told)
+                    log.warning(
+                        "jobs %r: job %s: its outcome was not stored: %s",
+                        self.jobs.name,
+                        run.claim.id,
+                        described(error),
+                    )
                     return None
                 await sleep_async(min(next(delays), left))
             else:
-                return told
+                return stored_state
         return None
 
     async def _heard_before(self, claim: Claim) -> str | None:

@@ -163,12 +163,12 @@ class SinkDelivery:
                 self._abandon(task, progress)
         if task.done() and not (task.cancelled() and call.expired):
             return task.result()
-        told = f"the sink took longer than timeout={self.timeout:g} seconds"
+        text = f"the sink took longer than timeout={self.timeout:g} seconds"
         if call.in_thread:
-            told += "; a plain function is not stopped by that, and goes on in its thread"
+            text += "; a plain function is not stopped by that, and goes on in its thread"
         elif not task.done():
-            told += "; it was cancelled, and goes on"
-        raise TimedOut(told, seconds=self.timeout)
+            text += "; it was cancelled, and goes on"
+        raise TimedOut(text, seconds=self.timeout)
 
     def _abandon(self, task: asyncio.Task[Any], progress: DeliveryProgress | None) -> None:
         from seawall.runtime.abandon import abandon

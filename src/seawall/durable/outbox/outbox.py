@@ -203,11 +203,11 @@ class Outbox:
                 for name, value in (("aggregate_id", event[1]), ("payload", event[3])):
                     if isinstance(value, FromRow):
                         refuse_column(name, value)
-            told = self.rows_cte(events)
+            cte = self.rows_cte(events)
             if trail is not None:
-                told.follow(trail)
-            yield TextQuery(f"WITH {told.text}\nSELECT 1", told.arguments)
-            ids = told.ids
+                cte.follow(trail)
+            yield TextQuery(f"WITH {cte.text}\nSELECT 1", cte.arguments)
+            ids = cte.ids
         else:
             ids = []
             for index, event in enumerate(events):

@@ -105,12 +105,12 @@ class Webhook:
         async with self._client.stream(
             "POST", self.url, content=event.payload, headers=headers, follow_redirects=False
         ) as response:
-            status, told = int(response.status_code), response.headers.get("retry-after")
+            status, retry_after = int(response.status_code), response.headers.get("retry-after")
             replayed = is_replayed(response.headers.get(REPLAYED_HEADER))
             await _read(response)
         if replayed:  # the stored response to an earlier delivery: the receiver is healthy now
             return status
-        pause = None if told is None else read_retry_after(told, time())
+        pause = None if retry_after is None else read_retry_after(retry_after, time())
         if status in _WAIT and pause is not None:
             raise Overloaded(
                 f"the receiver answered {status}", retry_after=min(pause, LONGEST_PAUSE)
@@ -123,7 +123,7 @@ class Webhook:
         own = {
             "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
             "Idempotency-Key": f'"{event.id}"',
-            **_told(event),
+            **_event_headers(event),
         }
         if self._secret is not None:
             own |= sign_webhook(self._secret, event.payload, message_id=event.id)
@@ -223,7 +223,7 @@ class JetStream:
         subject = self.subject
         for name, value in names.items():
             subject = subject.replace(f"{{{name}}}", re.sub(r"[^\w-]", "_", value))
-        headers = {**_passed_on(event.headers), **_told(event), "Nats-Msg-Id": event.id}
+        headers = {**_passed_on(event.headers), **_event_headers(event), "Nats-Msg-Id": event.id}
         await self._context.publish(subject, event.payload, headers=headers)
 
 
@@ -256,7 +256,7 @@ def _fields(event: OutboxEvent) -> dict[str, str | bytes | int]:
     }
 
 
-def _told(event: OutboxEvent) -> dict[str, str]:
+def _event_headers(event: OutboxEvent) -> dict[str, str]:
     return {
         "Seawall-Event": _ascii(event.type),
         "Seawall-Aggregate": _ascii(f"{event.aggregate}/{event.aggregate_id}"),

@@ -276,8 +276,8 @@ class TimeReport(BreakerReport):
     def since_mark(self, now: float) -> Totals:
         """Return the totals of the calls in the window since `mark`."""
         live = self.window.live(now)
-        told = [self._marked[one] for one in live if one in self._marked]
-        sums = zip(self.window.totals(now), *told, strict=True)
+        marks = [self._marked[one] for one in live if one in self._marked]
+        sums = zip(self.window.totals(now), *marks, strict=True)
         return Totals(*(max(0, total - sum(before)) for total, *before in sums))
 
     def _plain(self) -> int:

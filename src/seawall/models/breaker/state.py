@@ -49,7 +49,7 @@ class BreakerCause(Enum):
 class RemoteCause(Enum):
     """Reason why the state of a shared breaker changes without a cause in this pod."""
 
-    STORE = "told by the store"
+    STORE = "reported by the store"
 
 
 TRANSITIONS: dict[tuple[BreakerState, BreakerCause], BreakerState] = {

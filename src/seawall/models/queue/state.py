@@ -340,8 +340,8 @@ class Queue:
 
     def _shown(self, now: int, job: QueuedJob, number: int, cut: int) -> Browsed:
         age, since = max(0, now - job.pushed), now - job.at
-        told = (number, job.id, job.state, job.priority, job.attempts, age, since, job.reason)
-        return Browsed(*told, len(job.payload), job.payload[:cut])
+        fields = (number, job.id, job.state, job.priority, job.attempts, age, since, job.reason)
+        return Browsed(*fields, len(job.payload), job.payload[:cut])
 
     def _claimed_by(self, now: int, token: str) -> list[QueuedJob]:
         """Return the jobs still claimed with that token and not acknowledged."""

@@ -546,8 +546,8 @@ class _RetryFlow(Flow):
         if asked <= most:
             return None
         if call.error is not None:
-            told = f"the server asks for {asked:g} s, max_retry_after is {most:g} s"
-            add_note(call.error, f"not retried: {told}", "not retried: ")
+            reason = f"the server asks for {asked:g} s, max_retry_after is {most:g} s"
+            add_note(call.error, f"not retried: {reason}", "not retried: ")
         return "retry_after too long"
 
     def _give_notes(
@@ -589,8 +589,8 @@ def _report_broken_decision(call: Call, error: Exception) -> None:
         exc_info=error,
     )
     assert call.error is not None  # noqa: S101 - for the type checker
-    told = f"not retried, as on=, attempts=, retry_after= or backoff= failed: {error!r}"
-    add_note(call.error, told, "not retried, as on=")
+    reason = f"not retried, as on=, attempts=, retry_after= or backoff= failed: {error!r}"
+    add_note(call.error, reason, "not retried, as on=")
 
 
 def _is_safe(error: BaseException | None) -> bool:

@@ -234,9 +234,9 @@ class SharedBreakers:
         """Return the report about these mirrors; pass it to `take_in` later."""
         now = self.owner.now()
         with self.owner.mutex:
-            told = [(mirror, *mirror.outgoing(now)) for mirror in mirrors]
-            keys, args = self.packed([(mirror, message) for mirror, message, _sent in told])
-        return BreakerMessage(keys, args, [(mirror, sent) for mirror, _message, sent in told])
+            messages = [(mirror, *mirror.outgoing(now)) for mirror in mirrors]
+            keys, args = self.packed([(mirror, message) for mirror, message, _sent in messages])
+        return BreakerMessage(keys, args, [(mirror, sent) for mirror, _message, sent in messages])
 
     def take_in(
         self, message: BreakerMessage, replies: Sequence[BreakerReply | InvalidReply]
@@ -327,12 +327,12 @@ class SharedBreakers:
         return [self.store.key("breaker", self.name, *parts, name) for name in every]
 
     def packed(
-        self, told: list[tuple[BreakerMirror, dict[str, Any]]]
+        self, entries: list[tuple[BreakerMirror, dict[str, Any]]]
     ) -> tuple[list[str], list[str]]:
         """Return keys and arguments of the script call for these mirrors."""
-        keys = [key for mirror, _message in told for key in mirror.keys]
+        keys = [key for mirror, _message in entries for key in mirror.keys]
         fresh = {"fresh": f"l{token_hex(8)}", "pod": self.store.pod}
-        messages = [json.dumps(message | fresh) for _mirror, message in told]
+        messages = [json.dumps(message | fresh) for _mirror, message in entries]
         return keys, [self._text, self.store.channel("breaker", self.name), *messages]
 
     def _tell(self, mirrors: Sequence[BreakerMirror]) -> None:
@@ -474,8 +474,10 @@ class BreakerSync:
             own = share.fingerprint()
             differs = weakly(share.differs)
             name = share.name
-            told = self._store.announce("breaker", name, own, lambda other: differs(own, other))
-            self._announced.append(told)
+            announcement = self._store.announce(
+                "breaker", name, own, lambda other: differs(own, other)
+            )
+            self._announced.append(announcement)
 
 
 class AdmissionQuestions:

@@ -84,7 +84,7 @@ def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
     s = settings
     kind, plan, step = _trial(s.probes)
     longest = max(s.window or 0.0, s.probe_timeout, s.break_after(1), s.break_after(2))
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "window": None if s.window is None else microseconds(s.window),
         "window_calls": s.window_calls,
         "min_calls": s.min_calls,
@@ -101,7 +101,7 @@ def settings_text(settings: BreakerSettings, quorum: int | None) -> str:
         "kept_for": microseconds(KEPT_FOR + 2 * longest) // 1000,
         "isolated_for": microseconds(ISOLATED_FOR) // 1000,
     }
-    return json.dumps({name: value for name, value in told.items() if value is not None})
+    return json.dumps({name: value for name, value in fields.items() if value is not None})
 
 
 def _trial(probes: Probes) -> tuple[str, list[float], int]:

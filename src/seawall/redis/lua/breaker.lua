@@ -81,7 +81,7 @@ end
 local function begin(told)
   local state = {
     lineage = told.fresh, epoch = told.epoch < LAST_EPOCH and told.epoch + 1 or 1,
-    state = 'closed', cause = 'told by the store', orders = '',
+    state = 'closed', cause = 'reported by the store', orders = '',
     opens = 0, ends = 0, length = 1, next = told.breaks[1],
     guess = now + GUESS_FOR, knew = told.lineage, since = now - told.age, failure = '=' .. told.failure,
   }

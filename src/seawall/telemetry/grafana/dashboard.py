@@ -155,12 +155,15 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _description(queries: Iterable[Query]) -> str:
-    told = [
+    paragraphs = [
         f"{metric.name}: {metric.help}."
         for metric in METRICS
         if any(mentions(query.expr, metric) for query in queries)
     ]
-    return "\n\n".join(told) or "Alerts of `seawall metrics --alerts`, where Prometheus has them."
+    return (
+        "\n\n".join(paragraphs)
+        or "Alerts of `seawall metrics --alerts`, where Prometheus has them."
+    )
 
 
 def _target(query: Query, letter: str, *, instant: bool) -> dict[str, Any]:
@@ -182,15 +185,15 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         steps.append({"color": "yellow", "value": panel.warn})
     if panel.bad is not None:
         steps.append({"color": "red", "value": panel.bad})
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "unit": panel.unit,
         "thresholds": {"mode": "absolute", "steps": steps},
         "mappings": [],
         "color": {"mode": "palette-classic"},
     }
     if panel.shape in {"lines", "stack"}:
-        told["min"] = 0
-        told["custom"] = {
+        defaults["min"] = 0
+        defaults["custom"] = {
             "drawStyle": "line",
             "lineWidth": 1,
             "fillOpacity": 30 if panel.shape == "stack" else 8,
@@ -199,16 +202,16 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "thresholdsStyle": {"mode": "dashed" if len(steps) > 1 else "off"},
         }
     if panel.shape == "states":
-        told["color"] = {"mode": "thresholds"}
-        told["custom"] = {"fillOpacity": 80, "lineWidth": 0}
+        defaults["color"] = {"mode": "thresholds"}
+        defaults["custom"] = {"fillOpacity": 80, "lineWidth": 0}
         words = {
             str(value): {"text": text, "color": color, "index": value}
             for value, (text, color) in enumerate(panel.values)
         }
-        told["mappings"] = [{"type": "value", "options": words}]
+        defaults["mappings"] = [{"type": "value", "options": words}]
     if panel.shape == "firing":
-        told["noValue"] = "Nothing fires"
-    return told
+        defaults["noValue"] = "Nothing fires"
+    return defaults
 
 
 def _looks(panel: Panel) -> dict[str, Any]:

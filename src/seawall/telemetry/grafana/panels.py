@@ -315,7 +315,7 @@ _AROUND: Final = (
     _speed("Event loops are blocked", "loop_blocks", "watchdog"),
     Panel("Cannot be read", (_gauge("sum", "unreadable", "kind"),), bad=threshold.UNREADABLE + 1),
     Panel(
-        "Series told together",
+        "Combined series",
         (_gauge("max", "series_folded", "metric"),),
         bad=threshold.FOLDED + 1,
     ),

@@ -212,7 +212,7 @@ class Watch:
         except Exception:
             import logging
 
-            logging.getLogger("seawall").exception("health: wall() fails: the time is not told")
+            logging.getLogger("seawall").exception("health: wall() fails: the time is left out")
             return 0.0
 
     def snapshot(self) -> dict[str, Any]:

@@ -552,7 +552,7 @@ class JetStreamSource(Generic[T]):
             _log.warning("source %r: the server is back", self.name, extra=fields)
         self._waits_for = reason
 
-    # What the server is told
+    # Messages to the server
 
     async def _end(self, deliveries: Sequence[Delivery], word: bytes) -> None:
         for delivery in deliveries:

@@ -281,7 +281,7 @@ class LotChange(NamedTuple):
     used: int
 
 
-def told(
+def settlement_calls(
     terms: LimitTerms, changes: Sequence[LotChange]
 ) -> list[tuple[Sequence[str], Sequence[str]]]:
     """Return keys and arguments of the script calls that report `changes` to the store."""

@@ -33,7 +33,7 @@ from seawall.redis.limits.leased.purses import (
     PurseSection,
     TaskWaker,
     join,
-    told,
+    settlement_calls,
 )
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.limits.wire import SCRIPT, script_settings
@@ -348,7 +348,7 @@ class LeasedLimits(SharedLimits):
 
     def _giving_back(self, changes: Sequence[LotChange]) -> Sequence[tuple[Sequence[str], Any]]:
         self.returned += sum(change.taken - change.used for change in changes if change.taken)
-        return told(self.terms, changes)
+        return settlement_calls(self.terms, changes)
 
     def tend(self) -> None:
         """Give back what has expired, even without calls."""
