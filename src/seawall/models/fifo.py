@@ -15,10 +15,9 @@ of these. The receiver waits for it, or skips it once it is too old.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Verdict = Literal["delivered", "buffered", "duplicate", "beyond", "stale"]
-VERDICTS: Final[tuple[Verdict, ...]] = ("delivered", "buffered", "duplicate", "beyond", "stale")
 
 
 class Position(NamedTuple):

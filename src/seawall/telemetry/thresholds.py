@@ -64,9 +64,6 @@ LOAD: Final = 0.9
 LOAD_WARN: Final = 0.7
 """The same, worth a look: more processes should have been started."""
 
-FULLNESS: Final = 0.9
-"""Share of the slots of a bulkhead, a pool or an executor that are taken."""
-
 SLOT_WAIT_SECONDS: Final = 1.0
 """Waiting time of the first call in line for a slot."""
 

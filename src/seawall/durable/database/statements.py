@@ -139,11 +139,6 @@ def statements(dialect: Dialect, file: str) -> dict[str, str]:
     return found
 
 
-def statement_names(dialect: Dialect, file: str) -> list[str]:
-    """Return the names of the statements of a file, in order."""
-    return list(statements(dialect, file))
-
-
 @cache
 def statement(
     dialect: Dialect, style: Style, names: TableNames, which: str, now: str | None = None
