@@ -250,8 +250,14 @@ def _run_with_plugin(folder: Path, tests: str) -> str:
     (folder / "test_sample.py").write_text(textwrap.dedent(tests))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "seawall.pytest_plugin"]
     command += ["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(  # noqa: S603 - this project's own code
-        [*command, str(folder)], capture_output=True, text=True, timeout=300, check=False
+        [*command, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
     )
     return done.stdout
 

@@ -80,18 +80,22 @@ def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | N
 
 def running_task() -> asyncio.Task[Any]:
     """Return the current task; if there is none, raise and say what to do."""
-    try:
-        task = current_task()
-    except RuntimeError:
-        task = None
+    task = current_task()
     if task is None:
         raise RuntimeError("a timeout needs a task to cancel: run this inside one (asyncio.run)")
     return task
 
 
 if sys.version_info >= (3, 12):
-    current_task = asyncio.current_task
     current_tasks: dict[Any, asyncio.Task[Any]] = {}
+
+    def current_task() -> asyncio.Task[Any] | None:
+        """Return the task that runs now in this thread; None outside of any task."""
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return None
+
 else:
     # On 3.11 current_task() asks the kernel for the process id each time, which costs more than the
     # rest of a timeout. So each thread's loop is remembered, and used only while it runs in that

@@ -119,7 +119,7 @@ def new_pod(new_store: Callable[..., RedisStore]) -> Iterator[NewPod]:
         if clock is not None:
             clock.rule(store)
         made = StorePods(store, Shows(name, **more), every=every)
-        eventually(lambda: made._told and made._asking is not None and made._asking.done())
+        eventually(lambda: made._published and made._asking is not None and made._asking.done())
         return made
 
     yield make

@@ -18,7 +18,7 @@ from seawall.dashboard.pods import wire
 from seawall.dashboard.pods.store_pods import StorePods
 from seawall.dashboard.pods.wire import (
     LARGEST,
-    TOLD,
+    LONGEST_VIEW,
     PodReading,
     arrange_views,
     is_rushed,
@@ -88,7 +88,7 @@ def test_a_large_view_is_told_with_less() -> None:
     crowd = [guard(f"guard-{place}", p50=float("nan")) for place in range(200)]
     crowd[150] |= {"tone": "bad"}
     seen = unpack(pack(view("big", guards=crowd), 1.0))
-    assert len(json.dumps(seen)) < 2 * TOLD
+    assert len(json.dumps(seen)) < 2 * LONGEST_VIEW
     assert len(seen["guards"]) == 200
     assert seen["guards"][150]["stack"]
     assert seen["guards"][149]["stack"] == []
@@ -193,7 +193,7 @@ def test_an_answer_that_makes_no_sense_is_no_answer(reply: Any) -> None:
     except StoreUnavailable:
         return
     assert read.now >= 0
-    assert all(isinstance(told.data, bytes) for told in read.told)
+    assert all(isinstance(told.data, bytes) for told in read.pods)
 
 
 # All views side by side

@@ -66,7 +66,7 @@ def test_a_call_that_kills_its_worker_ends_too(opening: Opening):
                 await at(database, crash * 1_000_000)
             await worker.run_once()
             (letter,) = await later.adead()
-            assert (vendor.done, "nobody told" in letter.reason) == ([], True)
+            assert (vendor.done, "nobody reported" in letter.reason) == ([], True)
 
     asyncio.run(main())
 

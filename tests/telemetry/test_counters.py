@@ -193,7 +193,7 @@ def test_no_series_ever_falls(lives: list[list[tuple[str, int]]]):
 def test_a_sum_of_what_lives_would_fall(monkeypatch: pytest.MonkeyPatch):
     """That what was told is remembered is what keeps it from falling."""
     monkeypatch.setattr(
-        _Counter, "told", lambda _self, readings: combined(told_as for _, told_as in readings)
+        _Counter, "exported", lambda _self, readings: combined(form for _, form in readings)
     )
     assert falsified(_never_falls, LIVES)
 

@@ -56,6 +56,7 @@ class History:
         self.changes: list[tuple[float, MemberChanged]] = []
         self.pauses: list[tuple[float, float]] = []
         self.forgotten: list[tuple[int, str]] = []  # with the number of changes before it
+        self.known: set[str] = set()
         self.beats.subscribe(lambda change: self.changes.append((self.clock.now(), change)))
         end = subscribe(
             lambda event: self.pauses.append((self.clock.now(), event.seconds)), OwnPause
@@ -80,9 +81,11 @@ class History:
                 assert len(self.beats.members) == 2
         else:
             getattr(self.beats, what)(value)
-            if what == "forget":
-                self.forgotten.append((len(self.changes), value))
-        assert len(self.beats.members) <= 2
+        members = set(self.beats.members)
+        # Forgotten by request, or to make room for another after it had left.
+        self.forgotten += [(len(self.changes), gone) for gone in self.known - members]
+        self.known = members
+        assert len(members) <= 2
 
 
 def check_changes(steps: list[tuple[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from seawall._expiry import EXPIRED, Expiry, current_task, running_task, take_back
+from seawall._expiry import EXPIRED, Expiry, running_task, take_back
 from seawall._forks import survives_fork
 from seawall.context import Scope, deadline_scope, deadline_var, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
@@ -121,7 +121,7 @@ if sys.version_info >= (3, 12):
         "except RuntimeError_:",
         "    {task} = None",
     )
-    _TASKS: dict[str, Any] = {"current_task": current_task}
+    _TASKS: dict[str, Any] = {"current_task": asyncio.current_task}
 else:
     # Inlined copy of `_expiry.current_task`: on 3.11 the obvious way is slow. Keep in sync.
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
