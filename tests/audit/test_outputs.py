@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
 
 from seawall.audit import RULES, Finding, audit_source
+from seawall.audit.findings import process_finding
 from seawall.audit.outputs import Report, as_annotations, as_json, as_sarif, as_text
 
 CODE = "import requests\nrequests.get(url)\nrequests.get(\n    other,\n)\n"
@@ -83,3 +88,94 @@ def test_levels_have_annotations():
         "::error",
         "::notice",
     ]
+
+
+def closed(required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has no other properties than these."""
+    return {
+        "type": "object",
+        "required": required.split(),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def many(items: Any, **more: Any) -> dict[str, Any]:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items, **more}
+
+
+TEXT = {"type": "string", "minLength": 1}
+URI = {"type": "string", "pattern": r"^[!#-;=?-\[\]_a-z~]+$"}
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+NUMBER = {"type": "integer", "minimum": 1}
+RULE = closed(
+    "id",
+    id=TEXT,
+    name=TEXT,
+    shortDescription=closed("text", text=TEXT),
+    fullDescription=closed("text", text=TEXT),
+    defaultConfiguration=closed("", level=LEVEL),
+)
+LOCATION = closed(
+    "artifactLocation",
+    artifactLocation=closed("", uri=URI),
+    region=closed("startLine", startLine=NUMBER, startColumn=NUMBER, endLine=NUMBER),
+)
+RESULT = closed(
+    "message",
+    ruleId=TEXT,
+    ruleIndex={"type": "integer", "minimum": 0},
+    level=LEVEL,
+    message=closed("text", text=TEXT),
+    locations=many(closed("", physicalLocation=LOCATION)),
+    partialFingerprints={"type": "object", "additionalProperties": TEXT},
+)
+DRIVER = closed("name", name=TEXT, version=TEXT, rules=many(RULE, uniqueItems=True))
+RUN = closed(
+    "tool results",
+    tool=closed("driver", driver=DRIVER),
+    columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+    results=many(RESULT),
+)
+SARIF = closed(
+    "version runs",
+    **{"$schema": TEXT, "version": {"const": "2.1.0"}, "runs": many(RUN, minItems=1)},
+)
+"""What SARIF 2.1.0 requires of the properties that are written, and which ones it knows."""
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        report(),
+        report("app/my main é\n.py"),
+        Report([], files=3),
+        Report([Finding("a.py", 1, 1, rule, "message", "write") for rule in RULES.values()], 1),
+        Report([process_finding("SW101", "guard vendor", "message", "write")], 0),
+    ],
+    ids=["findings", "odd path", "nothing", "every rule", "a running process"],
+)
+def test_sarif_is_valid_by_the_rules_of_the_standard(reported: Report):
+    """Whatever is reported: required properties, known names, allowed values."""
+    table = json.loads(as_sarif(reported))
+    Draft7Validator(SARIF).validate(table)
+    assert len(table["runs"][0]["results"]) == len(reported.findings)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"version": "2.1.0"', '"version": "2.0.0"'),
+        ('"startLine": 2', '"startLine": 0'),
+        ('"level": "error"', '"level": "fatal"'),
+        ('"ruleIndex"', '"rule_index"'),
+        ('"driver": {', '"drivers": {'),
+        ("app/main.py", "app main.py"),
+    ],
+)
+def test_sarif_that_breaks_the_standard_is_noticed(right: str, wrong: str):
+    """Ablation: the schema above refuses what viewers would."""
+    text = as_sarif(report())
+    assert right in text
+    assert not Draft7Validator(SARIF).is_valid(json.loads(text.replace(right, wrong)))
