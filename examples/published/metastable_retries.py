@@ -7,6 +7,14 @@ outlives its trigger depends on the size of the trigger, on how long it lasts an
 twice the load, and the timeout of 4.3 s is chosen so that the paper's four cases lie on both sides.
 
     python examples/published/metastable_retries.py
+
+takes half a minute, and gives:
+
+                                        stays down   published  with a budget
+    a) 10 s, -78 % CPU                     0 of 20    recovers        0 of 20
+    b) 10 s, -80 % CPU                    20 of 20  stays down        0 of 20
+    c)  9 s, -80 % CPU                     0 of 20    recovers        0 of 20
+    d) 10 s, -80 % CPU, -30 % load         0 of 20    recovers        0 of 20
 """
 
 # ruff: noqa: T201 - it prints its table
