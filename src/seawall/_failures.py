@@ -21,10 +21,19 @@ from seawall.errors import SeawallError
 LONGEST_NAME: Final = 80
 """Maximum length of a reason and of a host, in characters."""
 
-WRAPPERS: Final = frozenset({"APIConnectionError", "APITimeoutError"})
+WRAPPERS: Final = frozenset(
+    {
+        "APIConnectionError",
+        "APITimeoutError",
+        "ModelConnectionError",
+        "ModelTimeoutError",
+        "OpenAIConnectionError",
+        "OpenAITimeoutError",
+    }
+)
 """Errors by which SDKs (openai, anthropic, stripe...) report that their HTTP client failed.
 
-Their own text is only "Connection error.".
+Their own text is only "Connection error.". The later ones are those of pydantic-ai and LangChain.
 """
 
 LONGEST_TRACEBACK: Final = 2_000

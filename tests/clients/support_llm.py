@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any, NamedTuple
 
 import httpx2
@@ -214,3 +218,41 @@ class Vendor:
             return library.Response(given.status, headers=given.headers, stream=Body(given.chunks))
 
         return library.MockTransport(handle)
+
+
+@contextmanager
+def served(vendor: Vendor, *, packed: bool = False) -> Iterator[str]:
+    """Serve a vendor over a socket, packed if asked; give its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["content-length"]))
+            given = vendor.answer(
+                self.path, content, {k.lower(): v for k, v in self.headers.items()}
+            )
+            body = b"".join(given.chunks)
+            self.send_response(given.status)
+            for name, value in given.headers.items():
+                self.send_header(name, value)
+            if packed:
+                body = gzip.compress(body)
+                self.send_header("content-encoding", "gzip")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):  # a client that has gone
+                self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    serving = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=serving.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{serving.server_port}"
+    finally:
+        serving.shutdown()
+        thread.join()
+        serving.server_close()

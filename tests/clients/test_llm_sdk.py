@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import anthropic
@@ -20,7 +17,7 @@ import pytest
 from seawall import Breaker, Guard, RateLimited, Retry, Timeout, transient
 from seawall.clients.llm import TokenLimits, async_http_client, http_client
 from seawall.testing import run_virtual, virtual_time
-from tests.clients.support_llm import HANG, Answer, Vendor, breaks, refuses, streams_error
+from tests.clients.support_llm import HANG, Answer, Vendor, breaks, refuses, served, streams_error
 from tests.support import let_pass, new_guard
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]  # 3 tokens, and "user" is 1
@@ -372,34 +369,8 @@ def test_plain_clients_of_both_libraries(library: Any) -> None:
 def server() -> Iterator[tuple[str, Vendor]]:
     """Serve a vendor over a socket, packed where that is accepted."""
     vendor = Vendor(refuses(503), used=(1234, 56))
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["content-length"]))
-            given = vendor.answer(
-                self.path, content, {k.lower(): v for k, v in self.headers.items()}
-            )
-            body = gzip.compress(b"".join(given.chunks))
-            self.send_response(given.status)
-            for name, value in given.headers.items():
-                self.send_header(name, value)
-            self.send_header("content-encoding", "gzip")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=served.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{served.server_port}", vendor
-    served.shutdown()
-    thread.join()
-    served.server_close()
+    with served(vendor, packed=True) as url:
+        yield url, vendor
 
 
 def test_sync_sdks_over_a_socket(server: tuple[str, Vendor]) -> None:
