@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -188,13 +189,20 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
     yield head
     yield "|" + " --- |" * (head.count("|") - 1)
     for row in rows:
-        cells = (" ".join(cell.replace("|", "\\|").split()) for cell in row)
+        cells = (" ".join(cell.split()) for cell in row)
         yield f"| {' | '.join(cells)} |"
 
 
 def _first(thing: object) -> str:
     """Return the first paragraph of a docstring."""
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def _code(text: str) -> str:
+    """Return `text` as code of a table's cell. Renderers disagree about a bar between backticks."""
+    if "|" not in text:
+        return f"`{text}`"
+    return f"<code>{escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
 def _modules(names: Iterable[str]) -> Iterator[str]:
@@ -241,7 +249,7 @@ def _events() -> Iterator[str]:
         if isinstance(kind, type) and kind is not events.Event:
             yield f"\n## {name}\n\n`{kind.name}`: {_first(kind)}\n"
             own = (field for field in fields(kind) if field.name != "guard")
-            rows = ((f"`{field.name}`", f"`{field.type}`") for field in own)
+            rows = ((f"`{field.name}`", _code(str(field.type))) for field in own)
             yield from _table("| field | type |", rows)
 
 
@@ -290,7 +298,7 @@ def _wire_names() -> Iterator[list[str]]:
 def _settings() -> Iterator[str]:
     for name in seawall.__all__:
         kind = getattr(seawall, name)
-        if isinstance(kind, type) and issubclass(kind, Policy):
+        if isinstance(kind, type) and issubclass(kind, Policy) and kind is not Policy:
             how = " ".join((inspect.getdoc(kind.__init__) or "").split())
             yield f"\n## {name}\n\n{_first(kind)}\n\n{how}\n"
             yield from _table("| setting | type | default |", _arguments(kind))
@@ -301,7 +309,7 @@ def _arguments(kind: type) -> Iterator[list[str]]:
         stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         default = "required" if one.default is one.empty else f"`{_shown(one.default)}`"
         default = "none given" if stars else default
-        yield [f"`{stars}{name}`", f"`{_type(kind, one.annotation)}`", default]
+        yield [f"`{stars}{name}`", _code(_type(kind, one.annotation)), default]
 
 
 def _type(kind: type, annotation: str) -> str:
