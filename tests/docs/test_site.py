@@ -90,11 +90,10 @@ def dead_links(site: Site, folder: Path) -> list[str]:
             if parts.scheme in {"http", "https", "data", "mailto"}:
                 continue
             target = path.parent / unquote(parts.path) if parts.path else path
-            target = (folder / target).resolve().relative_to(folder.resolve())
-            found = (folder / target).is_file()
-            if found and target in site:
-                found = unquote(parts.fragment) in site[target].anchors
-            if not found:
+            file = (folder / target).resolve()
+            inside = file.is_file() and file.is_relative_to(folder.resolve())
+            led_to = site.get(file.relative_to(folder.resolve())) if inside else None
+            if not inside or (led_to and unquote(parts.fragment) not in led_to.anchors):
                 dead.append(f"{path}: {link}")
     return dead
 
