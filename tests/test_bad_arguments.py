@@ -73,6 +73,7 @@ from seawall.resources import (
     Stripes,
     aupdate_optimistically,
     check_threads,
+    pool_advice,
     pool_size,
     update_optimistically,
 )
@@ -136,6 +137,7 @@ def _table(**table):
 _SECONDS = [(-1.0, ValueError), (nan, ValueError), ("2", TypeError), (None, TypeError)]
 _SECONDS += [(True, TypeError), (HUGE, ValueError), ([1], TypeError)]
 _POSITIVE = [*_SECONDS, (0, ValueError), (inf, ValueError)]
+_SETTINGS = {"max_connections": "100"}
 _FINITE = [*_SECONDS, (inf, ValueError)]
 _PAUSES = [case for case in _FINITE if case[0] != [1]]  # a list of delays is a backoff
 _COUNTS = [(0, ValueError), (-1, ValueError), (1.5, TypeError), (nan, TypeError), ("3", TypeError)]
@@ -375,6 +377,14 @@ TABLE = [
         "growing shares",
     ),
     ("ramp no shares", lambda x: ramp(x, step=1), [(5, TypeError), (0.5, TypeError)], "shares"),
+    (
+        "pool_advice settings",
+        lambda x: pool_advice(x, pods=1, size=1),
+        [(5, TypeError), ({}, TypeError), (None, TypeError)],
+        "CONNECTION_SETTINGS",
+    ),
+    ("pool_advice pods", lambda x: pool_advice(_SETTINGS, pods=x, size=1), _COUNTS, "write"),
+    ("pool_advice size", lambda x: pool_advice(_SETTINGS, pods=1, size=x), _COUNTS, "write"),
     ("pool_size", lambda x: pool_size(x, 1), _FINITE, "number"),
     ("pool_size time", lambda x: pool_size(1, x), _FINITE, "seconds"),
     ("pool_size headroom", lambda x: pool_size(1, 1, x), _FACTORS, "at least 1"),
@@ -1869,6 +1879,7 @@ TOLD_ABOVE = frozenset(
         "linear",
         "n_of_m",
         "plus_minus",
+        "pool_advice",
         "pool_size",
         "ramp",
         "slow_start",
@@ -1921,6 +1932,7 @@ EDGES = (
     "clients.httpx2",
     "clients.llm",
     "clients.requests",
+    "clients.sqlalchemy",
     "clients.upstreams",
     "durable",
     "members",

@@ -24,6 +24,7 @@ MISSING = [
     ("requests", "requests", "import seawall.clients.requests"),
     ("aiohttp", "aiohttp", "import seawall.clients.aiohttp"),
     ("botocore", "boto3", "import seawall.clients.boto3"),
+    ("sqlalchemy", "sqlalchemy", "import seawall.clients.sqlalchemy"),
     ("celery", "celery", "import seawall.tasks.celery"),
     ("dramatiq", "dramatiq", "import seawall.tasks.dramatiq"),
     ("grpc", "grpc", "import seawall.clients.grpc"),

@@ -27,6 +27,7 @@ import seawall.clients.httpx
 import seawall.clients.httpx2
 import seawall.clients.llm
 import seawall.clients.requests
+import seawall.clients.sqlalchemy
 import seawall.clients.upstreams
 import seawall.clock
 import seawall.config
@@ -96,6 +97,7 @@ MODULES = (
     seawall.clients.httpx2,
     seawall.clients.llm,
     seawall.clients.requests,
+    seawall.clients.sqlalchemy,
     seawall.clients.upstreams,
     seawall.dashboard,
     seawall.durable,

@@ -12,12 +12,13 @@ import boto3
 from botocore.config import Config
 from requests.adapters import HTTPAdapter
 
-from seawall import Guard, RedisStore, Timeout
+from seawall import Bulkhead, Guard, RedisStore, Timeout
 from seawall.clients.aiohttp import GuardedMiddleware
 from seawall.clients.boto3 import guard_client
 from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, retry_on
 from seawall.clients.llm import Model, Models, Price, TokenLimits, async_http_client, http_client
 from seawall.clients.requests import GuardedAdapter
+from seawall.clients.sqlalchemy import guarded_pool
 from seawall.clients.upstreams import HealthCheck, Outliers, Upstreams, UpstreamTransport
 from seawall.clock import SystemClock
 from seawall.models.outliers import ActionBound
@@ -56,7 +57,9 @@ _RATES = [(5, TypeError), ("5", ValueError), ("x/min", ValueError)]
 
 STORE = RedisStore("redis://127.0.0.1:1")  # never connected to
 GUARD = Guard("bad clients", Timeout(2.0, sync="cooperative"))
+SLOTS = Guard("bad slots", Bulkhead(2))
 GUARD.close()  # its name is nobody's business
+SLOTS.close()
 UPSTREAMS = Upstreams("bad clients", ["http://127.0.0.1:1"])
 
 
@@ -171,6 +174,18 @@ CLIENTS: list[tuple[Any, ...]] = [
     *_of_httpx(),
     *_terms(GuardedMiddleware, "clients.aiohttp.GuardedMiddleware"),
     *_guard_client(),
+    (
+        "clients.sqlalchemy.guarded_pool(guard)",
+        guarded_pool,
+        [*_GUARDS, (GUARD, ValueError)],
+        "Guard|Bulkhead",
+    ),
+    (
+        "clients.sqlalchemy.guarded_pool(base)",
+        lambda x: guarded_pool(SLOTS, x),
+        [(5, TypeError), (dict, TypeError), (None, TypeError)],
+        "QueuePool",
+    ),
     *_transports(GuardedAdapter, "clients.requests.GuardedAdapter", "adapter"),
     (
         "clients.requests.GuardedAdapter(adapter) retrying",

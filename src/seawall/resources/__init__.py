@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this 
 if TYPE_CHECKING:
     from seawall.models.contention import Stripes
     from seawall.models.pooling import Advice
-    from seawall.models.sizing import pool_size
+    from seawall.models.sizing import CONNECTION_SETTINGS, pool_advice, pool_size
     from seawall.registry import check_threads
     from seawall.resources.channel import Channel
     from seawall.resources.contention import (
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from seawall.resources.pool import Borrowed, Pool
 
 __all__ = [
+    "CONNECTION_SETTINGS",
     "Advice",
     "Borrowed",
     "Channel",
@@ -31,6 +32,7 @@ __all__ = [
     "Stripes",
     "aupdate_optimistically",
     "check_threads",
+    "pool_advice",
     "pool_size",
     "update_optimistically",
 ]
@@ -38,7 +40,7 @@ __all__ = [
 _HOMES = {
     "models.contention": "Stripes",
     "models.pooling": "Advice",
-    "models.sizing": "pool_size",
+    "models.sizing": "CONNECTION_SETTINGS pool_advice pool_size",
     "registry": "check_threads",
     "resources.channel": "Channel",
     "resources.contention": "Serializer aupdate_optimistically update_optimistically",
