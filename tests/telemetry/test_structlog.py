@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -12,12 +13,14 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import Breaker, Guard
+from seawall import Breaker, Guard, Retry, Timeout
 from seawall._redaction import printable
 from seawall.clock import VirtualClock
 from seawall.events import BreakerChanged
 from seawall.events.bus import emit
 from seawall.telemetry import log_events
+from seawall.testing import run_virtual
+from tests.support import let_pass
 
 LOGGER = "seawall.test.structlog"
 
@@ -70,6 +73,41 @@ def test_an_event_is_one_line_of_json_with_its_values(written: io.StringIO):
     assert opened["level"] == "warning"
     assert refused["seawall_event"] == "call_rejected"
     assert refused["seawall_reason"] == "circuit_open"
+
+
+def test_what_a_request_has_bound_is_in_its_lines():
+    """Each task has its own: an event is written where it happened, also of a timeout."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        _formatter(structlog.contextvars.merge_contextvars, structlog.stdlib.ExtraAdder())
+    )
+    logger = logging.Logger("apart")  # noqa: LOG001 - one for this test
+    logger.addHandler(handler)
+    guard = Guard("structlog-request", Retry(on=OSError, attempts=2), Timeout(1.0))
+
+    async def request(name: str, seconds: float) -> None:
+        async def ask() -> None:
+            await let_pass(seconds)
+            raise ConnectionRefusedError
+
+        with structlog.contextvars.bound_contextvars(request_id=name):
+            await guard.aattempt(ask)
+
+    async def main() -> None:
+        await asyncio.gather(request("r-1", 0.1), request("r-2", 5.0), request("r-3", 0.2))
+
+    with log_events(logger):
+        run_virtual(main())
+    guard.close()
+    told: dict[object, list[object]] = {}
+    for line in _lines(stream):
+        told.setdefault(line["request_id"], []).append(line["seawall_event"])
+    assert told == {
+        "r-1": ["call_retried", "retry_stopped"],
+        "r-2": ["call_timed_out", "call_retried", "call_timed_out", "retry_stopped"],
+        "r-3": ["call_retried", "retry_stopped"],
+    }
 
 
 def test_of_a_flood_the_number_left_out_is_a_number(written: io.StringIO):

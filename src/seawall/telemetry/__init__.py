@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from seawall.telemetry.otel import export_opentelemetry
     from seawall.telemetry.prometheus import export_prometheus
     from seawall.telemetry.refresh import Refresher, arefresh
+    from seawall.telemetry.sentry import sentry_before_send
 
 __all__ = [
     "METRICS",
@@ -32,6 +33,7 @@ __all__ = [
     "export_prometheus",
     "grafana_dashboard",
     "log_events",
+    "sentry_before_send",
 ]
 
 
@@ -69,6 +71,7 @@ _HOMES = {
     "telemetry.logs": "log_events",
     "telemetry.otel": "export_opentelemetry",
     "telemetry.prometheus": "export_prometheus",
+    "telemetry.sentry": "sentry_before_send",
 }
 """Public names by the module that defines them."""
 
