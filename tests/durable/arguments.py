@@ -21,6 +21,7 @@ from seawall.durable import (
     DeferredCalls,
     DeferredCallWorker,
     Dispatcher,
+    DjangoAlias,
     Fence,
     FifoReceiver,
     FifoSender,
@@ -292,6 +293,7 @@ DURABLE: list[Row] = [
         path=([*_OTHERS, ("", TypeError), (":memory:", ValueError)], "write|gone"),
         busy_timeout=(_POSITIVE, "seconds"),
     ),
+    *_new(DjangoAlias, {}, alias=([*_OTHERS, ("", TypeError)], "write an alias")),
     *_new(migrate, {}, database=(_DATABASES, "pass a Database")),
     *_new(amigrate, {}, database=(_DATABASES, "pass a Database")),
     # Idempotency

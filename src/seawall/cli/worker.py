@@ -78,8 +78,8 @@ class Address(NamedTuple):
         return cls(host.strip("[]") or LOOPBACK, int(port))
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of the command to `parser`."""
+def add_arguments(parser: ArgumentParser, *, reload: bool = True) -> None:
+    """Add the arguments of the command to `parser`; without --reload if another program runs it."""
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.description, parser.epilog = ABOUT, EPILOG
     add = parser.add_argument
@@ -97,7 +97,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         help=f"answer liveness probes by HTTP; on {LOOPBACK} unless a host is given",
     )
-    add("--reload", action="store_true", help="for development: restart when a source file changes")
+    parser.set_defaults(reload=False)
+    if reload:
+        told = "for development: restart when a source file changes"
+        add("--reload", action="store_true", help=told)
 
 
 def _seconds(text: str) -> float:

@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this 
 if TYPE_CHECKING:
     from seawall.durable.database.cleanup import cleaning
     from seawall.durable.database.database import Database
+    from seawall.durable.database.django import DjangoAlias
     from seawall.durable.database.leases import Fence
     from seawall.durable.database.migrations import amigrate, migrate
     from seawall.durable.database.sqlite import Sqlite
@@ -90,6 +91,7 @@ __all__ = [
     "DeferredCalls",
     "DeferredCallsFull",
     "Dispatcher",
+    "DjangoAlias",
     "EventDied",
     "Fence",
     "FifoAck",
@@ -153,6 +155,7 @@ __all__ = [
 _HOMES = {
     "durable.database.cleanup": "cleaning",
     "durable.database.database": "Database",
+    "durable.database.django": "DjangoAlias",
     "durable.database.leases": "Fence",
     "durable.database.migrations": "amigrate migrate",
     "durable.database.sqlite": "Sqlite",

@@ -1,9 +1,9 @@
 """Connections of the user, of any supported library, behind one interface.
 
 Supported are asyncpg, psycopg (3), SQLAlchemy (2: sessions and connections, sync and async),
-sqlite3 and aiosqlite. They are recognised by their class, so none of these libraries is imported
-here. A given connection is never committed, rolled back or reconfigured: it may be in the middle of
-a transaction, and behind a pooler that gives it to another client afterwards.
+Django, sqlite3 and aiosqlite. They are recognised by their class, so none of these libraries is
+imported here. A given connection is never committed, rolled back or reconfigured: it may be in the
+middle of a transaction, and behind a pooler that gives it to another client afterwards.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def kind_of(raw: Any) -> ConnectionKind:
     if kind is None:
         raise TypeError(
             f"{raw!r} is no connection that is known: pass one of asyncpg, psycopg, SQLAlchemy (a"
-            " session or a connection), sqlite3 or aiosqlite, with a transaction begun"
+            " session or a connection), Django, sqlite3 or aiosqlite, with a transaction begun"
         )
     return kind
 
@@ -159,6 +159,8 @@ def in_transaction(kind: ConnectionKind, raw: Any) -> bool:
                 return True
             # Only the legacy mode begins a transaction implicitly, before the first change.
             return getattr(raw, "autocommit", -1) is not True and raw.isolation_level is not None
+        case "Django":
+            return bool(raw.in_atomic_block or not raw.get_autocommit())
     return not _commits_each(raw)
 
 
@@ -230,6 +232,8 @@ def still_open(connection: Connection) -> bool:
             return bool(raw.info.transaction_status != 0)
         case "sqlite3" | "aiosqlite":
             return bool(raw.in_transaction)
+        case "Django":
+            return in_transaction(connection.kind, raw)
     return bool(raw.in_transaction())
 
 
@@ -284,12 +288,23 @@ async def _ask_aiosqlite(raw: Any, text: StatementText, arguments: Arguments) ->
         return list(await cursor.fetchall())
 
 
+def _ask_django(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
+    with raw.cursor() as cursor:
+        cursor.execute(text.sql, arguments)
+        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+
 def _postgres(_raw: Any) -> str:
     return "postgres"
 
 
 def _sqlite(_raw: Any) -> str:
     return "sqlite"
+
+
+def _of_django(raw: Any) -> str:
+    name: str = raw.vendor
+    return name
 
 
 def _of_session(raw: Any) -> str:
@@ -301,6 +316,8 @@ def _of_connection(raw: Any) -> str:
     name: str = raw.dialect.name
     return name
 
+
+_DJANGO: Final = ConnectionKind("Django", "pyformat", _ask_django, _of_django, is_async=False)
 
 _KINDS: Final[dict[str, ConnectionKind]] = {
     "asyncpg.Connection": ConnectionKind("asyncpg", "dollar", _ask_asyncpg, _postgres),
@@ -321,6 +338,8 @@ _KINDS: Final[dict[str, ConnectionKind]] = {
     "sqlalchemy.Connection": ConnectionKind(
         "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_connection, is_async=False
     ),
+    "django.BaseDatabaseWrapper": _DJANGO,
+    "django.ConnectionProxy": _DJANGO,  # `django.db.connection`
     "sqlite3.Connection": ConnectionKind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
     "aiosqlite.Connection": ConnectionKind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
 }

@@ -26,6 +26,8 @@ from seawall import registry
 from seawall.clock import Clock
 from seawall.context import deadline_var, reset
 from seawall.durable.database.connections import Connection, connection_of
+from seawall.durable.database.django import DjangoAlias, autocommitting, in_own_thread
+from seawall.durable.database.django import begin as begin_django
 from seawall.durable.database.sqlite import Sqlite
 from seawall.durable.database.statements import Dialect, TableNames
 from seawall.guard import Guard
@@ -112,7 +114,7 @@ class Database:
         name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Use `source`: an asyncpg or psycopg pool, a SQLAlchemy engine, or a `Sqlite`.
+        """Use `source`: an asyncpg or psycopg pool, a SQLAlchemy engine, `DjangoAlias`, `Sqlite`.
 
         The tables are in `schema` (default: the database's default schema), and their names start
         with `prefix`. A transaction that lost a conflict is attempted at most `attempts` times. A
@@ -190,6 +192,8 @@ class Database:
             return await self.source.arun(lambda raw: self.connection(raw).run(operation()))
         if self._kind.is_async:
             return await self.guard.acall(self._aonce, operation)
+        if isinstance(self.source, DjangoAlias):
+            return await in_thread(in_own_thread, self.source, lambda: self.run(operation))
         return await in_thread(self.run, operation)
 
     def _once(self, operation: Operation[T]) -> T:
@@ -253,6 +257,11 @@ def _begin_sqlite(source: Sqlite) -> Any:
     return source.transaction()
 
 
+def _of_django(source: DjangoAlias) -> str:
+    name: str = source.connection.vendor
+    return name
+
+
 def _of_engine(engine: Any) -> str:
     name: str = engine.dialect.name
     return name
@@ -276,6 +285,7 @@ _SOURCES: Final[dict[str, ConnectionSource]] = {
     ),
     "sqlalchemy.AsyncEngine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine),
     "sqlalchemy.Engine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine, is_async=False),
+    "seawall.DjangoAlias": ConnectionSource("Django", _of_django, begin_django, is_async=False),
     "seawall.Sqlite": ConnectionSource("sqlite3", _sqlite, _begin_sqlite, is_async=False),
 }
 
@@ -291,7 +301,7 @@ def _source_of(raw: Any) -> tuple[ConnectionSource, Dialect]:
             return kind, dialects[name]
     raise TypeError(
         f"{raw!r} gives no connections that are known: pass an asyncpg pool, a psycopg_pool pool, a"
-        " SQLAlchemy engine, or Sqlite('orders.db')"
+        " SQLAlchemy engine, DjangoAlias('default'), or Sqlite('orders.db')"
     )
 
 
@@ -322,7 +332,10 @@ async def aautocommit(database: Database) -> AsyncIterator[Any]:
 def autocommit(database: Database) -> Iterator[Any]:
     """Sync twin of `aautocommit`."""
     source: Any = database.source
-    if hasattr(source, "execution_options"):
+    if isinstance(source, DjangoAlias):
+        with autocommitting(source) as raw:
+            yield raw
+    elif hasattr(source, "execution_options"):
         with source.execution_options(isolation_level="AUTOCOMMIT").connect() as raw:
             yield raw
     else:

@@ -24,7 +24,7 @@ class ErrorMiddleware:
     def __init__(self, get_response: Any) -> None:
         """Wrap `get_response`, which may be async."""
         self._get_response = get_response
-        self._upstreams = UpstreamLog(edge_parts().get("name") or "edge", SYSTEM.now)
+        self._upstreams = UpstreamLog(edge_parts("asgi").get("name") or "edge", SYSTEM.now)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 

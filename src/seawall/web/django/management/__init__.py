@@ -1,0 +1,1 @@
+"""Management commands of the app: Django finds them in `commands`."""
