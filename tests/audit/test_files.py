@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,18 @@ def test_a_text_is_no_comment():
     """Only a comment suppresses; the same words in a string do not."""
     found = audit_source('import requests\nrequests.get("# seawall: ok because")\n')
     assert [one.rule.id for one in found] == ["SW101"]
+
+
+def test_the_audited_source_is_neither_imported_nor_run(tmp_path: Path):
+    """It is read as text: nothing in it happens, whatever stands at its top level."""
+    written = tmp_path / "written"
+    source = f"import requests\nopen({str(written)!r}, 'w')\nrequests.get(url)\nraise SystemExit\n"
+    (tmp_path / "app.py").write_text(source, "utf-8")
+    before = set(sys.modules)
+    ((_, findings),) = audit_files([tmp_path])
+    assert [one.rule.id for one in findings] == ["SW101"]
+    assert not written.exists()
+    assert not {"app", "requests"} & (set(sys.modules) - before)
 
 
 def test_the_page_lists_every_rule():
