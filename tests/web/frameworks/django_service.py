@@ -1,6 +1,6 @@
-"""The service in Django: settings, URLs and views in one module, for ASGI.
+"""The service in Django: settings, URLs and views in one module.
 
-The views are `async def`, or `def` if the environment says DJANGO_VIEWS=sync.
+DJANGO_VIEWS in the environment says which views: "async" or "sync", for ASGI, or "wsgi".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
@@ -29,7 +30,7 @@ django.setup()
 from seawall.web.django import protect  # noqa: E402 - after the settings
 
 
-async def hello(_request: HttpRequest) -> HttpResponse:
+def hello(_request: HttpRequest) -> HttpResponse:
     return HttpResponse("hello")
 
 
@@ -49,6 +50,10 @@ async def aslow(_request: HttpRequest) -> HttpResponse:
     return HttpResponse(await service.slow())
 
 
+def checked_slow(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(service.checked_slow())
+
+
 def pause(_request: HttpRequest) -> HttpResponse:
     return HttpResponse(service.blocking_pause())
 
@@ -57,17 +62,17 @@ async def apause(_request: HttpRequest) -> HttpResponse:
     return HttpResponse(await service.pause())
 
 
-async def running(_request: HttpRequest) -> HttpResponse:
+def running(_request: HttpRequest) -> HttpResponse:
     return JsonResponse(service.running())
 
 
-is_sync = os.environ.get("DJANGO_VIEWS") == "sync"
+kind = os.environ["DJANGO_VIEWS"]
 views: dict[str, Any] = {
-    "errors/<kind>": errors if is_sync else aerrors,
-    "slow": slow if is_sync else aslow,
-    "pause": pause if is_sync else apause,
+    "errors/<kind>": aerrors if kind == "async" else errors,
+    "slow": {"async": aslow, "sync": slow, "wsgi": checked_slow}[kind],
+    "pause": apause if kind == "async" else pause,
     "hello": hello,
     "running": running,
 }
 urlpatterns = [path(route, view) for route, view in views.items()]
-app = protect(get_asgi_application())
+app: Any = protect(get_wsgi_application() if kind == "wsgi" else get_asgi_application())

@@ -29,6 +29,12 @@ CHECKS: Final[Mapping[str, str]] = {
 """The columns of the table."""
 
 
+TICK: Final = "✓"
+
+IN_GUARDS: Final = "in guards"
+"""A thread cannot be stopped: the handler of /slow looks at its deadline, as guards do."""
+
+
 class Framework(NamedTuple):
     """One row: the service of one framework, and its server."""
 
@@ -36,13 +42,23 @@ class Framework(NamedTuple):
     server: str
     command: tuple[str, ...]
     """Arguments of Python; `{fd}` stands for the listening socket."""
+    environment: Mapping[str, str]
     checks: tuple[str, ...] = tuple(CHECKS)
-    environment: Mapping[str, str] = {}
+    deadlines: str = TICK
+    """What the table says of deadlines: see `IN_GUARDS`."""
 
 
 def _uvicorn(name: str, module: str, **environment: str) -> Framework:
     command = ("-m", "uvicorn", "--fd", "{fd}", "--log-level", "error", f"{_HERE}.{module}:app")
-    return Framework(name, "uvicorn", command, environment=environment)
+    return Framework(name, "uvicorn", command, environment)
+
+
+def _gunicorn(name: str, module: str, **environment: str) -> Framework:
+    command = (
+        "-m", "gunicorn", "--bind", "fd://{fd}", "--log-level", "error",
+        "--worker-class", "gthread", "--threads", "16", f"{_HERE}.{module}:app",
+    )  # fmt: skip
+    return Framework(name, "gunicorn", command, environment, deadlines=IN_GUARDS)
 
 
 _HERE: Final = "tests.web.frameworks"
@@ -52,8 +68,10 @@ FRAMEWORKS: Final = (
     _uvicorn("Starlette", "starlette_service"),
     _uvicorn("Litestar", "litestar_service"),
     _uvicorn("Quart", "quart_service"),
-    _uvicorn("Django ASGI, `async def`", "django_service"),
+    _uvicorn("Django ASGI, `async def`", "django_service", DJANGO_VIEWS="async"),
     _uvicorn("Django ASGI, `def`", "django_service", DJANGO_VIEWS="sync"),
+    _gunicorn("Django WSGI", "django_service", DJANGO_VIEWS="wsgi"),
+    _gunicorn("Flask", "flask_service"),
 )
 
 
@@ -107,7 +125,8 @@ def table() -> str:
         "| --- | --- |" + " :-: |" * len(CHECKS),
     ]
     for framework in FRAMEWORKS:
-        ticks = ("✓" if check in framework.checks else "" for check in CHECKS)
+        said = dict.fromkeys(framework.checks, TICK) | {"deadlines": framework.deadlines}
+        ticks = (said[check] if check in framework.checks else "" for check in CHECKS)
         lines.append(f"| {framework.name} | {framework.server} | " + " | ".join(ticks) + " |")
     return "\n".join(lines)
 

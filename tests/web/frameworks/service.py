@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from seawall import Bulkhead
+from seawall.context import check_deadline
 from seawall.errors import CircuitOpen, RateLimited, TimedOut
 from seawall.web import Incoming, Lifecycle, RequestLimit, user
 
@@ -110,6 +111,16 @@ def blocking_slow() -> str:
     """Work in a thread, which nobody can stop."""
     with SLOW_ONES:
         time.sleep(SLOW)  # noqa: TID251
+    return "done"
+
+
+def checked_slow() -> str:
+    """Work in a thread, and look at the deadline now and then, as guards do."""
+    with SLOW_ONES:
+        until = time.monotonic() + SLOW  # noqa: TID251
+        while time.monotonic() < until:  # noqa: TID251
+            check_deadline()
+            time.sleep(0.02)  # noqa: TID251
     return "done"
 
 
