@@ -26,7 +26,7 @@ from seawall.pipeline import DatabaseDeadLetters, DeadLetter, MemoryDeadLetters
 from seawall.redis import PriorityQueue
 from tests.dashboard.app_support import HOME, Browser, get, post
 from tests.durable.conftest import opening_by, postgres
-from tests.durable.outbox_support import Seen, committed, dispatcher
+from tests.durable.outbox.support import Seen, committed, dispatcher
 from tests.durable.postgres import Postgres
 from tests.redis.conftest import client, new_store, redis_url, store
 from tests.web.support import Answer

@@ -23,7 +23,7 @@ from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewi
 from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.driver import Steps
 from tests.durable.conftest import Opening, opening_by
-from tests.durable.outbox_support import Seen, dispatcher, numbered
+from tests.durable.outbox.support import Seen, dispatcher, numbered
 from tests.durable.postgres import Postgres
 
 T = TypeVar("T")

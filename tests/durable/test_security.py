@@ -33,8 +33,8 @@ from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.models import idempotency as model
 from seawall.web import Edge
 from seawall.web.request import INCOMING
-from tests.durable.asgi_support import KEY, USER, Shop, edge_of, first, post, said, user
 from tests.durable.conftest import Opening, opening_by
+from tests.durable.http.support import KEY, USER, Shop, edge_of, first, post, said, user
 from tests.support import falsified
 from tests.web.support import Answer, ask
 

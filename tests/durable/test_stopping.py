@@ -25,7 +25,7 @@ from seawall.durable import (
 )
 from seawall.jobs import LocalQueue, Worker
 from seawall.testing import run_virtual
-from tests.durable.outbox_support import a_moment, numbered, stubborn
+from tests.durable.outbox.support import a_moment, numbered, stubborn
 
 KINDS = ["jobs", "later", "queue", "outbox"]
 

@@ -14,7 +14,7 @@ from seawall.jobs import WorkItem
 from seawall.jobs import work_list as _work_list
 from seawall.jobs.work_list import PREVIEW
 from tests.durable.conftest import Opening
-from tests.durable.outbox_support import Seen, Time, committed, dispatcher, timed
+from tests.durable.outbox.support import Seen, Time, committed, dispatcher, timed
 
 ODD = "100%_of ! 'these' \\ ä"
 

@@ -35,7 +35,7 @@ from seawall.resources import Channel
 from seawall.runtime.driver import sleep_async
 from seawall.testing import run_virtual
 from tests.durable.conftest import opening, opening_by, postgres
-from tests.durable.outbox_support import Time
+from tests.durable.outbox.support import Time
 from tests.durable.postgres import Postgres
 
 __all__ = ["opening", "postgres"]

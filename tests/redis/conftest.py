@@ -18,21 +18,20 @@ from tests.redis.support import FrozenClock, Server
 HERE: Final = Path(__file__).parent
 
 IN_NO_HURRY: Final = frozenset(
-    f"test_{name}.py"
-    for name in (
-        "agreement_breaker",
-        "agreement_queue",
-        "agreement_rates",
-        "breaker_properties",
-        "breaker_report",
-        "fake",
-        "leased_bounds",
-        "leased_split",
-        "limits",
-        "limits_edges",
-        "limits_words",
-        "standard",
-    )
+    {
+        "breaker/test_agreement.py",
+        "breaker/test_properties.py",
+        "breaker/test_report.py",
+        "limits/test_agreement.py",
+        "limits/test_edges.py",
+        "limits/test_leased_bounds.py",
+        "limits/test_leased_split.py",
+        "limits/test_limits.py",
+        "limits/test_words.py",
+        "queue/test_agreement.py",
+        "test_fake.py",
+        "test_standard.py",
+    }
 )
 """Files that measure no real time: the store's clock stands still, or nothing depends on it."""
 
@@ -40,7 +39,9 @@ IN_NO_HURRY: Final = frozenset(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the machine alone for what asks a real server that has to answer in real time."""
     for item in items:
-        if item.path.parent == HERE and item.path.name not in IN_NO_HURRY:
+        if not item.path.is_relative_to(HERE):
+            continue
+        if item.path.relative_to(HERE).as_posix() not in IN_NO_HURRY:
             item.add_marker(pytest.mark.alone)
 
 

@@ -14,7 +14,7 @@ from seawall.durable.fifo.receiver import FifoReceiver
 from seawall.durable.fifo.sender import FifoSender
 from seawall.runtime.driver import sleep_async
 from tests.durable.crash.shop import Step, opened
-from tests.durable.fifo_support import ask, begun, entered
+from tests.durable.fifo.support import ask, begun, entered
 
 EFFECT = "INSERT INTO {effects} (sequence, payload) VALUES (:sequence, :payload)"
 UNLOCKED = """SELECT epoch, expected, buffered, {now}, version FROM {fifo_positions}

@@ -3,8 +3,8 @@
 A guard assembles its success path from the lines of its policies (`runtime.fastpath`); the edge of
 a service has a function for several limits at once. The lines are fixed and numbered by limit: no
 name, setting or other user data becomes part of the text. Each repeats, for an admitted call, what
-`Meter` does under the lock; `tests/policies/test_rate_limit_invariants.py` and
-`tests/redis/test_agreement_rates.py` compare them.
+`Meter` does under the lock; `tests/policies/rate_limit/test_invariants.py` and
+`tests/redis/limits/test_agreement.py` compare them.
 
 Promises:
 - Between reading a state and writing it there is no call and no loop, so no other thread can

@@ -1,0 +1,285 @@
+"""Apps that run handlers in child tasks: a cut request ends, and holds its place until then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from quart import Quart, request, websocket
+from quart.typing import ResponseReturnValue
+
+from seawall import Bulkhead
+from seawall.testing import run_virtual
+from seawall.web import Edge, Inbound
+from seawall.web.edge import child_tasks
+from tests.support import let_pass
+from tests.web.edge.test_client_waits import STALL, Client
+from tests.web.support import answer_of, ask, held_slots, http_scope
+
+TIMEOUT = 10.0
+
+
+class Handlers:
+    """How many handlers run, and did so at once."""
+
+    def __init__(self) -> None:
+        self.running = self.most = self.ended = 0
+
+    async def work(self, seconds: float = 3600.0, cleanup: float = 0.0) -> None:
+        """Run for `seconds`; once cancelled, for `cleanup` more."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await let_pass(seconds)
+        finally:
+            await let_pass(cleanup)
+            self.running -= 1
+            self.ended += 1
+
+
+def quart_app(handlers: Handlers, cleanup: float = 0.0) -> Quart:
+    """Return a Quart app: it runs each handler in a child task."""
+    app = Quart(__name__)
+
+    @app.route("/", methods=["GET", "POST"])
+    async def slow() -> ResponseReturnValue:
+        await handlers.work(cleanup=cleanup)
+        return "done"
+
+    @app.post("/body")
+    async def body() -> ResponseReturnValue:
+        await request.get_data()
+        await handlers.work(1.0)
+        return "done"
+
+    @app.post("/stream")
+    async def stream() -> ResponseReturnValue:
+        async def parts() -> Any:
+            while True:
+                await handlers.work(1.0)
+                yield b"tick"
+
+        return parts()
+
+    @app.websocket("/socket")
+    async def socket() -> None:
+        await handlers.work()
+        await websocket.accept()
+
+    return app
+
+
+def edge_of(app: Any, places: int = 2, **parts: Any) -> Edge:
+    """Return an edge around `app` that has some places."""
+    return Edge(app, inbound=Inbound(timeout=TIMEOUT), concurrency=Bulkhead(places), **parts)
+
+
+def test_handlers_of_cut_requests_end() -> None:
+    """After each 504 no handler runs: never more than there are places."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers))
+
+    async def main() -> None:
+        for _ in range(8):
+            answers = await asyncio.gather(ask(edge), ask(edge))
+            assert [answer.status for answer in answers] == [504, 504]
+            assert answers[0].json()["reason"] == "timed_out"
+            assert handlers.running == 0
+
+    run_virtual(main())
+    assert (handlers.most, handlers.ended) == (2, 16)
+    assert edge.snapshot()["failed"] == 16
+    assert not held_slots()
+
+
+def test_without_the_disconnect_handlers_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above fails if such apps are cancelled like any other."""
+    monkeypatch.setattr(child_tasks, "_is_in_wait", lambda _task: False)
+    with pytest.raises(AssertionError):
+        test_handlers_of_cut_requests_end()
+
+
+def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler_ends() -> None:
+    """The client does not wait for a slow cleanup, and nobody gets its place meanwhile."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers, cleanup=60.0), places=1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        client = Client(edge)
+        client.says(more=False)
+        await let_pass(TIMEOUT + 1.0)
+        assert answer_of(client.messages).status == 504
+        assert handlers.running == 1
+        assert (await ask(edge)).status == 503
+        await client.task
+        assert loop.time() == pytest.approx(began + TIMEOUT + 60.0)
+        assert not held_slots()
+
+    run_virtual(main())
+
+
+def test_a_response_that_comes_after_the_cut_is_discarded() -> None:
+    """The client gets one response."""
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+        async def handle() -> None:
+            try:
+                await let_pass(3600)
+            finally:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"too late"})
+
+        await _first_of(receive(), handle())
+
+    answer = run_virtual(ask(edge_of(app)))
+    assert (answer.status, len(answer.messages)) == (504, 2)
+
+
+def test_an_app_that_passes_a_cancellation_on_is_cancelled_though_a_task_of_it_listens() -> None:
+    """A listener alone does not protect a handler from its deadline."""
+    handlers = Handlers()
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+        watcher = asyncio.ensure_future(receive())
+        try:
+            await handlers.work()
+        finally:
+            watcher.cancel()
+
+    assert run_virtual(ask(edge_of(app))).status == 504
+    assert (handlers.running, handlers.ended) == (0, 1)
+
+
+def test_after_the_cut_every_receive_is_a_disconnect() -> None:
+    """An app that listens again does not wait for a client that has its response."""
+    heard: list[str] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+
+        async def listen() -> None:
+            heard.extend([(await receive())["type"] for _ in range(3)])
+
+        await _first_of(listen(), let_pass(3600))
+
+    assert run_virtual(ask(edge_of(app))).status == 504
+    assert heard == ["http.disconnect"] * 3
+
+
+def test_a_listener_that_others_cancel_at_the_same_moment_stays_cancelled() -> None:
+    """Only our own cancellation becomes a disconnect."""
+    ends: list[bool] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        listener = asyncio.ensure_future(receive())
+        await asyncio.wait({listener})
+        ends.append(listener.cancelled())
+
+    async def receive() -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            listener = asyncio.current_task()
+            assert listener is not None
+            listener.cancel()
+
+    async def send(_message: Any) -> None:
+        pass
+
+    run_virtual(edge_of(app)(http_scope(), receive, send))
+    assert ends == [True]
+
+
+def test_a_body_that_does_not_arrive_in_time_ends_the_handler_that_waits_for_it() -> None:
+    """Late bodies leave no task behind."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers))
+
+    async def main() -> None:
+        client = Client(edge, "/body")
+        client.says()
+        await client.task
+        assert answer_of(client.messages).status == 408
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+    assert not held_slots()
+
+
+def test_a_request_refused_at_the_end_of_its_body_ends_the_handler_that_waits_for_it() -> None:
+    """Refused bodies leave no task behind."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers), places=1)
+
+    async def main() -> None:
+        client = Client(edge, "/body")
+        client.says()
+        await let_pass(1.0)
+        other = asyncio.ensure_future(ask(edge))
+        await let_pass(1.0)
+        client.says(more=False)
+        await client.task
+        assert answer_of(client.messages).status == 503
+        assert (await other).status == 504
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+    assert handlers.ended == 1
+    assert not held_slots()
+
+
+def test_a_stream_that_nobody_reads_ends() -> None:
+    """A stalled client leaves no endless stream behind."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers), stall=STALL)
+
+    async def main() -> None:
+        client = Client(edge, "/stream", reads=False)
+        client.says(more=False)
+        await client.task
+        assert edge.snapshot()["stalled"] == 1
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+    assert not held_slots()
+
+
+def test_a_websocket_that_is_not_accepted_in_time_ends() -> None:
+    """A handshake is cut like a request."""
+    handlers = Handlers()
+    edge = edge_of(quart_app(handlers))
+    sent: list[Any] = []
+
+    async def main() -> None:
+        pending = [{"type": "websocket.connect"}]
+
+        async def receive() -> Any:
+            return pending.pop() if pending else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = http_scope("/socket", type="websocket", scheme="ws", subprotocols=[])
+        await edge({**scope, "extensions": {"websocket.http.response": {}}}, receive, send)
+        assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+    assert (sent[0]["type"], sent[0]["status"]) == ("websocket.http.response.start", 504)
+    assert handlers.ended == 1
+    assert not held_slots()
+
+
+async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
+    """Wait as Django and Quart do: for the handler and for a disconnect, whichever is first."""
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    _done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
