@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -82,18 +83,18 @@ Site: TypeAlias = dict[Path, Parsed]
 
 
 def dead_links(site: Site, folder: Path) -> list[str]:
-    """Return the links within the site that lead nowhere."""
+    """Return the links within the site that lead nowhere, or out of it."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    anchors = {path.as_posix(): page.anchors for path, page in site.items()}
     dead = []
     for path, page in site.items():
         for link in page.links + page.loaded:
             parts = urlsplit(link)
             if parts.scheme in {"http", "https", "data", "mailto"}:
                 continue
-            target = path.parent / unquote(parts.path) if parts.path else path
-            file = (folder / target).resolve()
-            inside = file.is_file() and file.is_relative_to(folder.resolve())
-            led_to = site.get(file.relative_to(folder.resolve())) if inside else None
-            if not inside or (led_to and unquote(parts.fragment) not in led_to.anchors):
+            own = path.parent.as_posix() if parts.path else path.as_posix()
+            target = posixpath.normpath(posixpath.join(own, unquote(parts.path)))
+            if target not in files or unquote(parts.fragment) not in anchors.get(target, {""}):
                 dead.append(f"{path}: {link}")
     return dead
 
