@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
-from tests.clients.support_llm import Vendor, refuses
 
 from seawall import Breaker, Bulkhead, Guard, Rejected, Retry, Timeout, errors
 from seawall.clients.llm import http_client
@@ -23,6 +22,7 @@ from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.telemetry import log_events, sentry_before_send
 from seawall.testing import run_virtual
+from tests.clients.llm.support import Vendor, refuses
 from tests.support import let_pass, new_guard
 
 

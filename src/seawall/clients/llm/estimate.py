@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
 from seawall.clients.llm.usage import MOST, parsed
@@ -15,6 +16,9 @@ LETTERS: Final = 4
 PICTURE: Final = 1_600
 """Tokens of an attached picture or another file: about the cost of a large picture."""
 
+FRAME: Final = 3
+"""Tokens around each message of a chat, and at the beginning of the answer."""
+
 _PROMPT: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "functions")
 _ANSWER: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
@@ -23,6 +27,27 @@ _FREE: Final = ("/count_tokens", "/input_tokens", "/moderations", "/cancel")
 
 Body = Mapping[str, Any]
 Count = Callable[[Body], int]
+
+
+class TextEncoding(Protocol):
+    """What turns text into tokens, such as an `Encoding` of tiktoken."""
+
+    def encode_ordinary(self, text: str, /) -> Sequence[int]:
+        """Return the tokens of `text`, none of which is special."""
+        ...
+
+
+def counter_of(count: Count | TextEncoding | None) -> Count | None:
+    """Return the function that counts the tokens of a prompt, or raise."""
+    if count is None:
+        return None
+    if not isinstance(count, type) and hasattr(count, "encode_ordinary"):
+        return partial(_encoded, count)
+    if isinstance(count, type) or not callable(count):
+        raise TypeError(
+            f"count={count!r}: pass a function of the request's body, or an encoding of tiktoken"
+        )
+    return check.plain_function("count", count)
 
 
 class TokenEstimate(NamedTuple):
@@ -101,12 +126,28 @@ def estimate(body: Body, count: Count | None, output: int) -> TokenEstimate:
 
 def _tokens(body: Body) -> int:
     """Return the approximate number of tokens of the prompt, rounded up."""
-    letters = tokens = 0
+    texts, tokens = _parts(body)
+    return tokens + ceil(sum(map(len, texts)) / LETTERS)
+
+
+def _encoded(encoding: TextEncoding, body: Body) -> int:
+    """Return the number of tokens of the prompt by the vendor's own vocabulary."""
+    texts, tokens = _parts(body)
+    messages = body.get("messages")
+    if isinstance(messages, (list, tuple)):
+        tokens += FRAME * (len(messages) + 1)
+    return tokens + sum(len(encoding.encode_ordinary(text)) for text in texts)
+
+
+def _parts(body: Body) -> tuple[list[str], int]:
+    """Return the texts of the prompt, and the tokens of what is no text: files and token ids."""
+    texts: list[str] = []
+    tokens = 0
     waiting: list[Any] = [body[name] for name in _PROMPT if name in body]
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
-            letters += len(part)
+            texts.append(part)
         elif isinstance(part, Mapping):
             if _is_file(part):
                 tokens += PICTURE
@@ -117,7 +158,7 @@ def _tokens(body: Body) -> int:
                 tokens += len(part)  # token ids
             else:
                 waiting.extend(part)
-    return tokens + ceil(letters / LETTERS)
+    return texts, tokens
 
 
 def _is_file(part: Mapping[str, Any]) -> bool:

@@ -21,7 +21,15 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.clients.llm.endings import TOO_MANY, nothing_sent, status_of, was_refused
-from seawall.clients.llm.estimate import Count, TokenEstimate, asked_by, body_of, estimate
+from seawall.clients.llm.estimate import (
+    Count,
+    TextEncoding,
+    TokenEstimate,
+    asked_by,
+    body_of,
+    counter_of,
+    estimate,
+)
 from seawall.clients.llm.usage import NONE_USED, UNKNOWN, Late, usage_of
 from seawall.context import reset
 from seawall.models.rate.rates import whole_microseconds
@@ -90,7 +98,7 @@ class TokenLimits(RateLimit):
         tokens: str | None = None,
         input_tokens: str | None = None,
         output_tokens: str | None = None,
-        count: Count | None = None,
+        count: Count | TextEncoding | None = None,
         output: int = 1024,
         cached: bool = False,
         per_model: bool = False,
@@ -108,8 +116,9 @@ class TokenLimits(RateLimit):
     ) -> None:
         """Limit `requests`, `tokens`, `input_tokens` and `output_tokens`, such as "200k/min".
 
-        The usage of a call is estimated: its input by `count(body)`, or a token for every four
-        characters; its output by the maximum that the request allows, or `output` if it sets none.
+        The usage of a call is estimated: its input by `count`, a function of the request's body or
+        an encoding of tiktoken, or a token for every four characters; its output by the maximum
+        that the request allows, or `output` if it sets none.
         Tokens that are read from a cache and reported separately count with `cached` only.
 
         With `per_model` each model has its own limits. A vendor's limit is assumed to `refill`
@@ -126,7 +135,7 @@ class TokenLimits(RateLimit):
         if not any(given.values()):
             raise TypeError("TokenLimits(): give it a rate, such as TokenLimits(tokens='200k/min')")
         self.per_model = check.flag("per_model", per_model)
-        self.count = None if count is None else check.plain_function("count", count)
+        self.count = counter_of(count)
         self.output = check.count("output", output, minimum=0)
         self.cached = check.flag("cached", cached)
         self.refill = check.choice("refill", refill, ("steady", "at_once"))

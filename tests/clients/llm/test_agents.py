@@ -19,12 +19,12 @@ from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from tests.clients.support_llm import Answer, Vendor, refuses, served
 
 from seawall import Breaker, CircuitOpen, Guard, Retry, TimedOut, Timeout, deadline, transient
 from seawall._failures import reason_of
 from seawall.clients.llm import TokenLimits, async_http_client, http_client
 from seawall.clock import SYSTEM
+from tests.clients.llm.support import Answer, Vendor, refuses, served
 from tests.support import new_guard
 
 pytestmark = pytest.mark.alone
