@@ -26,15 +26,19 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
 import nats
+import psycopg
 
-from seawall import RedisStore
+from seawall import Guard, RedisStore, Retry
+from seawall.backoff import full_jitter
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Inbox, Sqlite, migrate
+from seawall.errors import StoreUnavailable
 from seawall.pipeline import (
     DeadLetter,
     IterableSource,
@@ -281,6 +285,11 @@ def work(value: dict[str, int], folder: str) -> dict[str, int]:
     return value
 
 
+async def bury(told: dict[str, Any], letter: DeadLetter) -> None:
+    """Tell the driver of a dead letter, which must not be."""
+    note(told, "letter", repr(letter))
+
+
 async def write(told: dict[str, Any], step: Callable[[], None]) -> None:
     """Write all values, beginning where the writer before has ended."""
     total, folder = told["total"], Path(told["folder"])
@@ -290,8 +299,16 @@ async def write(told: dict[str, Any], step: Callable[[], None]) -> None:
         every=0.0,
     )
     sink = KINDS[told["kind"]].sink(told["url"])
-    pipeline = Pipeline("writer")
-    pipeline.read(Stepping(source, step)).sink(sink, batch=(20, 0.005), name="stream")
+    pipeline = Pipeline("writer", dead_letters=partial(bury, told))
+    # Without it, what is written while the server is down would be a dead letter.
+    retry = Retry(
+        on=(StoreUnavailable, psycopg.Error),
+        attempts=10_000,
+        backoff=full_jitter(0.1, cap=1.0),
+        budget=None,
+    )
+    flow = pipeline.read(Stepping(source, step))
+    flow.sink(sink, batch=(20, 0.005), name="stream", guard=Guard("stream", retry))
     until_stopped(pipeline)
     if await pipeline.run():
         note(told, "done", "")
@@ -313,10 +330,7 @@ async def read(told: dict[str, Any], step: Callable[[], None]) -> None:
             step()
         step()
 
-    async def bury(letter: DeadLetter) -> None:
-        note(told, "letter", repr(letter))
-
-    pipeline = Pipeline("reader", dead_letters=bury)
+    pipeline = Pipeline("reader", dead_letters=partial(bury, told))
     flow = pipeline.read(Stepping(KINDS[told["kind"]].source(told["url"]), step))
     if told["cpu"]:
         pool = CpuPool("campaign", workers=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from seawall.clock import SYSTEM
 from tests.durable.postgres import Postgres
 from tests.pipeline.campaign import LOST_AFTER, Campaign, StreamServer, make_table
 from tests.support_nats import NatsServer
@@ -44,6 +45,25 @@ def test_kills_lose_nothing_and_double_nothing(
 ):
     """Ten of them; each key's order is kept where there are partitions."""
     campaign(kind, stream_server, tmp_path, 10, seed=1)
+
+
+@pytest.mark.parametrize("kind", ["queue"])
+def test_what_is_written_while_the_server_is_down_arrives(
+    kind: str, stream_server: StreamServer, tmp_path: Path
+):
+    """The writer waits for the server; otherwise a kill at the wrong moment would lose a batch."""
+    made = Campaign(kind, stream_server, tmp_path, total=100, seed=5)
+    try:
+        stream_server.kill()
+        made.start("write", mortal=False)
+        SYSTEM.sleep(2.0)
+        stream_server.start()
+        made.start("read-0", mortal=False)
+        made.wait_for_effects()
+        made.stop()
+        made.check_effects()
+    finally:
+        made.close()
 
 
 @pytest.mark.slow
