@@ -23,6 +23,7 @@ MISSING = [
     ("httpx2", "httpx2", "import seawall.clients.httpx2"),
     ("requests", "requests", "import seawall.clients.requests"),
     ("aiohttp", "aiohttp", "import seawall.clients.aiohttp"),
+    ("aiohttp", "aiohttp", "import seawall.web.aiohttp"),
     ("botocore", "boto3", "import seawall.clients.boto3"),
     ("sqlalchemy", "sqlalchemy", "import seawall.clients.sqlalchemy"),
     ("celery", "celery", "import seawall.tasks.celery"),

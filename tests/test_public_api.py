@@ -57,6 +57,7 @@ import seawall.telemetry
 import seawall.testing
 import seawall.tune
 import seawall.web
+import seawall.web.aiohttp
 import seawall.web.checks
 import seawall.web.django
 import seawall.web.fastapi
@@ -111,6 +112,7 @@ MODULES = (
     seawall.testing,
     seawall.tune,
     seawall.web,
+    seawall.web.aiohttp,
     seawall.web.checks,
     seawall.web.django,
     seawall.web.fastapi,

@@ -68,6 +68,7 @@ FRAMEWORKS: Final = (
     _uvicorn("Starlette", "starlette_service"),
     _uvicorn("Litestar", "litestar_service"),
     _uvicorn("Quart", "quart_service"),
+    Framework("aiohttp", "its own", ("-m", f"{_HERE}.aiohttp_service", "{fd}"), {}),
     _uvicorn("Django ASGI, `async def`", "django_service", DJANGO_VIEWS="async"),
     _uvicorn("Django ASGI, `def`", "django_service", DJANGO_VIEWS="sync"),
     _gunicorn("Django WSGI", "django_service", DJANGO_VIEWS="wsgi"),
