@@ -159,7 +159,7 @@ def retrying(*policies: Any) -> Guard:
         json_error("ThrottlingException"),
         Reply(400, b"{}", {"x-amzn-errortype": "ThrottlingException:http://internal/"}),
         xml_error("SlowDown", 503),
-        Reply(429, b'{"__type": "TooManyRequestsException"}'),
+        Reply(429, b""),
     ],
     ids=["throughput", "throttling", "header", "slow down", "429"],
 )
@@ -334,6 +334,15 @@ def test_a_client_that_retries_by_itself_is_refused():
     once = boto3.client("sqs", region_name="eu-west-1", config=ONCE)
     with pytest.raises(ValueError, match="'PutItem' is not an operation of sqs"):
         guard_client(once, new_guard(Breaker()), repeatable={"PutItem"})
+
+
+def test_a_client_has_one_guard():
+    """A second one would send each request again."""
+    once = guard_client(
+        boto3.client("sqs", region_name="eu-west-1", config=ONCE), new_guard(Breaker())
+    )
+    with pytest.raises(RuntimeError, match="a guard already"):
+        guard_client(once, new_guard(Breaker()))
 
 
 def test_names_that_read_are_those_of_reading_operations():

@@ -60,6 +60,7 @@ READS: Final = ("BatchGet", "Describe", "Get", "Head", "List", "Query", "Scan", 
 """How the names of operations begin that change nothing."""
 
 _CODE: Final = re.compile(rb"<Code>([\w.]{1,100})</Code>")
+_TOO_MANY: Final = 429
 _OPERATION: Final = "seawall.operation"
 _REWINDS: Final = "seawall.rewinds"
 _TIMEOUT: Final = "seawall.timeout"
@@ -109,7 +110,8 @@ class _Botocore(Library):
         )
 
     def throttled(self, response: Any) -> bool:
-        return _error_code(response) in THROTTLED
+        status: int = response.status_code
+        return status == _TOO_MANY or _error_code(response) in THROTTLED
 
     def about(self, request: Any) -> str:
         address: str = request.url
@@ -130,6 +132,11 @@ def guard_client(client: Client, guard: Guard, *, repeatable: Collection[str] = 
     """
     if not isinstance(client, BaseClient):
         raise TypeError(f"client={client!r}: write a client of boto3, such as boto3.client('s3')")
+    reader = client._endpoint.http_session._get_request_timeout
+    if isinstance(getattr(reader, "__self__", None), _ClientGuard):
+        raise RuntimeError(  # noqa: TRY004 - no bad type
+            "guard_client(): this client has a guard already"
+        )
     own = (client.meta.config.retries or {}).get("total_max_attempts")
     if own != 1:
         raise ValueError(
