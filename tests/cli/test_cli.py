@@ -159,7 +159,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
     """`--help` tells what there is, and succeeds."""
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    names = "worker top members metrics keys dead-letters audit simulate demo"
+    names = "worker top members metrics keys dead-letters audit simulate tune demo"
     assert list(COMMANDS) == names.split()
     for name, command in COMMANDS.items():
         assert f"{name:<12} {command.about}" in printed

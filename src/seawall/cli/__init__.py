@@ -163,6 +163,19 @@ def _simulate(given: list[str]) -> int:
         return _failed(f"seawall simulate: {error}")
 
 
+def _tune(given: list[str]) -> int:
+    from seawall.cli.tune import add_arguments, main
+
+    parser = ArgumentParser("seawall tune", description=_about("tune"))
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args(given))
+    except BrokenPipeError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        return _told(f"seawall tune: {error}")
+
+
 def _demo(given: list[str]) -> int:
     from seawall_demo import main
 
@@ -209,6 +222,11 @@ COMMANDS: Final = {
         _simulate,
         "a service through its worst hour, with the real policies, on virtual time",
         "seawall.cli.simulate",
+    ),
+    "tune": Command(
+        _tune,
+        "better settings from what a service measures, proven by simulation",
+        "seawall.cli.tune",
     ),
     "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
 }

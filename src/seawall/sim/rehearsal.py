@@ -11,8 +11,8 @@
     found["down"].load.mean                     # calls a second on the dependency while it is down
     found["slow"].goodput.low                   # lower end of the 95 % interval
 
-The conditions are `normal`, `slow` (10 times), `down` and `double` (twice the calls). Each run has
-three equal parts: calm, the condition, calm again. The same seed gives two guards the same clients
+The conditions are `normal`, `slow` (10 times), `down` (refuses all calls), `hangs` (answers none)
+and `double` (twice the calls). Each run has three equal parts: calm, the condition, calm again. The same seed gives two guards the same clients
 and, as far as their calls are the same, the same latencies; so compare them by seed:
 
     before = rehearse(today, ...)
@@ -24,6 +24,7 @@ Settings may also be TOML text with one guard, as `guards_from_toml` reads it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ from seawall import _checks as check
 from seawall.config import guards_from_toml
 from seawall.guard import Guard
 from seawall.models.histogram import Tally
+from seawall.sim.clients import ClientCall
 from seawall.sim.latency import Latency, LatencyLike
 from seawall.sim.result import Result
 from seawall.sim.seeds import Estimate, run_seeds
@@ -38,7 +40,7 @@ from seawall.sim.world import World
 
 MakeGuard = Callable[[], Guard] | str
 
-CONDITIONS: Final = ("normal", "slow", "down", "double")
+CONDITIONS: Final = ("normal", "slow", "down", "hangs", "double")
 """States of a dependency, or of the traffic, that a service is rehearsed in."""
 
 SLOWER: Final = 10.0
@@ -89,6 +91,7 @@ class Rehearsed:
         condition: str,
         failing: float,
         capacity: float | None,
+        patience: float | None,
         seconds: float,
     ) -> None:
         """See `rehearse`."""
@@ -98,6 +101,7 @@ class Rehearsed:
         self.condition = check.choice("condition", condition, CONDITIONS)
         self.failing = check.ratio("failing", failing, zero=True)
         self.capacity = capacity
+        self.patience = patience
         self.seconds = check.seconds("seconds", seconds)
 
     def __call__(self, world: World) -> None:
@@ -107,12 +111,15 @@ class Rehearsed:
             "dependency", latency=self.latency, capacity=self.capacity, failing=self.failing
         )
         guard = _made(self.guard)
-        clients = world.clients("callers", guard(service.acall), rate=self.rate)
+        call = _in_time(guard(service.acall), self.patience)
+        clients = world.clients("callers", call, rate=self.rate)
         part = self.seconds / 3
         if self.condition == "slow":
             world.at(part, service.slow(SLOWER), lasts=part)
         elif self.condition == "down":
             world.at(part, service.down(), lasts=part)
+        elif self.condition == "hangs":
+            world.at(part, service.down(hangs=True), lasts=part)
         elif self.condition == "double":
             world.at(part, clients.surge(2.0), lasts=part)
 
@@ -124,6 +131,7 @@ def rehearse(
     rate: float,
     failing: float = 0.0,
     capacity: float | None = None,
+    patience: float | None = None,
     conditions: Sequence[str] = CONDITIONS,
     seconds: float = 60.0,
     seeds: int | Sequence[int] = 10,
@@ -133,7 +141,8 @@ def rehearse(
 
     The dependency takes `latency`, fails a share `failing` of its calls also when it is well, and
     serves at most `capacity` calls a second (None: any number, without a queue). Calls come at
-    `rate` a second. See the module for what is returned.
+    `rate` a second, and an answer that takes longer than `patience` seconds is none: its caller has
+    gone, though nobody tells the guard. See the module for what is returned.
     """
     if not isinstance(guard, str):
         check.plain_function("guard", guard)
@@ -149,11 +158,32 @@ def rehearse(
             condition=condition,
             failing=failing,
             capacity=capacity,
+            patience=patience,
             seconds=seconds,
         )
         runs = run_seeds(build, seeds=seeds, name=condition, processes=processes)
         found[condition] = Rehearsal.of([_outcome(result) for result in runs.results])
     return found
+
+
+class CallerGone(Exception):
+    """An answer came after its caller had left."""
+
+
+def _in_time(call: ClientCall, patience: float | None) -> ClientCall:
+    """Return `call`, which fails if it takes longer than `patience` seconds; it is not stopped."""
+    if patience is None:
+        return call
+    longest = check.seconds("patience", patience)
+
+    async def called() -> None:
+        clock = asyncio.get_running_loop()
+        came = clock.time()
+        await call()
+        if clock.time() - came > longest:
+            raise CallerGone
+
+    return called
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> Rehearsal:

@@ -11,21 +11,29 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
+    from seawall.tune.exports import read_export
     from seawall.tune.measurements import Measured, measured_of, tuning_snapshot
+    from seawall.tune.proof import Effect, Proof, prove
     from seawall.tune.proposals import Advice, Proposal, Refusal, propose
 
 __all__ = [
     "Advice",
+    "Effect",
     "Measured",
+    "Proof",
     "Proposal",
     "Refusal",
     "measured_of",
     "propose",
+    "prove",
+    "read_export",
     "tuning_snapshot",
 ]
 
 _HOMES = {
+    "tune.exports": "read_export",
     "tune.measurements": "Measured measured_of tuning_snapshot",
+    "tune.proof": "Effect Proof prove",
     "tune.proposals": "Advice Proposal Refusal propose",
 }
 """Public names by the module that defines them."""

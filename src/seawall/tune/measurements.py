@@ -247,9 +247,18 @@ def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Meas
             error_rate=_number(seen, "error_rate"),
             recent_rate=_number(seen, "recent_rate"),
             tally=_tally(seen.get("histogram")),
-            policies=tuple(seen.get("policies") or ()),
+            policies=tuple(seen.get("policies") or _counted(seen, tables.get(name))),
             table=tables.get(name),
         )
+
+
+def _counted(seen: Mapping[str, Any], table: Table | None) -> Iterator[Mapping[str, Any]]:
+    """Yield what an export counts of each policy of `table`."""
+    refused = seen.get("refused") or {}
+    for policy in (table or {}).get("policies", ()):
+        kind = policy["policy"]
+        opened = {"open": _number(seen, "opened")} if kind == "breaker" else {}
+        yield {"policy": kind, "rejected": refused.get(kind, 0.0), "transitions": opened}
 
 
 def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:

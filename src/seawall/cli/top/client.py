@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from seawall.cli.top.messages import NotADashboard, legible, parse, parse_audit
+from seawall.cli.top.messages import NotADashboard, legible, parse, parse_audit, parse_snapshot
 from seawall.clock import Clock, current_clock
 from seawall.dashboard.bounds import LONGEST_TEXT
 from seawall.models.backoff import exponential
@@ -187,6 +187,10 @@ class DashboardClient:
     def audit(self, query: str = "") -> dict[str, Any]:
         """Return the audit of the process, or raise `Unreachable`."""
         return self._get(f"/audit{query}", parse_audit)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the snapshot of the process for tuning, or raise `Unreachable`."""
+        return self._get("/snapshot", parse_snapshot)
 
     def _get(self, route: str, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         with self._asked(route, "application/json") as answer:

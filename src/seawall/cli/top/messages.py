@@ -83,6 +83,11 @@ def parse_audit(text: str | bytes) -> dict[str, Any]:
     return _parsed(text, "findings")
 
 
+def parse_snapshot(text: str | bytes) -> dict[str, Any]:
+    """Parse `text` as a process's snapshot for tuning, or raise `NotADashboard`."""
+    return _parsed(text, "guards")
+
+
 def _parsed(text: str | bytes, name: str) -> dict[str, Any]:
     """Parse `text` as a JSON object with the list `name`."""
     try:

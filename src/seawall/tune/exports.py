@@ -1,0 +1,129 @@
+"""A Prometheus text export, read as a snapshot for tuning.
+
+Only the metrics of Seawall are read (`docs/telemetry.md`). An export has no settings, and does not
+say how long its counts cover. It should be of one process: series that differ in labels of others
+(pod, instance) are added up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from math import inf, isfinite
+from typing import Any, Final
+
+from seawall.models.histogram import BOUNDS
+
+_LINE: Final = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+_LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES: Final = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+Labels = Mapping[str, str]
+
+
+def read_export(text: str, *, seconds: float = 0.0) -> dict[str, Any]:
+    """Return the guards and pools of an export, whose counts cover so many `seconds`."""
+    guards: defaultdict[str, ExportedSeries] = defaultdict(ExportedSeries)
+    pools: defaultdict[str, ExportedSeries] = defaultdict(ExportedSeries)
+    for name, labels, value in _series(text):
+        if "guard" in labels:
+            guards[labels["guard"]].add(name, labels, value)
+        elif "pool" in labels:
+            pools[labels["pool"]].add(name, labels, value)
+    if not guards and not pools:
+        raise ValueError("the export has no metrics of Seawall: their names begin with seawall_")
+    return {
+        "guards": [one.guard(name, seconds) for name, one in sorted(guards.items())],
+        "pools": [one.pool(name, seconds) for name, one in sorted(pools.items())],
+    }
+
+
+class ExportedSeries:
+    """The series of one guard or pool."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._values: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+
+    def add(self, name: str, labels: Labels, value: float) -> None:
+        """Take one line of the export."""
+        metric = name.removeprefix("seawall_")
+        if metric.endswith("_bucket"):
+            bound = labels.get("le", "")
+            self._buckets[metric.removesuffix("_bucket")][float(bound)] += value
+            return
+        which = next((labels[one] for one in _WHICH if one in labels), "")
+        if metric in _LARGEST:
+            value = max(value, self._values[metric, which])
+            self._values[metric, which] = value
+        else:
+            self._values[metric, which] += value
+
+    def guard(self, name: str, seconds: float) -> dict[str, Any]:
+        """Return what there is of a guard, as in its snapshot."""
+        outcomes = ("succeeded", "failed", "rejected", "cancelled")
+        return {
+            "name": name,
+            "seconds": seconds,
+            **{one: self._values["attempts_total", one] for one in outcomes},
+            "timed_out": self._values["timeouts_total", ""],
+            "retries": self._values["retries_total", ""],
+            "error_rate": self._values["error_ratio", ""],
+            "histogram": self._histogram("attempt_duration_seconds"),
+            "refused": {
+                policy: value
+                for (metric, policy), value in self._values.items()
+                if metric == "rejected_total"
+            },
+            "opened": self._values["breaker_transitions_total", "open"],
+        }
+
+    def pool(self, name: str, seconds: float) -> dict[str, Any]:
+        """Return what there is of a pool, as in its snapshot."""
+        troubles = ("rejected", "timed_out", "connect_failed")
+        return {
+            "name": name,
+            "seconds": seconds,
+            "limit": self._values["pool_slots", ""],
+            "borrowed": self._values["pool_borrowed_total", ""],
+            **{one: self._values["pool_troubles_total", one] for one in troubles},
+            "use": {"histogram": self._histogram("pool_use_seconds")},
+            "checkout_timeout": CHECKOUT,
+        }
+
+    def _histogram(self, metric: str) -> dict[str, Any]:
+        known = self._buckets[metric]
+        below = [0.0, *(known.get(bound, 0.0) for bound in (*BOUNDS, inf))]
+        counts = [max(0.0, after - before) for before, after in pairwise(below)]
+        return {"counts": counts, "sum": self._values[f"{metric}_sum", ""]}
+
+
+CHECKOUT: Final = 1.0
+"""How long borrowers of a pool wait, if that is not known: its default."""
+
+_WHICH: Final = ("outcome", "policy", "result", "to", "cause")
+"""Labels of ours by which the values of a metric are kept apart."""
+
+_LARGEST: Final = frozenset({"error_ratio"})
+
+
+def _series(text: str) -> Iterator[tuple[str, Labels, float]]:
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None or not found["name"].startswith("seawall_"):
+            continue
+        try:
+            value = float(found["value"])
+        except ValueError:
+            raise ValueError(f"the export has a line that is none: {line[:80]!r}") from None
+        labels = {
+            name: re.sub(r"\\.", lambda one: _ESCAPES.get(one[0], one[0]), label)
+            for name, label in _LABEL.findall(found["labels"] or "")
+        }
+        if isfinite(value):
+            yield found["name"], labels, value

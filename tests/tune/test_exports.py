@@ -1,0 +1,85 @@
+"""Prometheus exports give the same measurements as the process that made them."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from seawall import Breaker, Guard, Timeout, registry
+from seawall.resources import Pool
+from seawall.sim.services import pause
+from seawall.telemetry.prometheus import SeawallCollector
+from seawall.testing import run_virtual
+from seawall.tune import measured_of, read_export, tuning_snapshot
+
+
+async def fail() -> None:
+    """Fail."""
+    raise ConnectionError
+
+
+def test_an_export_is_read_as_what_was_measured():
+    """Counts, latencies and refusals are those of the snapshot; settings are not in it."""
+
+    async def main() -> None:
+        with registry.emptied():
+            guard = Guard('my "vendor"\\n', Breaker(), Timeout(0.3))
+            pool = Pool(object, name="database", max_size=5)
+            for tenth in range(1, 5):
+                try:
+                    await guard.acall(pause, tenth / 10 + 0.01)
+                except TimeoutError:
+                    pass
+            for _ in range(2):
+                with pytest.raises(ConnectionError):
+                    await guard.acall(fail)
+            with pool.borrow():
+                pass
+            collector = CollectorRegistry()
+            collector.register(SeawallCollector(100))
+            text = generate_latest(collector).decode()
+            known = {one.name: one for one in measured_of(tuning_snapshot())}
+            settings = tuning_snapshot()["settings"]
+            read = read_export(text, seconds=60.0)
+            found = {one.name: one for one in measured_of(read)}
+            assert set(found) == set(known)
+            mine, theirs = found[guard.name], known[guard.name]
+            assert theirs.timed_out == 2
+            for name in ("succeeded", "failed", "timed_out", "rejected", "retries", "error_rate"):
+                assert getattr(mine, name) == getattr(theirs, name)
+            assert mine.tally.counts == theirs.tally.counts
+            assert mine.tally.sum == pytest.approx(theirs.tally.sum)
+            assert mine.seconds == 60
+            assert mine.table is None
+            assert found["database"].table == known["database"].table
+            assert found["database"].samples == 1
+            with_settings = {one.name: one for one in measured_of(read | {"settings": settings})}
+            assert with_settings[guard.name].table == theirs.table
+
+    run_virtual(main())
+
+
+def test_refusals_belong_to_their_policy():
+    """With settings, what an export counts by kind of policy is found at its place."""
+    text = """
+    seawall_rejected_total{guard="vendor",policy="bulkhead",pod="a"} 3
+    seawall_rejected_total{guard="vendor",policy="bulkhead",pod="b"} 4
+    seawall_breaker_transitions_total{guard="vendor",to="open"} 5
+    other_metric{guard="vendor"} 7
+    """
+    settings = (
+        '[[guards.vendor.policies]]\npolicy = "breaker"\n'
+        '[[guards.vendor.policies]]\npolicy = "bulkhead"\nlimit = 3\n'
+    )
+    lines = "\n".join(line.strip() for line in text.splitlines())
+    (vendor,) = measured_of(read_export(lines) | {"settings": settings})
+    assert vendor.policies[0]["transitions"] == {"open": 5}
+    assert vendor.policies[1]["rejected"] == 7
+
+
+def test_other_texts_are_refused():
+    """What is no export of Seawall says so."""
+    with pytest.raises(ValueError, match="no metrics of Seawall"):
+        read_export("up 1\n")
+    with pytest.raises(ValueError, match="a line that is none"):
+        read_export('seawall_retries_total{guard="a"} many\n')
