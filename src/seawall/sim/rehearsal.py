@@ -12,8 +12,9 @@
     found["slow"].goodput.low                   # lower end of the 95 % interval
 
 The conditions are `normal`, `slow` (10 times), `down` (refuses all calls), `hangs` (answers none)
-and `double` (twice the calls). Each run has three equal parts: calm, the condition, calm again. The same seed gives two guards the same clients
-and, as far as their calls are the same, the same latencies; so compare them by seed:
+and `double` (twice the calls). Each run has three equal parts: calm, the condition, calm again. The
+same seed gives two guards the same clients and, as far as their calls are the same, the same
+latencies; so compare them by seed:
 
     before = rehearse(today, ...)
     after = rehearse(proposed, ...)

@@ -3,8 +3,8 @@
     seawall tune --url http://127.0.0.1:8000/seawall
 
 reads a running service, a snapshot of it or a Prometheus export, and proposes timeouts, attempts,
-budgets, breakers, limits, hedges and pool sizes; see `docs/tune.md`. Each name is loaded when it is
-used.
+budgets, breakers, limits, hedges and pool sizes; see
+`docs/operate/tune.md`. Each name is loaded when it is used.
 """
 
 from seawall._lazy import lazily
