@@ -173,7 +173,7 @@ def _tune(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        return _told(f"seawall tune: {error}")
+        return _failed(f"seawall tune: {error}")
 
 
 def _demo(given: list[str]) -> int:
