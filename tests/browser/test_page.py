@@ -487,3 +487,24 @@ def test_who_wants_no_motion_gets_none(service: Service, open_page: Opening):
     service.call(service.payments, 20, well=False)
     band(page, "payments").locator(".state-word", has_text="open").wait_for()
     assert page.evaluate(moving) == 0
+
+
+def test_what_could_be_set_instead_stands_beside_its_policy(service: Service, open_page: Opening):
+    """A proposal has its reason and the command that proves it; too few calls give none."""
+    service.call(service.search, 2000)
+    page = open_page(service.url)
+    until_live(page)
+    layers = band(page, "search").locator(".layer")
+    layers.filter(has_text="Bulkhead").locator("summary").click()
+    shown = layers.filter(has_text="Bulkhead").locator(".proposal")
+    shown.get_by_text("bulkhead: limit 20 -> 4").wait_for()
+    words = shown.inner_text()
+    assert "Proposed, not proven." in words
+    assert "seawall tune --url http://127.0.0.1" in words
+    assert '--guard "search"' in words
+    assert "20 bound nothing" in words
+    assert "timeout: add it" in words  # it would come last
+    payments = band(page, "payments").locator(".layer").filter(has_text="Timeout")
+    payments.locator("summary").click()
+    payments.locator(".facts").wait_for()
+    assert not payments.locator(".proposal").is_visible()

@@ -77,3 +77,27 @@ def test_only_who_may_look_is_told_the_settings():
         assert answer.status == 403
 
     run_virtual(main())
+
+
+def test_proposals_for_one_guard_are_served():
+    """They come from this process's own numbers, at their place in the stack."""
+
+    async def main() -> None:
+        with registry.emptied():
+            guard = Guard("vendor", Bulkhead(4000), Timeout(30.0))
+            Guard("other", Timeout(30.0))
+            for _ in range(1500):
+                await guard.acall(pause, 0.01)
+            app = Dashboard(local=True, pod="here")
+            answer = await get(app, "/tune", query_string=b"guard=vendor&pod=here")
+            found = {one["policy"]: one for one in answer.json()["proposals"]}
+            assert found["timeout"]["place"] == 1
+            assert found["timeout"]["words"].startswith("seconds 30 -> 0.0")
+            assert "of 1 500 calls" in found["timeout"]["reason"]
+            assert found["breaker"]["words"].startswith("add it")
+            for query in (b"guard=other", b"guard=nobody", b"guard=vendor&pod=elsewhere"):
+                answer = await get(app, "/tune", query_string=query)
+                assert answer.json() == {"proposals": []}
+            assert (await get(app, "/tune")).status == 400
+
+    run_virtual(main())

@@ -20,6 +20,7 @@ Routes:
     GET  /hours        the history of one guard over the last hour, or the last twelve, as JSON
     GET  /audit        what the guards of this process show, against the checklist, as JSON
     GET  /snapshot     the guards and pools of this process with their settings, for `seawall tune`
+    GET  /tune         proposals for one guard of this process, from its own numbers, as JSON
     GET  /session      the operator, and the token for actions
     POST /act          isolate or close a breaker, change a setting
     POST /keys         look up an idempotency key, or forget it
@@ -54,7 +55,7 @@ from seawall.dashboard.actions.idempotency_keys import answer_about_keys
 from seawall.dashboard.actions.work_lists import READS as WORK_READS
 from seawall.dashboard.actions.work_lists import act_on_work
 from seawall.dashboard.authorization import Ask, Authorization
-from seawall.dashboard.bounds import LONGEST_NAME, shown
+from seawall.dashboard.bounds import LONGEST_NAME, LONGEST_TEXT, shown
 from seawall.dashboard.csrf import Sessions, check_site
 from seawall.dashboard.history import STEPS
 from seawall.dashboard.responses import (
@@ -396,6 +397,30 @@ class Dashboard:
 
         await send_answer(send, 200, JSON, to_json(tuning_snapshot()), head=head)
 
+    async def _tune(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+        """Answer with proposals that are not proven: a simulation takes too long for a page."""
+        from seawall.tune.measurements import measured_of, tuning_snapshot
+        from seawall.tune.proposals import propose
+
+        name, pod = visit.query.get("guard"), visit.query.get("pod")
+        if not name:
+            raise RequestRefused(400, "Bad request", "Name a guard: tune?guard=vendor.")
+        here = self._shows_itself and pod in (None, self._live().watcher.pod)
+        found = [propose(one) for one in measured_of(tuning_snapshot(name) if here else {})]
+        body = {
+            "proposals": [
+                {
+                    "place": proposal.place,
+                    "policy": proposal.policy,
+                    "words": shown(proposal.words, LONGEST_TEXT),
+                    "reason": shown(proposal.reason, LONGEST_TEXT),
+                }
+                for advice in found
+                for proposal in advice.proposals
+            ]
+        }
+        await send_answer(send, 200, JSON, to_json(body), head=head)
+
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
             await send_answer(send, 200, b"text/event-stream; charset=utf-8", b"", head=True)
@@ -454,6 +479,7 @@ _READS: Final = {
     "hours": "_hours",
     "audit": "_audit",
     "snapshot": "_snapshot",
+    "tune": "_tune",
     "session": "_session",
 }
 """The read routes by path, with the method that answers."""

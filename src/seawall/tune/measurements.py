@@ -194,12 +194,17 @@ class _Tail:
 # Snapshots
 
 
-def tuning_snapshot() -> dict[str, Any]:
+def tuning_snapshot(only: str | None = None) -> dict[str, Any]:
     """Return what `seawall tune` reads of this process: its own guards and pools, as plain data.
 
-    Guards that are part of something else (an edge, a database), and families, are left out.
+    Guards that are part of something else (an edge, a database), and families, are left out; so is
+    everything but the guard that `only` names.
     """
-    guards = [guard for guard in registry.guards() if not registry.is_part(guard)]
+    guards = [
+        guard
+        for guard in registry.guards()
+        if not registry.is_part(guard) and only in (None, guard.name)
+    ]
     shown = []
     for guard in guards:
         now = guard.clock.now()
@@ -210,7 +215,7 @@ def tuning_snapshot() -> dict[str, Any]:
     pools = [
         {**plain(thing.snapshot()), **_demand(thing), "checkout_timeout": checkout(thing)}
         for thing, entry in registry.entered()
-        if entry.kind == "pool"
+        if entry.kind == "pool" and only is None
     ]
     return {"guards": shown, "pools": pools, "settings": guards_to_toml(guards)}
 

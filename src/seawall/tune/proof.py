@@ -7,7 +7,8 @@ serves at most `capacity` calls a second, and callers who come at the measured r
 Promises:
 - Each proposal is tried beside the others: with it, and without it. One that helps under no
   condition, or makes one worse than today beyond the interval, is dropped, and it is said why.
-- What is left makes nothing worse than today, and puts no more load on a dependency that is down.
+- What is left makes nothing worse than today. A dependency that is down never gets more calls than
+  it gets today when it is well.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ NOTICED: Final = 0.05
 
 NOTICED_ALWAYS: Final = 0.01
 """The same for the goodput as usual: an outage is rare, and every day is not."""
+
+IN_TROUBLE: Final = ("slow", "down", "hangs")
+"""Conditions of the dependency in which it must not get more load."""
 
 SIMULATED: Final = frozenset(
     {
@@ -206,12 +210,12 @@ class _Trial:
 
         What is worse than without a proposal, but not worse than today, was gained by others.
         """
-        calls, after = self._measured.rate, self._try(tried)
-        before = self._try(rest)
+        before, after = self._try(rest), self._try(tried)
         today = self._try([]) if self._is_known else before
-        verdicts = {name: judge(name, before[name], after[name], calls) for name in CONDITIONS}
+        usually = today["normal"].load.mean
+        verdicts = {name: judge(name, before[name], after[name], usually) for name in CONDITIONS}
         for name, (_, worse) in verdicts.items():
-            if worse and judge(name, today[name], after[name], calls)[1]:
+            if worse and judge(name, today[name], after[name], usually)[1]:
                 return f"worse under {name}: {worse}", True
         if not any(better for better, _ in verdicts.values()):
             return "it helps under none of the conditions", False
@@ -319,13 +323,11 @@ def gentler(proposal: Proposal) -> Proposal | None:
     )
 
 
-def judge(condition: str, before: Rehearsal, after: Rehearsal, calls: float) -> tuple[str, str]:
+def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -> tuple[str, str]:
     """Return what is better and what is worse under one condition; each may be empty.
 
-    `calls` come a second; retries and hedges add to the load.
-
-    More goodput may have a longer tail. Nothing makes up for more load on a dependency that is
-    down, or for more than there are calls on one that is slow.
+    More goodput may have a longer tail. Nothing makes up for more load on a dependency in trouble
+    than it `usually` has.
     """
     difference = compare(before, after)
     goodput = _change(difference.goodput, before.goodput.mean)
@@ -337,9 +339,8 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, calls: float) -> 
         "load": f"load {before.load.mean:.3g} -> {after.load.mean:.3g} a second",
     }
     worse = ""
-    beyond = condition in ("slow", "hangs") and after.load.low > calls
     noticed = NOTICED_ALWAYS if condition == "normal" else NOTICED
-    if load > NOTICED and (condition == "down" or beyond):
+    if condition in IN_TROUBLE and load > NOTICED and after.load.low > usually:
         worse = told["load"]
     elif goodput < -noticed:
         worse = told["goodput"]
@@ -352,7 +353,7 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, calls: float) -> 
         better = told["goodput"]
     elif tail < -NOTICED:
         better = told["tail"]
-    elif condition in ("down", "hangs") and load < -NOTICED:
+    elif condition in IN_TROUBLE and load < -NOTICED:
         better = told["load"]
     return better, worse
 

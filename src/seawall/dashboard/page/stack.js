@@ -3,6 +3,7 @@
 
 import { Keyed, clean, list, make, setAttribute, setHidden, setName, setText, setTone, shape, toneOf } from "./dom.js";
 import { isKeyed, layerControls } from "./operate.js";
+import { proposalPart } from "./proposals.js";
 
 const GATES = new Set(["breaker", "rate_limit", "bulkhead", "thread_bulkhead", "shed", "adaptive_limit"]);
 
@@ -68,10 +69,11 @@ function layerPart() {
   function updateInside(opening) {
     if (!(details.open || opening === true) || last === null) return;
     if (inside === null) {
-      inside = { facts: factsList("facts"), controls: layerControls() };
-      more.append(inside.facts.node, inside.controls.node);
+      inside = { facts: factsList("facts"), proposal: proposalPart(), controls: layerControls() };
+      more.append(inside.facts.node, inside.proposal.node, inside.controls.node);
     }
     inside.facts.update(last.layer.facts);
+    inside.proposal.update(last.index, last.layers, last.target);
     inside.controls.update(last.layer, last.index, last.target);
   }
 
@@ -80,8 +82,8 @@ function layerPart() {
   summary.addEventListener("click", () => updateInside(true));
   return {
     node,
-    update({ layer, index }, target, stopIndex) {
-      last = { layer, index, target };
+    update({ layer, index }, target, stopIndex, layers) {
+      last = { layer, index, layers, target };
       const tone = toneOf(layer.tone);
       const stops = index === stopIndex ? "all" : stopsAt(layer) === "some" ? "some" : "";
       mark.set(tone);
@@ -120,7 +122,7 @@ export function stackPart() {
     update(guard, target) {
       const stack = list(guard.stack, 40).map((layer, index) => ({ layer, index }));
       const stopIndex = stack.findIndex(({ layer }) => stopsAt(layer) === "all");
-      keyed.update(stack, ({ layer, index }) => `${index} ${layer.policy}`, target, stopIndex);
+      keyed.update(stack, ({ layer, index }) => `${index} ${layer.policy}`, target, stopIndex, stack.length);
       setName(end, guard.edge ? "this service" : guard.name, 60);
       setText(reach, stopIndex >= 0 ? "not reached" : "");
       setAttribute(last, "data-reached", stopIndex >= 0 ? "no" : "yes");
