@@ -9,12 +9,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import durable, imports, measure, pipelines, report, shared, telemetry, threads, web
+from bench import (
+    durable,
+    imports,
+    measure,
+    pipelines,
+    report,
+    shared,
+    telemetry,
+    threads,
+    web,
+    wsgi,
+)
 from bench.cases import ROWS
 from bench.peers import PEERS
 from bench.pipelines import PIPELINES
 from bench.served import BASELINES
-from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB
+from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB, WSGI
 from bench.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
@@ -119,6 +130,11 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         load = load._replace(seconds=2.0, rounds=5, arrivals=2) if quick else load
         raw[WEB] = web.measure(load, _progress)
         sections.append(report.of_web(raw[WEB]))
+    if _is_wanted(WSGI, arguments.only):
+        load = web.Plan(seed=seed)
+        load = load._replace(seconds=2.0, rounds=5) if quick else load
+        raw[WSGI] = wsgi.measure(load, _progress)
+        sections.append(report.of_wsgi(raw[WSGI]))
     if not sections:
         raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
     return raw, sections

@@ -14,10 +14,11 @@ from bench.measure import median, ratio, spread
 from bench.peers import DISTRIBUTIONS, PEERS
 from bench.shared import EVALSHA, SHARED_BREAKER, SHARED_LIMIT
 from bench.shared import OURS as BREAKER
-from bench.targets import IMPORTS, POISSON, TARGETS, THREADS, WEB
+from bench.targets import IMPORTS, POISSON, TARGETS, THREADS, WEB, WSGI
 from bench.telemetry import OFF, TELEMETRY
 from bench.web import BARE as BARE_APP
-from bench.web import IN_LOOP, IN_THREAD, SEAWALL, Load
+from bench.web import IN_LOOP, IN_THREAD, SEAWALL, Load, Pod
+from bench.wsgi import HELLO, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,64 @@ def of_web(measured: dict[str, Any]) -> Section:
     """Return tables of pods under load, of Poisson arrivals, and of what each server costs."""
     verdicts: list[Verdict] = []
     tables = []
+    for handler in (IN_LOOP, IN_THREAD):
+        pods = {edge: measured["pods"][f"{handler}, {edge}"] for edge in (SEAWALL, BARE_APP)}
+        pod = pods[SEAWALL]
+        # At capacity it is a matter of chance whether a queue forms; it may last for a moment.
+        longest = max(load.p99 for load in pod.loads if load.times > 1)
+        judged = {
+            "least goodput of its peak": _least_goodput(pod),
+            "longest p99 of that without load": longest / pod.unloaded,
+            "a refusal of an answer": pod.refusal_cost,
+        }
+        tables.append(_overload(f"{WEB}, {handler}", pods, judged, verdicts))
+    tables.append(_poisson(measured["poisson"], verdicts))
+    for server, cost in measured["costs"].items():
+        tables.append(_cost(f"{WEB}, {server}", cost, verdicts))
+    return tables, verdicts
+
+
+def of_wsgi(measured: dict[str, Any]) -> Section:
+    """Return tables of a pod of threads under load, and of what a request costs."""
+    verdicts: list[Verdict] = []
+    pods = measured["pods"]
+    judged = {"least goodput of its peak": _least_goodput(pods[SEAWALL])}
+    tables = [
+        _overload(f"{WSGI}, {WAITS}", pods, judged, verdicts),
+        _cost(f"{WSGI}, {HELLO}", measured["cost"], verdicts),
+    ]
+    return tables, verdicts
+
+
+def _least_goodput(pod: Pod) -> float:
+    goodput = [load.goodput for load in pod.loads]
+    return min(goodput) / (max(goodput) or 1.0)
+
+
+def _overload(
+    name: str, pods: dict[str, Pod], judged: dict[str, float], verdicts: list[Verdict]
+) -> Table:
+    """Return the table of pods under each load, with what is judged of ours."""
+    lines = []
+    for edge, pod in pods.items():
+        peak = max(load.goodput for load in pod.loads) or 1.0
+        lines += [
+            [
+                f"{edge}, {load.times} x capacity",
+                f"{load.goodput:.0f}",
+                f"{load.goodput / peak:.0%}",
+                f"{load.p50 * 1e3:.1f}",
+                f"{load.p99 * 1e3:.1f}",
+                f"{load.p99 / pod.unloaded:.1f}",
+                f"{load.refused:.0f}",
+                f"{load.late:.0f}",
+                "",
+            ]
+            for load in pod.loads
+        ]
+    for line, value in judged.items():
+        verdict = _judge(name, line, value, verdicts)
+        lines.append([line, "", "", "", "", f"{value:.2f}", "", "", verdict])
     columns = [
         "load",
         "good /s",
@@ -126,54 +185,24 @@ def of_web(measured: dict[str, Any]) -> Section:
         "x unloaded",
         "refused /s",
         "late /s",
+        "target",
     ]
-    for handler in (IN_LOOP, IN_THREAD):
-        lines = []
-        for edge in (SEAWALL, BARE_APP):
-            pod = measured["pods"][f"{handler}, {edge}"]
-            peak = max(load.goodput for load in pod.loads) or 1.0
-            lines += [
-                [
-                    f"{edge}, {load.times} x capacity",
-                    f"{load.goodput:.0f}",
-                    f"{load.goodput / peak:.0%}",
-                    f"{load.p50 * 1e3:.1f}",
-                    f"{load.p99 * 1e3:.1f}",
-                    f"{load.p99 / pod.unloaded:.1f}",
-                    f"{load.refused:.0f}",
-                    f"{load.late:.0f}",
-                    "",
-                ]
-                for load in pod.loads
-            ]
-        name = f"{WEB}, {handler}"
-        pod = measured["pods"][f"{handler}, {SEAWALL}"]
-        peak = max(load.goodput for load in pod.loads) or 1.0
-        # At capacity it is a matter of chance whether a queue forms; it may last for a moment.
-        longest = max(load.p99 for load in pod.loads if load.times > 1)
-        for line, value in (
-            ("least goodput of its peak", min(load.goodput for load in pod.loads) / peak),
-            ("longest p99 of that without load", longest / pod.unloaded),
-            ("a refusal of an answer", pod.refusal_cost),
-        ):
-            judged = _judge(name, line, value, verdicts)
-            lines.append([line, "", "", "", "", f"{value:.2f}", "", "", judged])
-        tables.append(Table(name, [*columns, "target"], lines))
-    tables.append(_poisson(measured["poisson"], verdicts))
-    for server, cost in measured["costs"].items():
-        name = f"{WEB}, {server}"
-        lines = [
-            [
-                case,
-                f"{median(own) * 1e6:.1f}",
-                f"{spread(own):.0%}",
-                _times(ratio(own, cost[BARE_APP])),
-                _judge(name, case, ratio(own, cost[BARE_APP]), verdicts),
-            ]
-            for case, own in cost.items()
+    return Table(name, columns, lines)
+
+
+def _cost(name: str, cost: dict[str, list[float]], verdicts: list[Verdict]) -> Table:
+    """Return the table of what a request costs with and without us."""
+    lines = [
+        [
+            case,
+            f"{median(own) * 1e6:.1f}",
+            f"{spread(own):.0%}",
+            _times(ratio(own, cost[BARE_APP])),
+            _judge(name, case, ratio(own, cost[BARE_APP]), verdicts),
         ]
-        tables.append(Table(name, ["case", "us a request", "spread", "x bare", "target"], lines))
-    return tables, verdicts
+        for case, own in cost.items()
+    ]
+    return Table(name, ["case", "us a request", "spread", "x bare", "target"], lines)
 
 
 def _poisson(loads: dict[str, Load], verdicts: list[Verdict]) -> Table:

@@ -26,6 +26,7 @@ from bench.pipelines import BATCHED, IN_BATCHES, IN_PROCESSES, PIPELINES, POOLED
 from bench.shared import EXACT, LEASED, PURGATORY, PYBREAKER, SHARED_BREAKER, SHARED_LIMIT
 from bench.telemetry import ON, TELEMETRY
 from bench.web import IN_LOOP, IN_THREAD, SEAWALL, SERVERS
+from bench.wsgi import HELLO, WAITS
 
 
 class Target(NamedTuple):
@@ -56,6 +57,7 @@ THREADS = "threads"
 IMPORTS = "imports"
 SHARED = "shared"
 WEB = "web"
+WSGI = "wsgi"
 POISSON = f"{WEB}, Poisson arrivals at capacity"
 DURABLE = "durable"
 
@@ -126,4 +128,7 @@ TARGETS: dict[tuple[str, str], Target] = {
         (f"{WEB}, hello, {server}", SEAWALL): at_most(1.4 if "uvloop" in server else 1.35)
         for server in SERVERS
     },
+    # The same for threads.
+    (f"{WSGI}, {WAITS}", "least goodput of its peak"): at_least(0.8),
+    (f"{WSGI}, {HELLO}", SEAWALL): at_most(1.15),
 }

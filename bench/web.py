@@ -113,6 +113,13 @@ def run_server(edge: str, loop: str, http: str, descriptor: str) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @contextmanager
 def served(edge: str, loop: str = "asyncio", http: str = "httptools") -> Iterator[int]:
     """Serve the app in a process of its own; gives the port."""

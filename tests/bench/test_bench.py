@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import durable, imports, measure, pipelines, report, shared, telemetry, threads, web
+from bench import (
+    durable,
+    imports,
+    measure,
+    pipelines,
+    report,
+    shared,
+    telemetry,
+    threads,
+    web,
+    wsgi,
+)
 from bench.cases import BARE, OURS, ROWS, Row, bare, retry, work
 from bench.peers import PEERS, PYRESILIENCE
 from bench.served import BASELINES
@@ -222,6 +233,7 @@ def test_targets_are_about_lines_that_exist():
     lines |= {(THREADS, f"{name}, {count} threads") for name in threads.CASES for count in counts}
     lines |= {(table, name) for table, cases in shared.CASES.items() for name in cases}
     lines |= {(verdict.table, verdict.line) for verdict in report.of_web(pods())[1]}
+    lines |= {(verdict.table, verdict.line) for verdict in report.of_wsgi(thread_pods())[1]}
     lines |= {(table, name) for table, cases in written().items() for name in cases}
     assert set(TARGETS) <= lines
 
@@ -411,6 +423,35 @@ def test_pods_are_judged_by_goodput_and_latency_under_overload():
     _, verdicts = report.of_web(pods(p99=0.04, refusal=0.2, good=80.0))
     assert [verdict.met for verdict in verdicts[:3]] == [True, False, False]
     assert [verdict.met for verdict in verdicts[6:8]] == [False, True]
+
+
+def thread_pods(good: float = 90.0, cost: float = 1.1e-4) -> dict[str, Any]:
+    """Return what a measurement of pods of threads might have found."""
+    one = web.Load(times=1, goodput=100.0, p50=0.01, p99=0.1, refused=0, refusal_p99=0, late=0)
+    pod = web.Pod(100.0, 0.01, [one, one._replace(times=10, goodput=good)], 0.0)
+    return {
+        "pods": {web.SEAWALL: pod, web.BARE: pod},
+        "cost": {web.BARE: [1e-4], web.SEAWALL: [cost]},
+    }
+
+
+def test_pods_of_threads_are_judged_by_goodput_and_cost():
+    """Goodput under ten times the capacity by its peak, a request by the bare one's."""
+    tables, verdicts = report.of_wsgi(thread_pods())
+    assert [verdict.met for verdict in verdicts] == [True, True]
+    assert tables[0].lines[-1][-1] == "met: at least 0.8"
+    assert tables[1].lines[1][3:] == ["1.1", "met: at most 1.15"]
+    _, verdicts = report.of_wsgi(thread_pods(good=79.0, cost=1.2e-4))
+    assert [verdict.met for verdict in verdicts] == [False, False]
+
+
+@pytest.mark.alone
+def test_threads_of_gunicorn_are_measured_too():
+    """Both Flask apps answer, and tell what of the processor they took."""
+    plan = web.Plan(rounds=1, requests=64)
+    with wsgi.served(web.BARE) as bare, wsgi.served(web.SEAWALL) as ours:
+        cost = asyncio.run(web.hello_cost({web.BARE: bare, web.SEAWALL: ours}, plan, 8))
+    assert all(len(own) == 1 and 0 < own[0] < 1 for own in cost.values())
 
 
 @pytest.mark.alone

@@ -36,7 +36,7 @@ from seawall.web.problems import FAILURE, ClientGone, Problem, failure_in, probl
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.web.wsgi import Edge, QueueAdmission
-from seawall.web.wsgi.exchange import scope_of, text_headers
+from seawall.web.wsgi.exchange import incoming_of, text_headers
 
 __all__ = ["guarded", "limited", "protect"]
 
@@ -182,7 +182,7 @@ def _incoming() -> Incoming:
     Its peer is trusted as far as the edge trusts it; without an edge, not at all.
     """
     known: Incoming | None = request.environ.get(INCOMING)
-    incoming = Incoming(scope_of(request.environ), Trust()) if known is None else known
+    incoming = incoming_of(request.environ) if known is None else known
     if request.url_rule is not None:
         incoming.scope["route"] = SimpleNamespace(path=request.url_rule.rule)
     return incoming

@@ -22,7 +22,7 @@ from asyncio import (
     shield,
 )
 from asyncio import timeout as time_limit
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -89,6 +89,8 @@ class Lifecycle:
         self.refused = 0
         """Number of requests that came too late."""
         self.last_drain: Drained | None = None
+        self._counted: Callable[[], int] | None = None
+        """Function that returns the number of requests in flight, where others count them."""
         self._signals = Signals() if check.flag("signals", signals) else None
         self._steps: list[WarmUpStep] = []
         self._alive = False
@@ -96,8 +98,7 @@ class Lifecycle:
         registry.enter(self, "lifecycle", name)
 
     def _begin_life(self) -> None:
-        self.in_flight = 0
-        """Number of requests in flight, including streams and websockets."""
+        self._in_flight = 0
         self.sockets = 0
         """Number of websockets among them."""
         self._loop: AbstractEventLoop | None = None
@@ -122,6 +123,11 @@ class Lifecycle:
         self._drain_begun = Event()
         self._hurry = Event()
 
+    @property
+    def in_flight(self) -> int:
+        """Number of requests in flight, including streams and websockets."""
+        return self._in_flight if self._counted is None else self._counted()
+
     def __repr__(self) -> str:
         return f"<Lifecycle {self.name!r}: {self._state}, {self.in_flight} in flight>"
 
@@ -130,15 +136,15 @@ class Lifecycle:
     def begin(self) -> bool:
         """Count a request in; return False if it must be refused as the service is stopping."""
         if self._accepts:
-            self.in_flight += 1
+            self._in_flight += 1
             return True
         return self._begin_otherwise()
 
     def end(self) -> None:
         """Count out a request that was counted in."""
-        if self.in_flight > 0:  # otherwise it belongs to an earlier life
-            self.in_flight -= 1
-        if self._idle is not None and not self.in_flight:
+        if self._in_flight > 0:  # otherwise it belongs to an earlier life
+            self._in_flight -= 1
+        if self._idle is not None and not self._in_flight:
             set_done(self._idle)
 
     def begin_socket(self) -> bool:
@@ -160,7 +166,7 @@ class Lifecycle:
         if self._refuses:
             self.refused += 1
             return False
-        self.in_flight += 1
+        self._in_flight += 1
         return True
 
     def notice(self) -> None:

@@ -38,11 +38,17 @@ class ServerThreads:
         self._background = Background(_nothing, _no_end, owner=name)
         self._begin_process()
         survives_fork(self)
+        if lifecycle is not None:
+            lifecycle._counted = lambda: self.busy
         if lifecycle is not None and current_thread() is main_thread():
             self._listen(lifecycle)
 
     def _begin_process(self) -> None:
         self._mutex = Lock()
+        self.busy = 0
+        """Number of threads that serve a request now."""
+        self.most = 0
+        """Most of them at once, so far: under load that is all the threads of the server."""
         self._started = self._lifecycle is None
         self._worker: Any = None
 
@@ -52,23 +58,20 @@ class ServerThreads:
 
     def begin(self) -> None:
         """Count a request in."""
-        lifecycle = self._lifecycle
-        if lifecycle is None:
-            return
-        self.notice()
+        worker = self._worker
+        if not self._started or (worker is not None and not worker.alive):
+            self.notice()
         with self._mutex:
-            lifecycle.in_flight += 1
+            self.busy = busy = self.busy + 1
+            self.most = max(self.most, busy)
 
     def end(self) -> None:
         """Count a request out that was counted in."""
-        lifecycle = self._lifecycle
-        if lifecycle is None:
-            return
         with self._mutex:
-            lifecycle.in_flight -= 1
-            idle = None if lifecycle.in_flight else lifecycle._idle
-        if idle is not None:
-            self._background.submit_if_running(set_done, idle)
+            self.busy -= 1
+        lifecycle = self._lifecycle
+        if lifecycle is not None and lifecycle._idle is not None and not self.busy:
+            self._background.submit_if_running(set_done, lifecycle._idle)
 
     def notice(self) -> None:
         """Start the lifecycle with the first request or probe; drain if the server stops."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from seawall.web.request import Incoming
 
+_TCP: Final = socket.IPPROTO_TCP
 _INFO: Final = getattr(socket, "TCP_INFO", None)
 _INFO_SIZE: Final = 104
 _LAST_RECEIVED: Final = struct.Struct("@I")
@@ -37,22 +38,20 @@ LONGEST: Final = 3600.0
 
 def waited(environ: dict[str, Any], incoming: Incoming) -> float:
     """Return the seconds that the request has waited; 0 if that is unknown."""
-    known = _in_kernel(environ)
-    if b"x-request-start" in incoming.named and incoming.trust.is_proxy(incoming.peer):
-        known = max(known, _since(incoming.named[b"x-request-start"].decode("latin-1")))
-    return known
-
-
-def _in_kernel(environ: dict[str, Any]) -> float:
+    known = 0.0
     connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
-    if connection is None or _INFO is None or connection.family == socket.AF_UNIX:
-        return 0.0
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, _INFO, _INFO_SIZE)
-        (milliseconds,) = _LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_AT)
-    except (OSError, struct.error, AttributeError):
-        return 0.0
-    return _believed(milliseconds / 1e3)
+    if connection is not None and _INFO is not None:
+        try:
+            info = connection.getsockopt(_TCP, _INFO, _INFO_SIZE)
+            known = _LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_AT)[0] / 1e3
+        except (OSError, struct.error, AttributeError):
+            pass  # a unix socket, or another system
+        if known > LONGEST:
+            known = 0.0
+    start = environ.get("HTTP_X_REQUEST_START")
+    if start is not None and incoming.trust.is_proxy(incoming.peer):
+        known = max(known, _since(start))
+    return known
 
 
 def _since(text: str) -> float:
@@ -63,8 +62,5 @@ def _since(text: str) -> float:
     at = float(found[1])
     if at >= _MILLISECONDS:
         at /= 1e6 if at >= _MICROSECONDS else 1e3
-    return _believed(time.time() - at)  # noqa: TID251 - the proxy writes the time of day
-
-
-def _believed(seconds: float) -> float:
+    seconds = time.time() - at  # noqa: TID251 - the proxy writes the time of day
     return seconds if 0.0 < seconds < LONGEST else 0.0

@@ -35,7 +35,14 @@ from seawall.web.lifecycle.server_threads import ServerThreads
 from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.request import INCOMING
 from seawall.web.trust import Trust
-from seawall.web.wsgi.exchange import Body, Environ, Exchange, StartResponse, scope_of, send
+from seawall.web.wsgi.exchange import (
+    INBOUND,
+    Environ,
+    Exchange,
+    StartResponse,
+    incoming_of,
+    send,
+)
 from seawall.web.wsgi.queue_admission import QueueAdmission
 
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -105,6 +112,8 @@ class Edge(EdgeCore):
         self._queue_admission = self._bounds.get(id(queue_admission))
         self._state = EdgeState(self._now, self.guard.stats, self._trust)
         self._threads = ServerThreads(name, lifecycle)
+        if self._queue_admission is not None:
+            self._queue_admission.threads = self._threads
         registry.enter(self, "edge", name)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -113,7 +122,7 @@ class Edge(EdgeCore):
             return self._probe(environ, start_response)
         self._threads.begin()
         try:
-            exchange = Exchange(environ, start_response, self._state)
+            exchange = Exchange(environ, start_response, self)
         except BaseException:
             self._threads.end()
             raise
@@ -122,13 +131,13 @@ class Edge(EdgeCore):
             if type(parts) is not list and type(parts) is not tuple:
                 wrapper = environ.get("wsgi.file_wrapper")
                 if not isinstance(wrapper, type) or not isinstance(parts, wrapper):
-                    return Body(self, exchange, parts)
+                    return exchange.read_from(parts)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             try:
                 return [self._fail(exchange, error)]
             finally:
                 self._release(exchange)
-        self._finish(exchange)
+        exchange.finish()
         self._release(exchange)
         return parts
 
@@ -137,32 +146,33 @@ class Edge(EdgeCore):
         health = self._health
         assert health is not None  # noqa: S101 - otherwise there are no probes
         self._threads.notice()
-        scope = scope_of(environ)
+        scope = incoming_of(environ).scope
         status, headers, body = self._threads.run(lambda: health.answer(scope))
         send(start_response, status, headers)
         return [body]
 
     def _serve(self, exchange: Exchange) -> Iterable[bytes]:
         """Admit the request and call the app, in the context of the request."""
-        inbound, clock = self._inbound, self._clock
+        inbound, clock, environ = self._inbound, self._clock, exchange.environ
         assert inbound is not None  # noqa: S101 - a WSGI edge always has one
-        exchange.tokens = inbound.read(exchange, clock)
-        exchange.environ[INCOMING] = exchange
-        if self._queue_admission is not None:
-            self._queue_admission.enter(self._now(), exchange)
+        exchange.tokens = inbound.read(exchange, clock, plain=environ.keys().isdisjoint(INBOUND))
+        environ[INCOMING] = exchange
+        queue = self._queue_admission
+        if queue is not None and (queue.queued or exchange.waited >= queue.shortest):
+            queue.enter(self._now(), exchange)
         for step in self._admission(exchange):
             step.wait_sync(clock)
         held = exchange._deadline
         if held is not None:
-            held[0] -= reserve_of(held[0] - held[1].now(), inbound.reserve)
+            held[0] -= reserve_of(held[0] - exchange.began, inbound.reserve)
         else:
             exchange._deadline = reserve_scope(inbound.reserve)
         header = self._degraded_header
         if header is None:
-            return self.app(exchange.environ, exchange.start_response)
+            return self.app(environ, exchange.start_response)
         with degradations() as seen:
             exchange.degraded = header, seen
-            return self.app(exchange.environ, exchange.start_response)
+            return self.app(environ, exchange.start_response)
 
     # Called by the body of a response
 
@@ -179,13 +189,6 @@ class Edge(EdgeCore):
         exchange.started = True
         return body
 
-    def _finish(self, exchange: Exchange) -> None:
-        """Leave the held gates: the app has produced all of the response."""
-        if not exchange.left:
-            if not exchange.answered_at:
-                exchange.answered_at = self._now()
-            exchange.leave(*exchange.verdict())
-
     def _release(self, exchange: Exchange) -> None:
         """End the request, and its context; later calls do nothing.
 
@@ -195,9 +198,13 @@ class Edge(EdgeCore):
             return
         exchange.over = True
         try:
-            exchange.end(None)
-            if exchange.tokens is not None and self._inbound is not None:
-                exchange.context.run(self._inbound.undo, exchange, exchange.tokens)
+            if not exchange.left:
+                exchange.end(None)
+            tokens, held = exchange.tokens, exchange._deadline
+            if tokens and len(tokens) > 1:  # more than the deadline
+                exchange.context.run(self._inbound.undo, exchange, tokens)  # type: ignore[union-attr]
+            elif held is not None:
+                held[3] = None  # inlined copy of `end_scope()`
             if exchange.around is None:
                 exchange.environ.pop(INCOMING, None)
             else:

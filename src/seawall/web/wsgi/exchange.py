@@ -21,11 +21,15 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.context import end_scope
+from seawall.runtime.call import STREAMED
+from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Headers
+from seawall.web.edge import inbound
 from seawall.web.edge.degradation_report import write_degraded
-from seawall.web.edge.held_request import EdgeState, HeldRequest
-from seawall.web.request import INCOMING
+from seawall.web.edge.held_request import HeldRequest
+from seawall.web.problems import FAILURE
+from seawall.web.request import INCOMING, Incoming
+from seawall.web.trust import Trust
 from seawall.web.wsgi.arrivals import waited
 
 if TYPE_CHECKING:
@@ -42,42 +46,66 @@ TextHeaders = list[tuple[str, str]]
 
 _CONTENT: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 _MOST_NAMES: Final = 1000
+_ANY_SERVER: Final = ("", 0)
+INBOUND: Final = frozenset(
+    f"HTTP_{name.decode().upper().replace('-', '_')}" for name in inbound.KNOWN
+)
+"""Keys of the headers that `Inbound` reads."""
 
 
 class Exchange(HeldRequest):
-    """One request in a WSGI edge, and the progress of its response."""
+    """One request in a WSGI edge, and its response: the server reads the body from it."""
 
-    __slots__ = (
-        "around",  # the request as an edge around this one sees it
-        "context",  # the context in which all of the app's code runs
-        "degraded",  # the header for degraded parts, and their collector, if they are reported
-        "environ",
-        "over",  # whether the request has ended
-        "started",  # whether a part of the body was passed to the server
-        "to",  # the server's `start_response`
-        "tokens",  # state for `Inbound.undo`
-        "waited",  # seconds that it waited in the server's queue
-    )
+    # Class attributes are set in few requests, or late: each assignment costs.
+    _parts: Iterator[bytes] | None = None
+    """The app's body, until it ends."""
+    _close: Callable[[], object] | None = None
+    """Function that closes the app's body."""
+    around: Any = None
+    """The request as an edge around this one sees it."""
+    degraded: tuple[str, Degradations] | None = None
+    """The header for degraded parts, and their collector, if they are reported."""
+    over = False
+    """Whether the request has ended."""
+    started = False
+    """Whether a part of the body was passed to the server."""
+    tokens: Any = None
+    """State for `Inbound.undo`."""
+    write: Write
+    """What the server's `start_response` returned."""
 
-    def __init__(self, environ: Environ, to: StartResponse, edge: EdgeState) -> None:
+    def __init__(self, environ: Environ, to: StartResponse, owner: Edge) -> None:
         """Start with no gates; pass the response `to` the server."""
+        # Everything is set here and not by super(): each frame costs, too.
+        self._owner = owner
+        self._edge = edge = owner._state
         self.environ = environ
-        super().__init__(scope_of(environ), edge.trust)
-        self._edge = edge
+        self.scope = scope_of(environ)
+        self.trust = edge.trust
+        self._deadline = None
         self.to = to
         self.context = copy_context()
+        """The context in which all of the app's code runs."""
         self.answered_at = 0.0
         self.status = 0
-        self.entered = self.left = self.started = self.over = False
+        self.entered = self.left = False
         self.gates = ()
-        self.granted = None
-        self.more_headers = None
-        self.around: Any = environ.get(INCOMING)
-        if self.around is not None:
-            self.scope[INCOMING] = self.around
-        self.degraded: tuple[str, Degradations] | None = None
-        self.tokens: Any = None
-        self.waited = waited(environ, self)
+        self.granted = self.more_headers = None
+        if INCOMING in environ:
+            self.around = self.scope[INCOMING] = environ[INCOMING]
+        known = waited(environ, self)
+        if known:
+            self.waited = known
+
+    def __getattr__(self, name: str) -> Any:
+        """Read the headers when they are first asked for: most requests need none of them."""
+        if name == "headers":
+            self.headers = self.scope["headers"] = headers = headers_of(self.environ)
+            return headers
+        if name == "named":
+            self.named = named = dict(self.headers)
+            return named
+        raise AttributeError(name)
 
     @property
     def has_started(self) -> bool:
@@ -94,67 +122,61 @@ class Exchange(HeldRequest):
             text = raw.decode("latin-1").upper().replace("-", "_")
             environ[text if text in _CONTENT else f"HTTP_{text}"] = value.decode("latin-1")
 
+    # The response, as the app makes it
+
     def start_response(
         self, status: str, headers: TextHeaders, exc_info: ExcInfo | None = None
     ) -> Write:
-        """Start the response, or replace one that has not been sent yet; for the app."""
+        """Start the response, or replace one that has not been sent yet."""
         self.status = int(status[:3])
-        more: TextHeaders = []
         if self.more_headers is not None:
-            more += text_headers(self.more_headers())
+            headers = [*headers, *map(_text_header, self.more_headers())]
         if self.degraded is not None and self.degraded[1]:
             name, seen = self.degraded
-            more.append((name, write_degraded(seen)))
-        if more:
-            headers = [*headers, *more]
-        write = self.to(status, headers, exc_info) if exc_info else self.to(status, headers)
+            headers = [*headers, (name, write_degraded(seen))]
+        to = self.to
+        self.write = to(status, headers, exc_info) if exc_info else to(status, headers)
+        return self.write_part
 
-        def write_part(part: bytes) -> object:
-            self.note_part(part)
-            return write(part)
-
-        return write_part
-
-    def note_part(self, part: bytes) -> None:
-        """Note that `part` of the body goes to the server; the first one ends the deadline."""
+    def write_part(self, part: bytes) -> object:
+        """Write a part of the body to the server: for apps that do not return it."""
         if part and not self.started:
-            self.started = True
-            self.answered_at = self._edge.clock()
-            if self._deadline is not None:
-                end_scope(self._deadline)
+            self._begin_body()
+        return self.write(part)
 
+    def _begin_body(self) -> None:
+        """Note that the first part of the body goes to the server, which ends the deadline."""
+        self.started = True
+        self.answered_at = self._edge.clock()
+        if self._deadline is not None:
+            self._deadline[3] = None  # inlined copy of `end_scope()`
 
-class Body:
-    """The body of a response, as the server reads it."""
+    # The body, as the server reads it
 
-    __slots__ = ("_close", "_edge", "_exchange", "_parts")
+    def read_from(self, parts: Iterable[bytes]) -> Exchange:
+        """Return the body that reads from `parts`, and closes it at the end."""
+        self._close = getattr(parts, "close", None)
+        self._parts = self.context.run(iter, parts)
+        return self
 
-    def __init__(self, edge: Edge, exchange: Exchange, parts: Iterable[bytes]) -> None:
-        """Read from `parts`, and close it at the end."""
-        self._edge = edge
-        self._exchange = exchange
-        self._close: Callable[[], object] | None = getattr(parts, "close", None)
-        self._parts: Iterator[bytes] | None = exchange.context.run(iter, parts)
-
-    def __iter__(self) -> Body:
+    def __iter__(self) -> Exchange:
         return self
 
     def __next__(self) -> bytes:
-        exchange = self._exchange
         parts = self._parts
         if parts is None:
             raise StopIteration
         try:
-            part = exchange.context.run(next, parts, None)
+            part = self.context.run(next, parts, None)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             self._parts = None
-            return self._edge._fail(exchange, error)
+            return self._owner._fail(self, error)
         if part is None:
             self._parts = None
-            self._edge._finish(exchange)
+            self.finish()
             raise StopIteration
-        if part and not exchange.started:
-            exchange.note_part(part)
+        if part and not self.started:
+            self._begin_body()
         return part
 
     def close(self) -> None:
@@ -162,38 +184,56 @@ class Body:
         close, self._close, self._parts = self._close, None, None
         try:
             if close is not None:
-                self._exchange.context.run(close)
+                self.context.run(close)
         finally:
-            self._edge._release(self._exchange)
+            self._owner._release(self)
+
+    def finish(self) -> None:
+        """Leave the held gates: the app has produced all of the response."""
+        if not self.left:
+            if not self.answered_at:
+                self.answered_at = self._edge.clock()
+            if self.status < FAILURE:
+                self.leave(OK, STREAMED)
+            else:
+                self.leave(*self.verdict())
 
 
 def scope_of(environ: Environ) -> dict[str, Any]:
     """Return the request as an ASGI scope, which is the form that the parts of the edge read.
 
-    Functions of the user, such as `classify`, find the environ in it.
+    It is without the headers. Functions of the user, such as `classify`, find the environ in it.
     """
-    root, below = environ.get("SCRIPT_NAME", ""), environ.get("PATH_INFO", "")
-    path = f"{root}{below}" or "/"
+    root, path = environ.get("SCRIPT_NAME", ""), environ.get("PATH_INFO", "")
+    if root or not path:
+        path = f"{root}{path}" or "/"
     if not path.isascii():
         path = path.encode("latin-1").decode("utf-8", "replace")
         root = root.encode("latin-1").decode("utf-8", "replace")
-    headers = [
-        (name, value.encode("latin-1"))
-        for key, value in environ.items()
-        if (name := _name_of(key)) is not None and value
-    ]
     address = environ.get("REMOTE_ADDR")
     return {
         "type": "http",
         "method": environ["REQUEST_METHOD"],
         "path": path,
         "root_path": root,
-        "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
-        "headers": headers,
         "client": (address, 0) if address else None,
+        "server": _ANY_SERVER if address or not _on_unix_socket(environ) else None,
         "environ": environ,
-        "server": None if not address and _on_unix_socket(environ) else ("", 0),
     }
+
+
+def headers_of(environ: Environ) -> Headers:
+    """Return the headers of a request in the form of ASGI."""
+    return [
+        (name, value.encode("latin-1"))
+        for key, value in environ.items()
+        if (name := _name_of(key)) is not None and value
+    ]
+
+
+def incoming_of(environ: Environ) -> Incoming:
+    """Return the request that no edge has seen; nobody is trusted about it."""
+    return Incoming({**scope_of(environ), "headers": headers_of(environ)}, Trust())
 
 
 def _on_unix_socket(environ: Environ) -> bool:
@@ -210,9 +250,14 @@ def _name_of(key: str) -> bytes | None:
     return _CONTENT.get(key)
 
 
+@lru_cache(maxsize=_MOST_NAMES)
+def _text_header(header: tuple[bytes, bytes]) -> tuple[str, str]:
+    return header[0].decode("latin-1"), header[1].decode("latin-1")
+
+
 def text_headers(headers: Headers) -> TextHeaders:
     """Return headers in the form of WSGI."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    return [*map(_text_header, headers)]
 
 
 def send(to: StartResponse, status: int, headers: Headers, *, again: bool = False) -> None:

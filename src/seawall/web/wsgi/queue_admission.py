@@ -12,6 +12,9 @@ The rule, which is that of `seawall.shedding.codel`:
   on a request that has waited for longer than `target` (or than a typical request takes, if that
   is longer) is refused at once, which takes a small part of the time of serving it. So the threads
   find those that have not waited for long, whose clients are still there.
+- Where requests come faster than they can be refused, all of them have waited too long. To refuse
+  all would leave the threads idle. So while at most three quarters of the threads are busy, a
+  request is served unless it has waited for `patience`.
 - A less critical request may wait for less, a more critical one for longer: see `PATIENCE`.
 """
 
@@ -28,6 +31,7 @@ from seawall.models.shedding.codel import Codel
 from seawall.runtime.layers import Host
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.recent import service_time
+from seawall.web.lifecycle.server_threads import ServerThreads
 from seawall.web.request import Incoming
 
 PATIENCE: Final = (1.0, 2.0, 4.0, 16.0)
@@ -35,6 +39,10 @@ PATIENCE: Final = (1.0, 2.0, 4.0, 16.0)
 
 CRITICAL: Final = PATIENCE[2]
 """The multiple of requests that nobody has ranked, to which `target` applies."""
+
+
+BUSY: Final = 0.75
+"""Share of busy threads up to which no request is refused before it has waited for `patience`."""
 
 
 class QueueAdmission(GatePolicy):
@@ -76,31 +84,44 @@ class QueueAdmissionGate(GateBound):
         super().__init__(policy, host)
         self.waited = 0.0
         """How long the last request has waited."""
+        self.threads: ServerThreads | None = None
+        """The threads of the server, if they are counted."""
+        self._mutex = Lock()
         self._begin()
         survives_fork(self)
 
     def _begin(self) -> None:
-        self._mutex = Lock()
+        """Start without a queue, by the settings of the policy."""
         self._settings = target, patience = self.policy.target, self.policy.patience
-        self._state = Codel(target / CRITICAL, patience, 1.0 / CRITICAL).start(
-            service_time(self.host)
-        )
-        self._queued_at = float("-inf")
+        self.shortest = target / CRITICAL
+        """Requests that have waited for less have found no queue."""
+        self.queued = False
+        """Whether a queue was seen lately: then all requests have to enter."""
+        self._queued_at = 0.0
+        settings = Codel(self.shortest, patience, 1.0 / CRITICAL)
+        self._state = settings.start(service_time(self.host))
 
     def enter(self, now: float, request: Incoming) -> None:
-        """Admit a request, unless it has waited too long in a bad queue."""
+        """Admit a request, unless it has waited too long in a bad queue.
+
+        The edge asks only while there is a queue: see `queued`.
+        """
         policy, waited = self.policy, request.waited
         self.waited = waited
         with self._mutex:
             if self._settings != (policy.target, policy.patience):
                 self._begin()
             state = self._state
-            if waited >= policy.target / CRITICAL:
+            if waited >= self.shortest:
+                self.queued = True
                 self._queued_at = now
             elif now - self._queued_at > policy.patience:
-                state.emptied(now)
+                self._begin()
+                return
             patience = PATIENCE[current_criticality()]
             sheds = state.sheds(waited / patience, now, waited)
+            if sheds and waited < policy.patience and self._has_idle_threads():
+                sheds = False
             if not sheds:
                 state.serves(now)
         if sheds:
@@ -114,10 +135,16 @@ class QueueAdmissionGate(GateBound):
             finally:
                 del error
 
+    def _has_idle_threads(self) -> bool:
+        """Return whether many threads have nothing to do but to refuse."""
+        threads = self.threads
+        return threads is not None and threads.busy <= BUSY * threads.most
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how long the last request has waited, and whether the queue is a bad one."""
         return {**super().snapshot(now), "queue_wait": self.waited, "strict": self._state.shedding}
 
     def _after_fork(self) -> None:
         """Start afresh in a child process: it has another queue."""
+        self._mutex = Lock()
         self._begin()
