@@ -125,16 +125,12 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[report.Sec
         rows_written = rows_written._replace(rounds=3, seconds=0.1) if quick else rows_written
         raw[DURABLE] = durable.measure(rows_written, _progress)
         sections.append(report.of_durable(raw[DURABLE]))
-    if _is_wanted(WEB, arguments.only):
-        load = web.Plan(seed=seed)
-        load = load._replace(seconds=2.0, rounds=5, arrivals=2) if quick else load
-        raw[WEB] = web.measure(load, _progress)
-        sections.append(report.of_web(raw[WEB]))
-    if _is_wanted(WSGI, arguments.only):
-        load = web.Plan(seed=seed)
-        load = load._replace(seconds=2.0, rounds=5) if quick else load
-        raw[WSGI] = wsgi.measure(load, _progress)
-        sections.append(report.of_wsgi(raw[WSGI]))
+    for name, served, tables in ((WEB, web, report.of_web), (WSGI, wsgi, report.of_wsgi)):
+        if _is_wanted(name, arguments.only):
+            load = web.Plan(seed=seed)
+            load = load._replace(seconds=2.0, rounds=5, arrivals=2) if quick else load
+            raw[name] = served.measure(load, _progress)
+            sections.append(tables(raw[name]))
     if not sections:
         raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
     return raw, sections
