@@ -8,7 +8,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.web.support_wsgi import ask, environ_of
 
 from seawall import Criticality, Overloaded
 from seawall.clock import SYSTEM, VirtualClock
@@ -20,6 +19,7 @@ from seawall.web.wsgi import Edge, QueueAdmission
 from seawall.web.wsgi.arrivals import waited
 from seawall.web.wsgi.exchange import Exchange, incoming_of
 from tests.redis.support import eventually
+from tests.web.wsgi.support import ask, environ_of
 
 SERVICE = 0.01
 
