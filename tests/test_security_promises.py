@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "seawall"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ROW = re.compile(r"\| (\d+) \| (.+) \| (.+) \|")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-PROMISES = 21
+PROMISES = 22
 
 
 # --- The table ---

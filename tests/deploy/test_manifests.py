@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -232,6 +237,28 @@ def test_the_dockerfile_copies_what_is_there_and_installs_extras_that_exist():
     assert extras is not None
     known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert set(extras[1].split(",")) <= set(known["project"]["optional-dependencies"])
+
+
+def test_the_copied_files_are_enough_to_build_the_package(tmp_path: Path):
+    """The step that installs it does not miss a file of the project that the image has not."""
+    for copied in dockerfile("COPY"):
+        *sources, target = copied.split()
+        if not target.startswith("/build/"):
+            continue
+        for source in sources:
+            place = tmp_path / target.removeprefix("/build/")
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, dirs_exist_ok=True)
+            else:
+                shutil.copy(ROOT / source, place)
+    pip = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    offline = ["--no-build-isolation", "--no-index", "-w", str(tmp_path / "made")]
+    built = subprocess.run(  # noqa: S603 - the project's own package
+        [*pip, *offline, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (tmp_path / "made").glob("seawall-*.whl")
+    assert "seawall/web/fastapi.py" in ZipFile(wheel).namelist()
 
 
 def test_the_process_gets_its_signals_and_is_not_root():
