@@ -567,9 +567,10 @@ class Campaign:
             assert found == list(range(len(numbers))), (key, numbers)
 
     def close(self) -> None:
-        """End everything."""
-        for slot in self._children:
-            self.kill(slot)
+        """End everything, also after a failure."""
+        for child in self._children.values():
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
         assert self._nursery.stdin is not None
         assert self._nursery.stdout is not None
         self._nursery.stdin.close()
