@@ -97,8 +97,9 @@ def compiled(page: Path, block: Block) -> CodeType:
 
 def run_page(page: Path) -> None:
     """Run the blocks of a page in order; fail with the page and the line of the first trouble."""
-    # A framework may look up the module of a handler to read its annotations.
-    sys.modules["__snippet__"] = module = ModuleType("__snippet__")
+    # A framework may look up the module of a handler to read its annotations, or register by it.
+    name = re.sub(r"\W", "_", f"snippets_{page.parent.name}_{page.stem}")
+    sys.modules[name] = module = ModuleType(name)
     namespace: dict[str, Any] = vars(module)
     text = page.read_text("utf-8")
     real = REAL_TIME in text
