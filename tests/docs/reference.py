@@ -72,7 +72,8 @@ What Seawall raises about a call is a `SeawallError`. A wrong setting is a `Type
 The last word of a meaning is the error's `reason`, a stable word for logs and metrics; a shedder
 names its rule there, as in `shed_by_criticality`. *Retried* says whether `on=transient` retries it.
 *HTTP* and *gRPC* are the statuses that a service behind an [edge](../web/edge.md) or an
-[interceptor](../clients/grpc.md) answers with.
+[interceptor](../clients/grpc.md) answers with. A `RateLimited` of the caller's own
+[request limit](../web/request-limits.md) is 429.
 """
 NEVER_ATTEMPTED = """
 ## Never attempted
