@@ -14,12 +14,12 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from hmac import new as hmac
 from time import time  # noqa: TID251 - senders and receivers compare it with each other's clock
-from typing import Final
+from typing import Final, Protocol
 
 from seawall import _checks as check
 from seawall.errors import BadSignature
@@ -34,6 +34,13 @@ _LONGEST: Final = 4_096
 """Maximum characters of the header with the signatures."""
 _WANTED: Final = f"write {PREFIX!r} and the base64 of {_FEWEST} to {_MOST} random bytes"
 _NAMES: Final = ("webhook-id", "webhook-timestamp", "webhook-signature")
+
+
+class HeaderItems(Protocol):
+    """The headers of a request in any framework; those of Flask are not a Mapping."""
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        """Return names and values."""
 
 
 def sign_webhook(
@@ -54,7 +61,7 @@ def sign_webhook(
 
 def verify_webhook(
     secret: str | Sequence[str],
-    headers: Mapping[str, str],
+    headers: HeaderItems,
     body: bytes,
     *,
     tolerance: float = 300.0,
@@ -108,12 +115,13 @@ def _signature(key: bytes, message_id: str, sent: int, body: bytes) -> str:
     return f"v1,{b64encode(made).decode()}"
 
 
-def _read(headers: Mapping[str, str]) -> tuple[str, int, list[bytes]]:
+def _read(headers: HeaderItems) -> tuple[str, int, list[bytes]]:
     """Return id, time and signatures; a header that is missing or there twice is unreadable."""
-    if not isinstance(headers, Mapping):
-        raise TypeError(f"headers={headers!r}: pass the request's headers")
+    items = getattr(headers, "items", None)
+    if items is None:
+        raise TypeError(f"headers: pass the request's headers, not {type(headers).__name__}")
     found: dict[str, str] = {}
-    for name, value in headers.items():
+    for name, value in items():
         if (known := str(name).lower()) in _NAMES:
             if known in found:
                 raise BadSignature("no signature that can be read")

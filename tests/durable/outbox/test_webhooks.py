@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook as Independent
 from standardwebhooks import WebhookVerificationError
+from werkzeug.datastructures import Headers
 
 from seawall.durable import Database, Inbox, OutboxEvent, Sqlite, Webhook, migrate, webhooks
 from seawall.durable.webhooks import sign_webhook, verify_webhook
@@ -53,6 +54,14 @@ def test_ours_accepts_the_independent_package(message_id: str, text: str, secret
     }
     for secrets in (secret, [SECRET, OTHER], (OTHER, SECRET)):
         assert verify_webhook(secrets, headers, text.encode(), now=NOW + 300) == message_id
+
+
+def test_headers_of_flask_are_read():
+    """They have names and values as those of others have, and are not a Mapping."""
+    verify_webhook(SECRET, Headers(HEADERS), BODY, now=NOW)
+    twice = Headers([*HEADERS.items(), ("Webhook-Id", "msg_2")])
+    with pytest.raises(BadSignature):
+        verify_webhook(SECRET, twice, BODY, now=NOW)
 
 
 def test_a_change_of_any_byte_is_refused():
