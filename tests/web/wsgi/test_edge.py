@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -149,6 +150,35 @@ def test_a_stream_holds_its_place_until_it_is_closed(make: Callable[..., Edge]) 
     assert places.in_flight == 0
     assert edge.snapshot()["lifecycle"]["in_flight"] == 0
     assert counts(edge) == (0, 0, 1, 1)  # its client had gone: neither success nor failure
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_a_body_that_nobody_closes_ends_when_it_is_freed(
+    make: Callable[..., Edge], read: int
+) -> None:
+    """A middleware around the edge forgets close(): read to its end or not, the request ends."""
+    closed: list[bool] = []
+
+    def app(_environ: Any, start: Any) -> Iterator[bytes]:
+        start("200 OK", [])
+        try:
+            yield b"a"
+        finally:
+            closed.append(True)
+
+    edge = make(app, concurrency=Bulkhead(1))
+
+    def middleware() -> Iterator[bytes]:
+        for part in edge(environ_of(), WsgiServer().start_response):  # noqa: UP028 - would close
+            yield part
+
+    parts = middleware()
+    for _ in range(read):
+        next(parts, None)
+    parts.close()  # type: ignore[attr-defined] # as the server does
+    gc.collect()
+    assert closed == [True]
+    assert edge.snapshot()["lifecycle"]["in_flight"] == 0
 
 
 def test_a_file_is_left_to_the_server(make: Callable[..., Edge]) -> None:

@@ -3,7 +3,8 @@
 Promises:
 
 - Every gate that was entered is left exactly once: with the end of the body, when the server closes
-  it, or when the app raises.
+  it, or when the app raises. A body that a middleware around the edge drops without closing it is
+  closed when it is freed.
 - All of the app's code for a request, the steps of its body too, runs in one context, which ends
   with the request: the thread goes on to serve others.
 - A list or tuple is a complete body: its gates are left before it is sent. Any other body holds
@@ -60,7 +61,7 @@ class Exchange(HeldRequest):
     _parts: Iterator[bytes] | None = None
     """The app's body, until it ends."""
     _close: Callable[[], object] | None = None
-    """Function that closes the app's body."""
+    """Function that closes the app's body; None if there is none, or it was called."""
     around: Any = None
     """The request as an edge around this one sees it."""
     degraded: tuple[str, Degradations] | None = None
@@ -155,7 +156,7 @@ class Exchange(HeldRequest):
 
     def read_from(self, parts: Iterable[bytes]) -> Exchange:
         """Return the body that reads from `parts`, and closes it at the end."""
-        self._close = getattr(parts, "close", None)
+        self._close = getattr(parts, "close", _nothing)
         self._parts = self.context.run(iter, parts)
         return self
 
@@ -197,6 +198,14 @@ class Exchange(HeldRequest):
                 self.leave(OK, STREAMED)
             else:
                 self.leave(*self.verdict())
+
+    def __del__(self) -> None:
+        if self._close is not None:
+            self.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def scope_of(environ: Environ) -> dict[str, Any]:
