@@ -276,6 +276,25 @@ def test_a_websocket_that_is_not_accepted_in_time_ends() -> None:
     assert not held_slots()
 
 
+def test_the_disconnect_of_a_websocket_has_a_code() -> None:
+    """ASGI promises one, and Channels reads it."""
+    heard: list[Any] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        async def listen() -> None:
+            heard.append(await receive())
+
+        await _first_of(listen(), asyncio.Event().wait())
+
+    async def nothing(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def ignore(_message: Any) -> None: ...
+
+    run_virtual(edge_of(app)(http_scope("/", type="websocket", scheme="ws"), nothing, ignore))
+    assert heard == [{"type": "websocket.disconnect", "code": 1006}]
+
+
 async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
     """Wait as Django and Quart do: for the handler and for a disconnect, whichever is first."""
     tasks = [asyncio.ensure_future(step) for step in steps]

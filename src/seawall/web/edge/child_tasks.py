@@ -60,7 +60,9 @@ class ChildTasks:
                 self._passage.children = None  # Break the reference cycle.
 
     def _disconnect(self) -> Message:
-        return {"type": f"{self._passage.scope['type']}.disconnect"}
+        kind = self._passage.scope["type"]
+        # The codes are for websockets: 1006 is the loss of a connection that was not closed.
+        return {"type": f"{kind}.disconnect", **({"code": 1006} if kind == "websocket" else {})}
 
     def cut(self) -> bool:
         """Send the app a disconnect, and the client its response.
