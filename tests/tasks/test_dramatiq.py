@@ -14,6 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from seawall import (
     Breaker,
+    CircuitOpen,
     Criticality,
     Retry,
     TimedOut,
@@ -198,6 +199,23 @@ def test_a_direct_call_is_guarded(actors: Actors):
     guard = new_guard(Breaker())
     assert actors.actor(lambda: "done", guard=guard)() == "done"
     assert guard.snapshot()["succeeded"] == 1
+
+
+@pytest.mark.parametrize("left", [60.0, 7200.0])  # before and after the end of the break
+def test_an_actor_that_an_actor_calls_is_a_plain_function(actors: Actors, ends: Ends, left: float):
+    """Its refusal is for its caller to handle, and neither ends nor repeats the caller's message."""
+    callee = actors.actor(lambda: 1 / 0, guard=tripped(break_for=3600.0))
+
+    def caller() -> None:
+        with pytest.raises(CircuitOpen):
+            callee()
+        actors.reports.put("handled")
+        raise ConnectionError("another failure, which dramatiq retries")
+
+    with deadline(left):
+        actors.actor(caller, max_retries=1, min_backoff=1, max_backoff=2).send()
+    assert "ConnectionError" in repr(ends.errors.get(timeout=60.0))
+    assert [actors.next(), actors.next()] == ["handled", "handled"]
 
 
 def test_a_guard_that_cannot_act_is_told_by_every_call(actors: Actors):

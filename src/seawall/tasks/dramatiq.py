@@ -42,6 +42,9 @@ _OPTION: Final = "seawall"
 _current: ContextVar[Any] = ContextVar("_current", default=None)
 """The message that this thread works on, or did last."""
 
+_begun: ContextVar[Any] = ContextVar("_begun", default=None)
+"""The message whose actor runs: another actor that it calls is a plain function to it."""
+
 
 class GuardedActors(dramatiq.Middleware):
     """A middleware whose actors carry their sender's deadline, and run again when refused."""
@@ -79,13 +82,16 @@ def _guarded(function: Callable[..., Any], options: dict[str, Any]) -> Callable[
             function if guard is None else partial(guard.call, function), *args, **kwargs
         )
         message = _current.get()
-        if message is None:
+        if message is None or message is _begun.get():
             return call()
+        token = _begun.set(message)
         try:
             return _process(message, call, options)
         except (Rejected, TimedOut):
             message.options["max_retries"] = 0  # another run cannot help
             raise
+        finally:
+            _begun.reset(token)
 
     return guarded
 
