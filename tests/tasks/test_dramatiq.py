@@ -203,7 +203,7 @@ def test_a_direct_call_is_guarded(actors: Actors):
 
 @pytest.mark.parametrize("left", [60.0, 7200.0])  # before and after the end of the break
 def test_an_actor_that_an_actor_calls_is_a_plain_function(actors: Actors, ends: Ends, left: float):
-    """Its refusal is for its caller to handle, and neither ends nor repeats the caller's message."""
+    """Its refusal is for its caller to handle, and does not decide about the caller's message."""
     callee = actors.actor(lambda: 1 / 0, guard=tripped(break_for=3600.0))
 
     def caller() -> None:
