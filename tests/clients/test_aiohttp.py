@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from io import BytesIO
 from typing import Any
 
@@ -197,6 +197,32 @@ def test_a_hung_server_is_given_up_on(policy: Any):
 
 
 @pytest.mark.alone
+def test_a_host_that_cannot_be_reached_within_the_total_time_has_failed():
+    """Not a cancellation by the caller: the breaker opens."""
+
+    async def main() -> None:
+        guard = new_guard(Breaker(consecutive=1))
+        total = aiohttp.ClientTimeout(total=0.05)
+        with socket.socket() as host, ExitStack() as others:
+            host.bind(("127.0.0.1", 0))
+            host.listen(0)
+            for _ in range(4):  # its queue is full: no connection is accepted any more
+                other = others.enter_context(socket.socket())
+                other.setblocking(False)  # noqa: FBT003
+                other.connect_ex(host.getsockname())
+            async with session_of(guard, timeout=total) as session:
+                url = f"http://127.0.0.1:{host.getsockname()[1]}"
+                with pytest.raises(TimeoutError):
+                    await session.get(url)
+                with pytest.raises(CircuitOpen):
+                    await session.get(url)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+    asyncio.run(main())
+
+
 def test_nothing_is_sent_after_the_total_time_of_the_session():
     """The time that aiohttp gives a whole call ends its attempts too."""
 

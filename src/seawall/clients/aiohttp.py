@@ -173,9 +173,11 @@ async def _send(
 ) -> aiohttp.ClientResponse:
     limit = asyncio.timeout(seconds)
     try:
-        attempt._timer.assert_timeout()  # nothing is sent after the session's total time
         async with limit:
-            return await handler(attempt)
+            # The session's total time: past it nothing is sent, and an attempt that it ends has
+            # failed. Without this, the end of an attempt to connect would be a cancellation.
+            with attempt._timer:
+                return await handler(attempt)
     except TimeoutError as error:
         if limit.expired():
             raise aiohttp.SocketTimeoutError("no time is left for the request") from error
