@@ -556,7 +556,7 @@ SHOWN_BY_WEB = frozenset(
         *_given_by_seawall("Health.answer", "scope"),
         *_given_by_seawall("Health.handles", "path"),
         *_given_by_seawall("Health.remove", "name"),
-        *_given_by_seawall("Inbound.read", "incoming", "clock"),
+        *_given_by_seawall("Inbound.read", "incoming", "clock", "plain"),
         *_given_by_seawall("Inbound.undo", "incoming", "tokens"),
         *_given_by_seawall("Incoming", "scope", "trust"),
         *_given_by_seawall("Incoming.header", "name"),
