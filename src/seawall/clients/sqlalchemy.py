@@ -80,10 +80,10 @@ class _GuardedCheckout(QueuePool):
         return connection
 
     def _do_return_conn(self, record: Any) -> None:
+        hold = self._holds.pop(record, None)  # before another thread checks this record out
         try:
             super()._do_return_conn(record)
         finally:
-            hold = self._holds.pop(record, None)
             if hold is not None:
                 hold.__exit__(None, None, None)
 

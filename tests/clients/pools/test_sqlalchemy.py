@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import AsyncAdaptedQueuePool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
 
 from seawall import (
     Breaker,
@@ -39,7 +39,7 @@ SMALL: Any = {"pool_size": 2, "max_overflow": 0}
 def engine_of(postgres: Postgres, guard: Guard, **options: Any) -> Any:
     """Return an engine whose checkouts pass `guard`."""
     url = postgres.url.replace("postgresql://", "postgresql+psycopg://")
-    return create_engine(url, poolclass=guarded_pool(guard), **{**SMALL, **options})
+    return create_engine(url, **{"poolclass": guarded_pool(guard), **SMALL, **options})
 
 
 def async_engine_of(postgres: Postgres, guard: Guard) -> Any:
@@ -190,3 +190,23 @@ def test_pools_are_held_against_what_the_server_accepts(postgres: Postgres):
     advice = pool_advice(settings, pods=usable, size=2)
     assert advice is not None
     assert f"open up to {2 * usable} connections, and the server accepts {usable}" in advice
+
+
+def test_a_connection_that_is_taken_while_it_is_returned_keeps_its_slot(postgres: Postgres):
+    """Another thread checks it out between its return to the pool and the end of that slot."""
+    taken: list[Any] = []
+
+    class Busy(QueuePool):
+        def _do_return_conn(self, record: Any) -> None:
+            super()._do_return_conn(record)
+            if not taken:
+                taken.append(record)
+                taken.append(engine.connect())
+
+    guard = new_guard(Bulkhead(2))
+    engine = engine_of(postgres, guard, poolclass=guarded_pool(guard, Busy))
+    engine.connect().close()
+    assert in_flight(guard) == 1
+    taken[1].close()
+    assert in_flight(guard) == 0
+    engine.dispose()
