@@ -42,10 +42,12 @@ WAIT = 0.08
 
 WAITS = "waits in a thread"
 HELLO = "hello, gunicorn"
+LIMITED = "with two limits and a shedder"
+"""The case of an edge with more than what `protect(app)` has by itself."""
 
 
 def make_app(edge: str) -> Any:
-    """Return a Flask app; `edge` is BARE or SEAWALL."""
+    """Return a Flask app; `edge` is BARE, SEAWALL or LIMITED."""
     from flask import Flask
 
     app = Flask("bench")
@@ -63,11 +65,17 @@ def make_app(edge: str) -> Any:
     def cpu() -> str:
         return str(time.process_time())
 
-    return app if edge == BARE else protected(app)
+    if edge == SEAWALL:
+        from seawall.web.flask import protect
+
+        protect(app)
+    elif edge == LIMITED:
+        limit(app)
+    return app
 
 
-def protected(app: Any) -> Any:
-    """Return the app with the whole of the edge around it, all limits local."""
+def limit(app: Any) -> None:
+    """Put the edge around the app, with local limits and a shedder, as `bench.web` has them."""
     from seawall import Shed
     from seawall.shedding import by_criticality
     from seawall.web import RequestLimit, RequestLimits
@@ -80,7 +88,6 @@ def protected(app: Any) -> Any:
             RequestLimit("1000000/s", by="address"), RequestLimit("1000000/s", by=None, name="all")
         ),
     )
-    return app
 
 
 @contextmanager
@@ -137,6 +144,7 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
         progress(f"{WAITS}, {edge}")
         pods[edge] = overload(edge, plan)
     progress(HELLO)
-    with served(BARE) as bare, served(SEAWALL) as ours:
-        cost = asyncio.run(hello_cost({BARE: bare, SEAWALL: ours}, plan, THREADS))
+    with served(BARE) as bare, served(SEAWALL) as ours, served(LIMITED) as limited:
+        ports = {BARE: bare, SEAWALL: ours, LIMITED: limited}
+        cost = asyncio.run(hello_cost(ports, plan, THREADS))
     return {"pods": pods, "cost": cost}
