@@ -197,3 +197,57 @@ def test_other_files_are_no_snapshots(
     path.write_text(text)
     assert main(["tune", str(path)]) == 2
     assert "is no snapshot" in (told := capsys.readouterr().err) or "no metrics" in told
+
+
+BAD_POLICIES = "[[guards.vendor.policies]]\nseconds = 3"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": float("nan")},
+        {"seconds": -5},
+        {"succeeded": float("inf")},
+        {"succeeded": 10**400},
+        {"error_rate": float("nan")},
+        {"failed": "many"},
+        {"histogram": {"counts": [float("inf")] * 36, "sum": 1.0}},
+        {"histogram": {"counts": [-1.0] * 36, "sum": 1.0}},
+        {"policies": 5},
+        {"policies": ["timeout"]},
+        {"name": None},
+        {"settings": "guards = 3"},
+        {"settings": "[guards.vendor]"},
+        {"settings": BAD_POLICIES},
+    ],
+    ids=str,
+)
+def test_broken_snapshots_are_refused(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A number that no process counts, or another shape, is one line and status 2."""
+    given = snapshot()
+    given["guards"][0] |= wrong
+    given["settings"] = wrong.get("settings", given["settings"])
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(given))
+    assert main(["tune", str(path), "--no-proof"]) == 2
+    told = capsys.readouterr().err
+    assert "no snapshot" in told or "settings of guard" in told
+
+
+def test_nothing_in_a_snapshot_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Control characters in names and settings are escaped."""
+    given = snapshot()
+    given["guards"][0]["name"] = "\x1b[2J"
+    given["settings"] = (
+        '[[guards."\\u001b[2J".policies]]\npolicy = "retry"\non = ["OSError"]\n'
+        'budget = { kind = "request_ratio", ratio = 0.9, note = "\\u001b[2J" }\n'
+    )
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps(given))
+    assert main(["tune", str(path), "--no-proof"]) == 0
+    assert "note=\\x1b[2J" in (shown := capsys.readouterr().out)
+    assert "\x1b" not in shown
+    assert main(["tune", str(path), "--guard", "nobody"]) == 2
+    assert "\x1b" not in capsys.readouterr().err

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from seawall import Breaker, Guard, Timeout, registry
+from seawall.models.histogram import BOUNDS
 from seawall.resources import Pool
 from seawall.sim.services import pause
 from seawall.telemetry.prometheus import SeawallCollector
@@ -65,6 +66,8 @@ def test_refusals_belong_to_their_policy():
     seawall_rejected_total{guard="vendor",policy="bulkhead",pod="a"} 3
     seawall_rejected_total{guard="vendor",policy="bulkhead",pod="b"} 4
     seawall_breaker_transitions_total{guard="vendor",to="open"} 5
+    seawall_breaker_state{guard="vendor",state="closed"} 0
+    seawall_breaker_state{guard="vendor",state="open"} 1
     other_metric{guard="vendor"} 7
     """
     settings = (
@@ -74,6 +77,8 @@ def test_refusals_belong_to_their_policy():
     lines = "\n".join(line.strip() for line in text.splitlines())
     (vendor,) = measured_of(read_export(lines) | {"settings": settings})
     assert vendor.policies[0]["transitions"] == {"open": 5}
+    assert vendor.policies[0]["state"] == "open"
+    assert vendor.is_failing
     assert vendor.policies[1]["rejected"] == 7
 
 
@@ -83,3 +88,23 @@ def test_other_texts_are_refused():
         read_export("up 1\n")
     with pytest.raises(ValueError, match="a line that is none"):
         read_export('seawall_retries_total{guard="a"} many\n')
+
+
+def test_an_incomplete_histogram_is_refused():
+    """The missing buckets may be those of the slowest calls."""
+    lines = [
+        f'seawall_attempt_duration_seconds_bucket{{guard="a",le="{bound}"}} 20000'
+        for bound in (*BOUNDS, "+Inf")
+    ]
+    (whole,) = measured_of(read_export("\n".join(lines)))
+    assert whole.samples == 20_000
+    for text in ("\n".join(lines[:20]), "\n".join(lines[:9] + lines[10:])):
+        with pytest.raises(ValueError, match="the export is incomplete"):
+            read_export(text)
+
+
+def test_names_may_have_characters_that_end_lines_elsewhere():
+    """Only a line feed ends a line of an export."""
+    name = "a\x85b\u2028seawall_retries_total"
+    (found,) = measured_of(read_export(f'seawall_retries_total{{guard="{name}"}} 3\n'))
+    assert (found.name, found.retries) == (name, 3)

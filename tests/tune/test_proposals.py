@@ -8,6 +8,7 @@ import pytest
 
 from seawall import Guard, registry
 from seawall.config import guard_from_table
+from seawall.models.histogram import Histogram
 from seawall.tune import Proposal, propose
 from seawall.tune.proposals import apply
 from tests.tune.support import (
@@ -264,3 +265,49 @@ def test_a_failing_dependency_gets_no_more_load(stack: Any, numbers: dict[str, A
     failed = {"failed": 1000.0} | numbers
     assert len(propose(measured(*stack, **failed)).proposals) == 1
     assert propose(measured(*stack, **failed | FAILS)).proposals == []
+
+
+def refused_by_limit(**numbers: Any) -> dict[str, Any]:
+    """Return the numbers of a guard whose bulkhead refuses a third of the calls."""
+    counted = [{"policy": one["policy"]} for one in GOOD]
+    counted[1]["state"] = numbers.pop("state", "closed")
+    counted[2]["rejected"] = 8000.0
+    return {"counted": counted, "rejected": 8000.0, **numbers}
+
+
+SMALL = (RETRY, BREAKER, policy("bulkhead", limit=4), TIMEOUT)
+
+
+def test_a_dependency_that_hangs_gets_no_larger_limit():
+    """Where most attempts time out, a larger limit would only hold more of them."""
+    assert only(*SMALL, **refused_by_limit()).policy == "bulkhead"
+    hung = {"succeeded": 0.0, "failed": 20_000.0, "timed_out": 20_000.0, "error_rate": 1.0}
+    histogram = Histogram()
+    histogram.add_all([0.5] * 20_000)
+    advice = propose(measured(*SMALL, tally=histogram.tally(), **refused_by_limit(**hung)))
+    assert not advice.proposals
+    assert "a larger limit would add load" in advice.refusals[-1].reason
+
+
+@pytest.mark.parametrize("state", ["open", "half_open", "isolated"])
+def test_no_larger_limit_while_the_breaker_is_not_closed(state: str):
+    """An open breaker lets no attempts through that would show that they fail."""
+    assert "would add load" in refused(*SMALL, **refused_by_limit(state=state))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_no_timeout_from_calls_that_are_longer_than_what_is_measured(*, known: bool):
+    """The last bucket has no upper bound, so the p99.9 in it is not known."""
+    histogram = Histogram()
+    histogram.add_all([0.02] * 19_000 + [300.0] * 1000)
+    stack = (RETRY, BREAKER, BULKHEAD, policy("timeout", seconds=600.0))
+    advice = propose(measured(*stack, tally=histogram.tally(), known=known))
+    assert "timeout" not in [one.policy for one in advice.proposals]
+
+
+def test_a_quiet_pool_is_not_made_smaller():
+    """The last seconds alone say nothing about the size that the busiest ones need."""
+    pool = {"kind": "pool", "policies": (), "table": {"max_size": 50, "checkout_timeout": 1.0}}
+    assert "how long" in refused(seconds=0.0, **pool)
+    assert propose(measured(seconds=0.0, recent_rate=0.1, **pool)) == ([], [])
+    assert only(seconds=20_000.0, **pool).after == {"max_size": 2}

@@ -17,6 +17,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, Final
 
+from seawall._redaction import printable
 from seawall.tune.exports import read_export
 from seawall.tune.measurements import Measured, measured_of
 from seawall.tune.proof import prove
@@ -87,7 +88,7 @@ def _tuned(measured: Measured, args: Namespace) -> Tuned:
 
 
 def _progress(text: str) -> None:
-    sys.stderr.write(f"seawall tune: simulating {text[:100]}\n")
+    sys.stderr.write(f"seawall tune: simulating {printable(text, 100)}\n")
 
 
 def _snapshot(args: Namespace) -> dict[str, Any]:
@@ -132,7 +133,6 @@ def _chosen(measured: list[Measured], names: list[str] | None) -> list[Measured]
     known = [one.name for one in measured]
     for name in names or ():
         if name not in known:
-            raise ValueError(
-                f"--guard {name}: there is none; there are {', '.join(known) or 'none'}"
-            )
+            there = printable(", ".join(known) or "none", 1000)
+            raise ValueError(f"--guard {name}: there is none; there are {there}")
     return [one for one in measured if not names or one.name in names]

@@ -17,6 +17,7 @@ from math import isinf
 from typing import Any, Final
 
 from seawall import _checks as check
+from seawall._redaction import printable
 from seawall.config.reading import BUILDERS, KINDS, LISTS, Table
 from seawall.errors import ErrorTypes
 from seawall.guard import Guard
@@ -222,7 +223,7 @@ def _is_plain(value: Any) -> bool:
 def _lines(name: str, table: Table) -> list[str]:
     key = f"guards.{_key(name)}"
     lines = [f"[{key}]"]
-    lines += [f"# not written: {one}" for one in table.get("unwritten", ())]
+    lines += [f"# not written: {printable(one, 200)}" for one in table.get("unwritten", ())]
     lines += [
         f"{_key(one)} = {to_toml(value)}"
         for one, value in table.items()

@@ -92,6 +92,7 @@ class PoolUsage:
         self.latency = LatencyWindow(span)
         self.total = 0
         """Total number of uses."""
+        self.began = now
         self._span = span
         self._since = now
         self._current = [0.0, 0.0, 0.0]

@@ -54,8 +54,7 @@ class ExportedSeries:
         """Take one line of the export."""
         metric = name.removeprefix("seawall_")
         if metric.endswith("_bucket"):
-            bound = labels.get("le", "")
-            self._buckets[metric.removesuffix("_bucket")][float(bound)] += value
+            self._buckets[metric.removesuffix("_bucket")][float(labels.get("le", "nan"))] += value
             return
         which = next((labels[one] for one in _WHICH if one in labels), "")
         if metric in _LARGEST:
@@ -81,6 +80,9 @@ class ExportedSeries:
                 if metric == "rejected_total"
             },
             "opened": self._values["breaker_transitions_total", "open"],
+            "breaker_state": next(
+                (one for one in _BROKEN if self._values["breaker_state", one] > 0), None
+            ),
         }
 
     def pool(self, name: str, seconds: float) -> dict[str, Any]:
@@ -98,6 +100,9 @@ class ExportedSeries:
 
     def _histogram(self, metric: str) -> dict[str, Any]:
         known = self._buckets[metric]
+        missing = [bound for bound in (*BOUNDS, inf) if bound not in known]
+        if known and missing:  # what is missing may be the slowest calls
+            raise ValueError(f"the export is incomplete: {metric} has no bucket le={missing[0]:g}")
         below = [0.0, *(known.get(bound, 0.0) for bound in (*BOUNDS, inf))]
         counts = [max(0.0, after - before) for before, after in pairwise(below)]
         return {"counts": counts, "sum": self._values[f"{metric}_sum", ""]}
@@ -106,14 +111,15 @@ class ExportedSeries:
 CHECKOUT: Final = 1.0
 """How long borrowers of a pool wait, if that is not known: its default."""
 
-_WHICH: Final = ("outcome", "policy", "result", "to", "cause")
+_BROKEN: Final = ("isolated", "open", "half_open")
+_WHICH: Final = ("outcome", "policy", "result", "to", "cause", "state")
 """Labels of ours by which the values of a metric are kept apart."""
 
 _LARGEST: Final = frozenset({"error_ratio"})
 
 
 def _series(text: str) -> Iterator[tuple[str, Labels, float]]:
-    for line in text.splitlines():
+    for line in text.split("\n"):  # labels may have other characters that end lines
         found = _LINE.match(line)
         if found is None or not found["name"].startswith("seawall_"):
             continue

@@ -31,6 +31,9 @@ FAILING: Final = 0.1
 FAILING_NOW: Final = 0.2
 """The same for the attempts of the last seconds, which are few."""
 
+LARGEST: Final = 1e15
+"""Numbers above this are none that a process counts."""
+
 MOST_HIDDEN: Final = 0.4
 """Share of attempts that may time out before too little is known of what they would have taken."""
 
@@ -102,7 +105,21 @@ class Measured(NamedTuple):
         """Whether the dependency fails, now or all the time: then nothing may add load to it."""
         usual = self.failing + self.timing_out
         grows = self.error_rate > max(FAILING, 2 * usual)
-        return self.failing > FAILING or grows or self.failing_now > FAILING_NOW
+        now = self.failing_now > FAILING_NOW or self.is_broken
+        return self.failing > FAILING or grows or now
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a breaker is not closed; then few attempts or none say that they fail."""
+        return any(
+            one.get("policy") == "breaker" and one.get("state") not in (None, "closed")
+            for one in self.policies
+        )
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether the dependency fails or hangs; a short timeout looks like one that hangs."""
+        return self.is_failing or self.timing_out > FAILING
 
     @property
     def failing_now(self) -> float:
@@ -124,6 +141,11 @@ class Measured(NamedTuple):
         inside = counts[place] - below
         part = (wanted - below) / inside if inside else 1.0
         return bounds[place] + part * (bounds[place + 1] - bounds[place])
+
+    @property
+    def longest_known(self) -> float:
+        """The longest duration that is told from longer ones."""
+        return self.tally.bounds[-1]
 
     def slower_than(self, seconds: float) -> float:
         """Return the share of the attempts that took longer than `seconds`."""
@@ -234,12 +256,37 @@ def _demand(pool: Any) -> dict[str, float]:
 def measured_of(snapshot: Mapping[str, Any]) -> list[Measured]:
     """Return what was measured of each guard and pool of a snapshot for tuning."""
     tables = tomllib.loads(str(snapshot.get("settings") or "")).get("guards", {})
-    return [*_guards(snapshot.get("guards", ()), tables), *_pools(snapshot.get("pools", ()))]
+    _check_settings(tables)
+    return [*_guards(_listed(snapshot, "guards"), tables), *_pools(_listed(snapshot, "pools"))]
+
+
+def _check_settings(tables: Any) -> None:
+    known = tables if isinstance(tables, Mapping) else {"": None}
+    for name, table in known.items():
+        policies = table.get("policies") if isinstance(table, Mapping) else None
+        if not _are_tables(policies, "policy"):
+            raise ValueError(f"settings of guard {name!r}: write [[guards.NAME.policies]]")
+
+
+def _listed(snapshot: Mapping[str, Any], kind: str) -> Sequence[Mapping[str, Any]]:
+    listed: Sequence[Mapping[str, Any]] = snapshot.get(kind) or ()
+    if not _are_tables(listed, "name"):
+        raise ValueError(f"this is no snapshot: its {kind} are not a list of objects with a name")
+    return listed
+
+
+def _are_tables(listed: Any, key: str) -> bool:
+    return isinstance(listed, (list, tuple)) and all(
+        isinstance(one, Mapping) and isinstance(one.get(key), str) for one in listed
+    )
 
 
 def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Measured]:
     for seen in guards:
-        name = str(seen["name"])
+        name = seen["name"]
+        counted = seen.get("policies") or [*_counted(seen, tables.get(name))]
+        if not _are_tables(counted, "policy"):
+            raise ValueError(f"this is no snapshot: guard {name!r} has policies {counted!r:.80}")
         yield Measured(
             name=name,
             kind="guard",
@@ -252,7 +299,7 @@ def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Meas
             error_rate=_number(seen, "error_rate"),
             recent_rate=_number(seen, "recent_rate"),
             tally=_tally(seen.get("histogram")),
-            policies=tuple(seen.get("policies") or _counted(seen, tables.get(name))),
+            policies=tuple(counted),
             table=tables.get(name),
         )
 
@@ -262,8 +309,11 @@ def _counted(seen: Mapping[str, Any], table: Table | None) -> Iterator[Mapping[s
     refused = seen.get("refused") or {}
     for policy in (table or {}).get("policies", ()):
         kind = policy["policy"]
-        opened = {"open": _number(seen, "opened")} if kind == "breaker" else {}
-        yield {"policy": kind, "rejected": refused.get(kind, 0.0), "transitions": opened}
+        counted = {"policy": kind, "rejected": refused.get(kind, 0.0)}
+        if kind == "breaker":
+            opened = {"open": _number(seen, "opened")}
+            counted |= {"transitions": opened, "state": seen.get("breaker_state")}
+        yield counted
 
 
 def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
@@ -271,7 +321,7 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
         use = seen.get("use") or {}
         refused = _number(seen, "rejected") + _number(seen, "timed_out")
         yield Measured(
-            name=str(seen["name"]),
+            name=seen["name"],
             kind="pool",
             seconds=_number(seen, "seconds"),
             succeeded=_number(seen, "borrowed"),
@@ -285,7 +335,7 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
             policies=(),
             table={
                 "max_size": int(_number(seen, "limit")),
-                "checkout_timeout": _number(seen, "checkout_timeout"),
+                "checkout_timeout": _wait(seen),
             },
         )
 
@@ -295,12 +345,23 @@ def _tally(histogram: Any) -> Tally:
     tally = Tally()
     known = histogram if isinstance(histogram, Mapping) else {}
     counts = known.get("counts", ())
-    if len(counts) == len(BOUNDS) + 1:
-        tally.counts = [float(count) for count in counts]
+    if isinstance(counts, list) and len(counts) == len(BOUNDS) + 1:
+        tally.counts = [_finite("counts", count) for count in counts]
         tally.sum = _number(known, "sum")
     return tally
 
 
+def _wait(pool: Mapping[str, Any]) -> float:
+    """Return how long borrowers wait: without end if nothing bounds that."""
+    return inf if pool.get("checkout_timeout") is None else _number(pool, "checkout_timeout")
+
+
 def _number(seen: Mapping[str, Any], name: str) -> float:
     value = seen.get(name)
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return 0.0 if value is None else _finite(name, value)
+
+
+def _finite(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST:
+        raise ValueError(f"this is no snapshot: its {name} is {value!r:.80}")
+    return float(value)

@@ -277,7 +277,7 @@ class _Trial:
         wait = 0.0
         if self._measured.kind == "pool":
             wait = float((self._measured.table or {}).get("checkout_timeout") or 0.0)
-        return max(SHORTEST_PATIENCE, slowest + wait)
+        return max(SHORTEST_PATIENCE, slowest + (0.0 if isinf(wait) else wait))
 
 
 def simulated(table: Table) -> dict[str, Any]:

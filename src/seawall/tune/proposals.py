@@ -4,8 +4,9 @@ Promises:
 - Too few samples are refused, with how many there are and how many are needed.
 - Attempts are only lowered, and budgets only added or made smaller. A retry or a hedge is never
   added.
-- While the dependency fails, nothing is proposed that could add load to it: no longer timeout, no
-  larger limit, no slower breaker.
+- While the dependency fails, or its breaker is not closed, nothing is proposed that could add load
+  to it: no longer timeout, no larger limit, no slower breaker. While it may hang, no larger limit
+  and no slower breaker.
 - Policies that pods share, and those with keys or costs of their own, are left alone: the numbers
   of one pod say nothing about them.
 """
@@ -171,14 +172,14 @@ def _found(measured: Measured) -> Found:
             "",
             f"{measured.samples} calls were measured, {ENOUGH} are needed",
         )
-    elif measured.kind == "pool":
-        yield from _pool(measured)
     elif measured.rate <= 0:
         yield Refusal(
             measured.name,
             "",
             "how long the counts cover is not known: pass --span SECONDS",
         )
+    elif measured.kind == "pool":
+        yield from _pool(measured)
     elif measured.table is None:
         yield from _stack(measured)
     else:
@@ -194,6 +195,11 @@ def _timeout(measured: Measured, policies: Sequence[Table]) -> Found:
     retry = _place(policies, "retry")
     inner = [at for at in places if retry is None or at > retry]
     wanted, why = _wanted_timeout(measured)
+    if _is_beyond(measured):
+        longest = seconds(measured.longest_known)
+        reason = f"calls take longer than {longest}, and how much longer is not measured"
+        yield Refusal(measured.name, "timeout", reason)
+        return
     if not inner:
         if places:
             return  # a total timeout only; there may be a reason for that
@@ -235,10 +241,21 @@ def _longer_timeout(
 
 
 def _wanted_timeout(measured: Measured) -> tuple[float, str]:
-    p, factor = (0.999, 1.5) if measured.samples >= ENOUGH_FOR_P999 else (0.99, 2.5)
+    p = _slow_share(measured)
+    factor = 1.5 if measured.samples >= ENOUGH_FOR_P999 else 2.5
     value = measured.quantile(p)
     why = f"p{100 * p:g} of {number(measured.samples)} calls is {seconds(value)}"
     return rounded(max(0.01, factor * value)), why
+
+
+def _slow_share(measured: Measured) -> float:
+    """Return the share of the calls that a timeout is for."""
+    return 0.999 if measured.samples >= ENOUGH_FOR_P999 else 0.99
+
+
+def _is_beyond(measured: Measured) -> bool:
+    """Return whether the slow calls take longer than what is told apart."""
+    return measured.quantile(_slow_share(measured)) >= measured.longest_known
 
 
 # Retries
@@ -271,7 +288,7 @@ def _budget(measured: Measured, policies: Sequence[Table]) -> Found:
     share = f"{failed:.1%} of {number(measured.attempts)} attempts fail"
     if not today:
         after: Any = True
-        if earned > 0.1 and not measured.is_failing:  # noqa: PLR2004 - the default's
+        if earned > 0.1 and not measured.is_in_trouble:  # noqa: PLR2004 - the default's
             after = {"kind": "success_deposit", "ratio": rounded(earned)}
         why = f"{share}; without a budget, every call is retried when it is down"
         yield _changed(measured, policies, at, {"budget": after}, why)
@@ -315,7 +332,7 @@ def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
         and _opened(measured, at)
         and usual < ratio / 2
     ):
-        if measured.is_failing:
+        if measured.is_in_trouble:
             reason = "the dependency fails: a breaker that opens later would add load to it"
             yield Refusal(measured.name, "breaker", reason)
             return
@@ -338,7 +355,7 @@ def _consecutive(measured: Measured, policies: Sequence[Table], at: int) -> Foun
     today = policies[at]["consecutive"]
     wanted = ceil(log(TOO_OFTEN) / log(usual))
     opened = _opened(measured, at)
-    if today < wanted and opened and not measured.is_failing:
+    if today < wanted and opened and not measured.is_in_trouble:
         why = (
             f"it opened {opened} times while {usual:.1%} of {number(measured.attempts)} attempts"
             f" failed: {today} in a row happen by chance"
@@ -364,8 +381,8 @@ def _in_window(measured: Measured, breaker: Settings) -> str:
 def _opened(measured: Measured, at: int) -> int:
     if at >= len(measured.policies):
         return 0
-    transitions = measured.policies[at].get("transitions") or {}
-    return int(transitions.get("open", 0))
+    transitions = measured.policies[at].get("transitions")
+    return int(transitions.get("open", 0)) if isinstance(transitions, Mapping) else 0
 
 
 def _false_trips(failing: float, ratio: float, calls: int) -> float:
@@ -406,7 +423,7 @@ def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, 
     share = _refused(measured, at)
     if share > REFUSED and today < wanted:
         told = f"{share:.1%} of {number(measured.calls)} calls were refused; {why}"
-        if measured.is_failing:
+        if measured.is_in_trouble:
             reason = f"{told}; but the dependency fails, and a larger limit would add load to it"
             yield Refusal(measured.name, kind, reason)
         else:
@@ -442,7 +459,7 @@ def _rate_limit(measured: Measured, policies: Sequence[Table]) -> Found:
         return
     told = f"{share:.1%} of {number(measured.calls)} calls were refused"
     told += f", at {measured.rate:.3g} a second"
-    if measured.is_failing:
+    if measured.is_in_trouble:
         reason = f"{told}; but the dependency fails, and a larger limit would add load to it"
         yield Refusal(measured.name, "rate_limit", reason)
         return
@@ -492,13 +509,13 @@ def _pool(measured: Measured) -> Found:
     )
     share = measured.rejected / max(1.0, measured.calls)
     if share > REFUSED and today < wanted:
-        if measured.is_failing:
+        if measured.is_in_trouble:
             reason = "connections fail: more of them would add load to the server"
             yield Refusal(measured.name, "pool", reason)
             return
         why = f"{share:.1%} of {number(measured.calls)} borrowers got none; {why}"
-    elif today <= MUCH_LARGER * wanted or share > REFUSED:
-        return
+    elif today <= MUCH_LARGER * wanted or share > REFUSED or not measured.seconds:
+        return  # without a span, the last seconds are all that is known, and they may be quiet
     yield Proposal(
         measured.name,
         "pool",
@@ -521,6 +538,8 @@ def _stack(measured: Measured) -> Found:
         ("bulkhead", {"limit": slots}, because),
         ("timeout", {"seconds": timeout}, why),
     ):
+        if policy == "timeout" and _is_beyond(measured):
+            continue
         yield Proposal(
             measured.name, policy, 0, added=True, before={}, after=after, reason=reason,
             samples=measured.samples,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from seawall import registry
+from seawall._redaction import printable
 from seawall.config import guard_from_table, guards_to_toml
 from seawall.config.writing import table_of, to_toml
 from seawall.sim import CONDITIONS, Estimate
@@ -14,6 +15,7 @@ from seawall.tune.measurements import Measured
 from seawall.tune.proof import Effect, Proof, simulated
 from seawall.tune.proposals import Advice, Proposal, apply, number, seconds
 
+LONGEST_LINE: Final = 2000
 FIGURES: Final = ("goodput", "tail", "load")
 _TITLES: Final = ("answers a second", "p99", "load a second")
 _UNIT: Final = {"tail": " s"}
@@ -43,7 +45,8 @@ class Tuned(NamedTuple):
 
 def as_text(tuned: Sequence[Tuned]) -> str:
     """Return all proposals for people."""
-    return "\n".join(line for one in tuned for line in (*_lines(one), "")) or "no guards\n"
+    lines = (line for one in tuned for line in (*_lines(one), ""))
+    return "\n".join(printable(line, LONGEST_LINE) for line in lines) or "no guards\n"
 
 
 def _lines(one: Tuned) -> Iterator[str]:

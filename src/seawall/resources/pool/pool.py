@@ -318,6 +318,7 @@ class Pool(Generic[T]):
         ]
         return {
             "name": self.name,
+            "seconds": max(0.0, now - upkeep.uses.began),
             "limit": self.settings.max_size,
             "in_flight": len(borrowed),
             "idle": stock.idle,
