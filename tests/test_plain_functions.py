@@ -34,9 +34,11 @@ from seawall.registry import free_name
 from seawall.shedding import by_fraction, by_queue
 from seawall.sim import Latency, Runs, World, rehearse, run_seeds, simulate
 from seawall.testing import Step, fail
+from seawall.tune import prove
 from tests.pipeline.arguments import AWAITED_BY_PIPELINES, DECORATORS
 from tests.test_bad_arguments import PARTS, SUBJECTS
 from tests.test_public_api import MODULES
+from tests.tune.support import measured
 
 
 def _public_functions() -> Iterator[tuple[str, Any]]:
@@ -106,6 +108,7 @@ BY_HAND: dict[str, Callable[[Any], Any]] = {
         Guard.standard(free_name("bad"), on=OSError, timeout=1.0), idempotent=x
     ),
     "get_guard(make)": lambda x: get_guard("bad", x),
+    "tune.prove(progress)": lambda x: prove(measured(known=False), [], progress=x),
     "subscribe(listener)": subscribe,
     "testing.Step(error)": lambda x: Step(error=x),
     "testing.fail(error)": fail,

@@ -41,7 +41,6 @@ def test_what_helps_is_kept_with_its_effect():
     assert effect.after.load.mean < effect.before.load.mean / 2
     assert effect.difference.load.high < 0
     assert "20.4 calls a second" in proof.world
-    assert proof == proven(found)  # the same seeds give the same proof
 
 
 def test_what_makes_something_worse_is_dropped():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isinf
 from typing import Any, Final, NamedTuple
 
+from seawall import _checks as check
 from seawall.config import guards_to_toml
 from seawall.sim import CONDITIONS, Latency, Rehearsal, compare, rehearse
 from seawall.tune.measurements import Measured
@@ -125,6 +126,10 @@ def prove(
     ).prove()
 
 
+def _silent(_text: str) -> None:
+    """Tell nobody."""
+
+
 class _Trial:
     """The world of one guard or pool, and the settings that were tried in it."""
 
@@ -156,7 +161,7 @@ class _Trial:
             "processes": processes,
         }
         self._seeds = seeds
-        self._tell = progress or (lambda _text: None)
+        self._tell = _silent if progress is None else check.plain_function("progress", progress)
         self._tried: dict[str, dict[str, Rehearsal]] = {}
 
     @property
@@ -346,7 +351,7 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -
         worse = told["goodput"]
     elif tail > NOTICED and goodput < noticed:
         worse = told["tail"]
-    elif isinf(after.recovery.mean) and not isinf(before.recovery.mean):
+    elif _unrecovered(after) > _unrecovered(before) + len(after.outcomes) / 2:
         worse = "it does not recover"
     better = ""
     if goodput > noticed:
@@ -356,6 +361,11 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -
     elif condition in IN_TROUBLE and load < -NOTICED:
         better = told["load"]
     return better, worse
+
+
+def _unrecovered(rehearsal: Rehearsal) -> int:
+    """Return in how many seeds it never recovers."""
+    return sum(isinf(outcome.recovery) for outcome in rehearsal.outcomes)
 
 
 def _change(difference: Any, before: float) -> float:
