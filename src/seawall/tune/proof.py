@@ -336,6 +336,8 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -
     """
     difference = compare(before, after)
     goodput = _change(difference.goodput, before.goodput.mean)
+    if condition == "down":  # few seeds, and so a wide interval, are no excuse here
+        goodput = min(goodput, difference.goodput.mean / max(before.goodput.mean, 1e-9))
     tail = _change(difference.tail, before.tail.mean)
     load = _change(difference.load, before.load.mean)
     told = {
@@ -351,7 +353,7 @@ def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -
         worse = told["goodput"]
     elif tail > NOTICED and goodput < noticed:
         worse = told["tail"]
-    elif _unrecovered(after) > _unrecovered(before) + len(after.outcomes) / 2:
+    elif goodput < noticed and _unrecovered(after) - _unrecovered(before) > len(after.outcomes) / 2:
         worse = "it does not recover"
     better = ""
     if goodput > noticed:
