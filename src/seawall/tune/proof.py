@@ -161,6 +161,7 @@ class _Trial:
             "processes": processes,
         }
         self._seeds = seeds
+        self._length = length
         self._tell = _silent if progress is None else check.plain_function("progress", progress)
         self._tried: dict[str, dict[str, Rehearsal]] = {}
 
@@ -217,10 +218,10 @@ class _Trial:
         """
         before, after = self._try(rest), self._try(tried)
         today = self._try([]) if self._is_known else before
-        usually = today["normal"].load.mean
-        verdicts = {name: judge(name, before[name], after[name], usually) for name in CONDITIONS}
+        given = today["normal"].load.mean, self._length
+        verdicts = {name: judge(name, before[name], after[name], *given) for name in CONDITIONS}
         for name, (_, worse) in verdicts.items():
-            if worse and judge(name, today[name], after[name], usually)[1]:
+            if worse and judge(name, today[name], after[name], *given)[1]:
                 return f"worse under {name}: {worse}", True
         if not any(better for better, _ in verdicts.values()):
             return "it helps under none of the conditions", False
@@ -328,15 +329,18 @@ def gentler(proposal: Proposal) -> Proposal | None:
     )
 
 
-def judge(condition: str, before: Rehearsal, after: Rehearsal, usually: float) -> tuple[str, str]:
+def judge(
+    condition: str, before: Rehearsal, after: Rehearsal, usually: float, length: float
+) -> tuple[str, str]:
     """Return what is better and what is worse under one condition; each may be empty.
 
     More goodput may have a longer tail. Nothing makes up for more load on a dependency in trouble
-    than it `usually` has.
+    than it `usually` has. A run lasts for `length` seconds.
     """
     difference = compare(before, after)
     goodput = _change(difference.goodput, before.goodput.mean)
-    if condition == "down":  # few seeds, and so a wide interval, are no excuse here
+    # Few seeds, and so a wide interval, are no excuse for losing more than the last second's calls.
+    if condition == "down" and difference.goodput.mean < -usually / length:
         goodput = min(goodput, difference.goodput.mean / max(before.goodput.mean, 1e-9))
     tail = _change(difference.tail, before.tail.mean)
     load = _change(difference.load, before.load.mean)
