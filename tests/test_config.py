@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from seawall import (
+    AdaptiveLimit,
     Breaker,
     Bulkhead,
     Cache,
@@ -13,14 +14,21 @@ from seawall import (
     CircuitOpen,
     Fallback,
     Guard,
+    Hedge,
+    Policy,
+    RateLimit,
     Retry,
     ThreadBulkhead,
+    Throttle,
     Timeout,
     guards,
     guards_from_toml,
     static,
 )
 from seawall.config import guard_from_table, guards_to_toml, update_from_toml
+from seawall.config.writing import argument_of
+from seawall.policies.hedge import quantile
+from seawall.policies.timeout import adaptive_timeout
 from seawall.resources import Pool
 from seawall.testing import ScriptedService, fail
 
@@ -476,6 +484,62 @@ def test_an_update_changes_everything_or_nothing():
         update_from_toml('[[guards.vendor.policies]]\npolicy = "timeout"\nseconds = 1.0')
     with pytest.raises(KeyError, match="no live guard"):
         update_from_toml('[[guards.nobody.policies]]\npolicy = "timeout"\nseconds = 1.0')
+
+
+@pytest.mark.parametrize(
+    ("policy", "changed", "key"),
+    [
+        (Retry(on=OSError, backoff=lambda _retry: 0.125), "backoff = 0.5", "backoff"),
+        (Timeout(adaptive_timeout(floor=0.1, cap=2.0)), "seconds = 0.5", "seconds"),
+        (Bulkhead(5, max_waiting=3), "max_waiting = 1", "max_waiting"),
+        (Breaker(break_for=lambda _opens: 0.125), "break_for = 0.5", "break_for"),
+        (RateLimit("7/s", burst=3), 'limits = ["9/s"]', "limits"),
+        (AdaptiveLimit(max_wait=0.25), "max_wait = 0.5", "max_wait"),
+        (Hedge(quantile(0.9)), "delay = 0.5", "delay"),
+        (Throttle(k=3.0), "k = 2.5", "k"),
+    ],
+    ids=lambda one: getattr(one, "kind", ""),
+)
+def test_a_failed_update_leaves_the_live_values(policy: Policy, changed: str, key: str):
+    """Functions too, which have no form in TOML: the very values that there were are put back."""
+    guard = Guard("vendor", policy, Timeout(3.0))
+    before = argument_of(policy, key)
+    lines = guards_to_toml([guard]).replace("3.0\n", "-1.0\n").splitlines()
+    kept = [line for line in lines if not line.startswith(f"{key} =")]
+    place = kept.index(f'policy = "{policy.kind}"')
+    written = "\n".join([*kept[: place + 1], changed, *kept[place + 1 :]])
+    with pytest.raises(ValueError, match="seconds"):
+        update_from_toml(written)
+    assert repr(argument_of(policy, key)) == repr(before)
+
+
+@pytest.mark.parametrize("line", ["idempotent = false", "max_wait = 3.0", "standard = 3"])
+def test_what_an_update_cannot_change_is_refused(line: str):
+    """It is not ignored."""
+    guard = Guard("vendor", Timeout(3.0))
+    text = f'[guards.vendor]\n{line}\n[[guards.vendor.policies]]\npolicy = "timeout"\nseconds = 2.0'
+    with pytest.raises(ValueError, match="is fixed while it lives"):
+        update_from_toml(text)
+    assert guard.policies[0].seconds == 3.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "guards = 3",
+        "pools = 3",
+        "[guards]\nvendor = 3",
+        "[pools]\ndatabase = 3",
+        "[guards.vendor]\npolicies = 3",
+        "[guards.vendor]\npolicies = [3]",
+    ],
+)
+def test_updates_of_another_shape_are_refused(text: str):
+    """The message says what to write."""
+    guard = Guard("vendor", Timeout(3.0))
+    with pytest.raises(TypeError, match="must be"):
+        update_from_toml(text)
+    assert guard.policies[0].seconds == 3.0
 
 
 def test_pools_are_updated():

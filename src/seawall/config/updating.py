@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seawall import registry
-from seawall.config.reading import KINDS, Names, Table, read_arguments
-from seawall.config.writing import table_of
+from seawall.config.reading import Names, Table, read_arguments
+from seawall.config.writing import argument_of, table_of
 
 
 class SettingsUpdate(NamedTuple):
@@ -31,7 +30,8 @@ def update_from_toml(text: str, *, names: Names | None = None) -> list[str]:
     tables = tomllib.loads(text)
     if not tables.get("guards") and not tables.get("pools"):
         raise ValueError("nothing to update: write [[guards.vendor.policies]] or [pools.database]")
-    planned = [*_guards(tables.get("guards", {}), names or {}), *_pools(tables.get("pools", {}))]
+    guards, pools = _tables(tables, "guards"), _tables(tables, "pools")
+    planned = [*_guards(guards, names or {}), *_pools(pools)]
     done: list[SettingsUpdate] = []
     try:
         for one in planned:
@@ -45,16 +45,28 @@ def update_from_toml(text: str, *, names: Names | None = None) -> list[str]:
     return [f"{one.where}: {', '.join(one.changes)}" for one in done]
 
 
+def _tables(given: Table, kind: str) -> dict[str, dict[str, Any]]:
+    tables = given.get(kind, {})
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise TypeError(f"{kind} must be tables: [[guards.vendor.policies]] or [pools.database]")
+    return tables
+
+
+_ANEW: Final = "make it anew, by guards_from_toml(text, replace=True)"
+
+
 def _guards(tables: Table, names: Names) -> Iterator[SettingsUpdate]:
     for name, table in tables.items():
         guard = registry.get_guard(name)
-        today = table_of(guard)["policies"]
-        wanted = table.get("policies", [])
+        written = table_of(guard)
+        today, wanted = written["policies"], table.get("policies", [])
+        if not isinstance(wanted, list) or not all(isinstance(one, dict) for one in wanted):
+            raise TypeError(f"policies must be a list of tables: [[guards.{name}.policies]]")
         if [one["policy"] for one in today] != [one.get("policy") for one in wanted]:
-            raise ValueError(
-                f"guard {name!r} has other policies than the text: make it anew, by"
-                " guards_from_toml(text, replace=True)"
-            )
+            raise ValueError(f"guard {name!r} has other policies than the text: {_ANEW}")
+        for key in table:
+            if key != "policies" and table[key] != written.get(key):
+                raise ValueError(f"guard {name!r}: {key} is fixed while it lives: {_ANEW}")
         for policy, old, new in zip(guard.policies, today, wanted, strict=True):
             where = f"guard {name!r}, {policy.kind}"
             changed = [key for key in new if new[key] != old.get(key)]
@@ -63,10 +75,7 @@ def _guards(tables: Table, names: Names) -> Iterator[SettingsUpdate]:
                 raise ValueError(f"{where}: the text has no {gone[0]}; write it too")
             if changed:
                 read = read_arguments({key: new[key] for key in changed}, names)
-                known = {key: old[key] for key in changed if key in old}
-                usual = signature(KINDS[policy.kind]).parameters
-                before = {key: usual[key].default for key in changed if key not in old}
-                before |= read_arguments(known, names)
+                before = {key: argument_of(policy, key) for key in changed}
                 yield SettingsUpdate(where, policy.update, read, before)
 
 

@@ -109,7 +109,7 @@ def _policy(policy: Policy, unwritten: list[str]) -> dict[str, Any]:
         return table
     for parameter in signature(KINDS[policy.kind]).parameters.values():
         try:
-            value = _written(policy.kind, parameter.name, _value(policy, parameter.name))
+            value = _written(policy.kind, parameter.name, argument_of(policy, parameter.name))
         except Unwritable:
             unwritten.append(f"{policy.kind}: {parameter.name}")
             continue
@@ -121,7 +121,7 @@ def _policy(policy: Policy, unwritten: list[str]) -> dict[str, Any]:
     return table
 
 
-def _value(policy: Any, name: str) -> Any:
+def argument_of(policy: Any, name: str) -> Any:
     """Return an argument of a policy, from wherever it keeps it; None if it has none."""
     kind = policy.kind
     if kind == "breaker" and hasattr(policy.settings, name):
