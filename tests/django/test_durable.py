@@ -164,6 +164,22 @@ def test_a_transaction_of_its_own_does_not_join_that_of_the_view(shop: Shop) -> 
         shop.idempotency.reserve("acme", "pay", "k", "x")
 
 
+def test_with_autocommit_off_a_transaction_of_its_own_is_refused(shop: Shop) -> None:
+    """Django's `atomic()` would not commit it, and nobody would notice."""
+    connection = shop.connection
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit is off"), shop.database.transaction():
+            raise AssertionError
+        with pytest.raises(RuntimeError, match="autocommit is off"):
+            migrate(shop.database)
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    with shop.database.transaction() as begun:
+        assert begun.in_atomic_block
+
+
 def test_threads_of_ours_leave_no_connection_behind(shop: Shop) -> None:
     """Nobody tells Django that they are done, as it is told at the end of a request."""
     left: list[Any] = []

@@ -5,7 +5,7 @@ Promises:
 - The connections are Django's own, one for each thread, so that everything is part of the
   `atomic()` block around it, and is rolled back with it.
 - An operation in a transaction of its own (`Database.run`) is never part of such a block: inside of
-  one it raises.
+  one it raises. So it does with autocommit off, where Django would not commit it.
 - In a thread of ours, which serves no request, a connection is kept open only for as long as
   CONN_MAX_AGE says.
 """
@@ -47,6 +47,7 @@ def begin(source: DjangoAlias) -> Iterator[Any]:
     connection = source.connection
     if connection.errors_occurred:  # as Django does between two requests
         connection.close_if_unusable_or_obsolete()
+    _require_autocommit(source)
     with transaction.atomic(using=source.alias, durable=True):
         yield connection
 
@@ -57,10 +58,20 @@ def autocommitting(source: DjangoAlias) -> Iterator[Any]:
     connection = source.connection
     if connection.in_atomic_block:
         raise RuntimeError(f"{source!r}: inside of atomic(), nothing can be committed by itself")
+    _require_autocommit(source)
     try:
         yield connection
     finally:
         connection.close_if_unusable_or_obsolete()
+
+
+def _require_autocommit(source: DjangoAlias) -> None:
+    connection = source.connection
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise RuntimeError(
+            f"{source!r}: autocommit is off, so that atomic() commits nothing: leave AUTOCOMMIT on,"
+            " or name an alias of the same database with it"
+        )
 
 
 def in_own_thread(source: DjangoAlias, function: Callable[[], T]) -> T:
