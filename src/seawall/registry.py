@@ -317,10 +317,10 @@ def snapshot_with(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     shown: dict[str, list[dict[str, Any]]] = {}
     for known in _everyone():
         before = kept.get(known.name)
-        seen = {**_seen(known), "name": known.name} if before is None else before
+        seen = {**snapshot_of(known), "name": known.name} if before is None else before
         shown.setdefault(GUARD, []).append(seen)
     for thing, entry in entered():
-        seen = _seen(thing) if entry.local else {}
+        seen = snapshot_of(thing) if entry.local else {}
         if entry.ask is not None:
             seen |= _stored(entry)
         shown.setdefault(entry.kind, []).append({**seen, "name": entry.name})
@@ -364,7 +364,8 @@ def _made_too_often() -> Iterator[str]:
         )
 
 
-def _seen(thing: Any) -> dict[str, Any]:
+def snapshot_of(thing: Any) -> dict[str, Any]:
+    """Return the snapshot of one object; if it cannot be read, only the cause."""
     try:
         return dict(plain(thing.snapshot()))
     except Exception as error:  # noqa: BLE001 - whatever it is, the others must be shown

@@ -501,7 +501,7 @@ def test_what_could_be_set_instead_stands_beside_its_policy(service: Service, op
     words = shown.inner_text()
     assert "Proposed, not proven." in words
     assert "seawall tune --url http://127.0.0.1" in words
-    assert '--guard "search"' in words
+    assert "--guard 'search'" in words  # in single quotes, in which a shell expands nothing
     assert "20 bound nothing" in words
     assert "timeout: add it" in words  # it would come last
     payments = band(page, "payments").locator(".layer").filter(has_text="Timeout")

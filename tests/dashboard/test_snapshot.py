@@ -49,6 +49,14 @@ def test_guards_that_are_part_of_something_else_are_left_out():
         assert part.name not in json.dumps(tuning_snapshot())
 
 
+def test_a_guard_that_cannot_be_read_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch):
+    """A policy of the user's own may raise."""
+    with registry.emptied():
+        own, other = Guard("own", Timeout(3.0)), Guard("other", Timeout(3.0))
+        monkeypatch.setattr(own, "snapshot", lambda: 1 / 0)
+        assert [one["name"] for one in tuning_snapshot()["guards"]] == [other.name]
+
+
 def test_rate_is_that_of_the_last_seconds_if_it_has_grown():
     """A service that was idle for an hour is tuned for the calls that come now."""
 

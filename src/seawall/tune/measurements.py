@@ -219,8 +219,8 @@ class _Tail:
 def tuning_snapshot(only: str | None = None) -> dict[str, Any]:
     """Return what `seawall tune` reads of this process: its own guards and pools, as plain data.
 
-    Guards that are part of something else (an edge, a database), and families, are left out; so is
-    everything but the guard that `only` names.
+    Guards that are part of something else (an edge, a database), families, and what cannot be read
+    are left out; so is everything but the guard that `only` names.
     """
     guards = [
         guard
@@ -230,7 +230,9 @@ def tuning_snapshot(only: str | None = None) -> dict[str, Any]:
     shown = []
     for guard in guards:
         now = guard.clock.now()
-        seen = plain(guard.snapshot())
+        seen = registry.snapshot_of(guard)
+        if "snapshot_error" in seen:
+            continue
         seen["seconds"] = max(0.0, now - guard.stats.began)
         seen["recent_rate"] = guard.stats.recent_rate(now)
         shown.append(seen)

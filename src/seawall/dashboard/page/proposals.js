@@ -19,6 +19,9 @@ async function proposalsFor({ guard, pod }) {
   return asked;
 }
 
+/** A word for a shell, whatever is in it: names of guards may be anything. */
+const quoted = (text) => `'${clean(text, 200).replaceAll("'", "'\\''")}'`;
+
 const address = () => location.href.replace(/[?#].*$/, "").replace(/\/$/, "");
 
 /** What is proposed beside one layer; a policy that would be added stands at the one it goes before. */
@@ -51,7 +54,7 @@ export function proposalPart() {
       if (wanted !== shownFor) return; // Another guard took its place meanwhile.
       const mine = found.filter(({ place }) => Math.min(Number(place), layers - 1) === index);
       keyed.update(mine, ({ policy, place }) => `${policy} ${place}`);
-      setText(command, `seawall tune --url ${address()} --guard ${JSON.stringify(target.guard)}`);
+      setText(command, `seawall tune --url ${address()} --guard ${quoted(target.guard)}`);
       setHidden(node, mine.length === 0);
     },
   };
