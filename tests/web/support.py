@@ -89,6 +89,8 @@ async def ask(
 
     async def send(message: dict[str, Any]) -> None:
         messages.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            gone.set()  # after its response a server reports a disconnect
         if on_send is not None:
             waited = on_send(message)
             if waited is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -71,15 +71,33 @@ def quart_app(handlers: Handlers, cleanup: float = 0.0) -> Quart:
     return app
 
 
+def waiting_app(handlers: Handlers, cleanup: float = 0.0) -> Any:
+    """Return an app that waits for its handler and for a disconnect, as Django does."""
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        tasks = [asyncio.create_task(listen()), asyncio.create_task(handlers.work(cleanup=cleanup))]
+        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    return app
+
+
 def edge_of(app: Any, places: int = 2, **parts: Any) -> Edge:
     """Return an edge around `app` that has some places."""
     return Edge(app, inbound=Inbound(timeout=TIMEOUT), concurrency=Bulkhead(places), **parts)
 
 
-def test_handlers_of_cut_requests_end() -> None:
+@pytest.mark.parametrize("make", [waiting_app, quart_app])
+def test_handlers_of_cut_requests_end(make: Callable[[Handlers], Any]) -> None:
     """After each 504 no handler runs: never more than there are places."""
     handlers = Handlers()
-    edge = edge_of(quart_app(handlers))
+    edge = edge_of(make(handlers))
 
     async def main() -> None:
         for _ in range(8):
@@ -98,13 +116,13 @@ def test_without_the_disconnect_handlers_run_on(monkeypatch: pytest.MonkeyPatch)
     """The test above fails if such apps are cancelled like any other."""
     monkeypatch.setattr(child_tasks, "_is_in_wait", lambda _task: False)
     with pytest.raises(AssertionError):
-        test_handlers_of_cut_requests_end()
+        test_handlers_of_cut_requests_end(waiting_app)
 
 
 def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler_ends() -> None:
     """The client does not wait for a slow cleanup, and nobody gets its place meanwhile."""
     handlers = Handlers()
-    edge = edge_of(quart_app(handlers, cleanup=60.0), places=1)
+    edge = edge_of(waiting_app(handlers, cleanup=60.0), places=1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
