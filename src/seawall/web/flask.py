@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.flask needs Flask: pip install 'seawall[flask]'") from error
 
-from seawall.errors import RateLimited, SeawallError
+from seawall.errors import SeawallError
 from seawall.guard import Guard
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
@@ -32,7 +32,7 @@ from seawall.web.edge.inbound import Classify
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
-from seawall.web.problems import FAILURE, ClientGone, Problem, failure_in, problem_of
+from seawall.web.problems import FAILURE, ClientGone, failure_in
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.web.wsgi import Edge, QueueAdmission
@@ -86,17 +86,25 @@ def protect(
         lifecycle=lifecycle,
         report_degraded=report_degraded,
     )
-    app.register_error_handler(SeawallError, _answer)
     handle = app.handle_exception
+
+    def answer(error: Exception) -> Any:
+        """Answer an exception of Seawall or of an upstream; None if it is neither."""
+        answered = edge._upstreams.answer(_incoming(), error)
+        if answered is None:
+            return None
+        problem, more = answered
+        headers, body = problem.response(more)
+        return Response(body, problem.status, text_headers(headers))
 
     def handle_exception(error: Exception) -> Any:
         """Answer the failure of an upstream; leave everything else to Flask."""
-        problem = problem_of(error)
-        if problem is None:
+        response = answer(error)
+        if response is None:
             return handle(error)
-        edge._upstreams.note(_incoming(), problem, error)
-        return app.finalize_request(_response(problem, error), from_error_handler=True)
+        return app.finalize_request(response, from_error_handler=True)
 
+    app.register_error_handler(SeawallError, answer)
     app.handle_exception = handle_exception  # type: ignore[method-assign, assignment]
     app.wsgi_app = edge  # type: ignore[method-assign]
     app.extensions["seawall"] = edge
@@ -201,14 +209,3 @@ def _tell(granted: Granted) -> None:
         return response
 
     after_this_request(told)
-
-
-def _answer(error: SeawallError) -> Response:
-    """Answer an exception of Seawall that a view raised."""
-    return _response(problem_of(error), error)
-
-
-def _response(problem: Problem, error: Exception) -> Response:
-    more = list(error.headers) if isinstance(error, RateLimited) else []
-    headers, body = problem.response(more)
-    return Response(body, problem.status, text_headers(headers))
