@@ -250,6 +250,26 @@ def test_tasks_of_a_task_inherit_its_deadline_but_not_its_key(app: Any):
         assert 0.0 < one["left"] <= 30.0
 
 
+def test_work_that_nobody_waits_for_has_no_deadline(app: Any):
+    """It may run long after the request, or the task, that has sent it; the rest is carried."""
+    background = task_of(app, context, carry_deadline=False)
+
+    def work() -> Any:
+        return background.delay().id
+
+    parent = task_of(app, work)
+    with deadline(30.0), tenant("acme"):
+        assert result(background.delay()) == {
+            "left": None,
+            "criticality": "CRITICAL",
+            "tenant": "acme",
+            "key": None,
+        }
+        child = result(parent.delay())
+    found = result(background.AsyncResult(child))
+    assert (found["left"], found["tenant"]) == (None, "acme")
+
+
 def test_a_direct_call_is_guarded(app: Any):
     """Who calls a task as a function gets its result, or the refusal itself."""
     breaker = Breaker()

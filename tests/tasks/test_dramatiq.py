@@ -194,6 +194,17 @@ def test_messages_of_an_actor_inherit_its_deadline_but_not_its_key(actors: Actor
     assert all(0.0 < one["left"] <= 30.0 for one in found)
 
 
+def test_work_that_nobody_waits_for_has_no_deadline(actors: Actors):
+    """It may run long after the request, or the actor, that has sent it; the rest is carried."""
+    background = actors.actor(lambda: actors.reports.put(context()), carry_deadline=False)
+    parent = actors.actor(background.send)
+    with deadline(30.0), tenant("acme"):
+        for one in (background, parent):
+            one.send()
+            found = actors.next()
+            assert (found["left"], found["tenant"]) == (None, "acme")
+
+
 def test_a_direct_call_is_guarded(actors: Actors):
     """Who calls an actor as a function has its guard, too."""
     guard = new_guard(Breaker())

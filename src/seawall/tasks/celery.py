@@ -36,6 +36,8 @@ class GuardedTask(celery.Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     guard: Guard | None = None
     """The guard of the task's function, if it has one of its own."""
+    carry_deadline: bool = True
+    """Whether the task has its sender's deadline; False for work that nobody waits for."""
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -46,8 +48,9 @@ class GuardedTask(celery.Task):  # type: ignore[misc] # Celery has no types
     def apply_async(self, *args: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
         """Send the task, with deadline, criticality, tenant and idempotency key of the context."""
         parent = celery.current_task
-        known = inherited(parent.request.headers) if parent else {}
-        carried = message_headers({**known, **(headers or {})})
+        carry = self.carry_deadline
+        known = inherited(parent.request.headers, carry_deadline=carry) if parent else {}
+        carried = message_headers({**known, **(headers or {})}, carry_deadline=carry)
         return super().apply_async(*args, headers=carried, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

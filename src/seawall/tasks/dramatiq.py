@@ -51,8 +51,8 @@ class GuardedActors(dramatiq.Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        """The option of an actor that names its guard."""
-        return {"guard"}
+        """The options of an actor: its guard, and whether it has its sender's deadline."""
+        return {"guard", "carry_deadline"}
 
     def before_declare_actor(self, broker: dramatiq.Broker, actor: Any) -> None:
         """Put the guard around the actor's function."""
@@ -60,11 +60,13 @@ class GuardedActors(dramatiq.Middleware):
 
     def before_enqueue(self, broker: dramatiq.Broker, message: Any, delay: int | None) -> None:
         """Add deadline, criticality, tenant and idempotency key of the context."""
-        given = message.options.get(_OPTION)
+        given, actor = message.options.get(_OPTION), broker.actors.get(message.actor_name)
+        carry = actor is None or actor.options.get("carry_deadline", True)
         if given is None:
             parent = _current.get()
-            given = inherited(parent.options.get(_OPTION)) if parent is not None else {}
-        message.options[_OPTION] = message_headers(given)
+            known = None if parent is None else parent.options.get(_OPTION)
+            given = inherited(known, carry_deadline=carry)
+        message.options[_OPTION] = message_headers(given, carry_deadline=carry)
 
     def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
         """Remember the message."""

@@ -2,8 +2,9 @@
 
 Promises:
 
-- The deadline of the sender is that of the task. Time in the queue counts, and the deadline never
-  grows, also if the clocks of sender and worker differ.
+- The deadline of the sender is that of the task, unless the task is marked `carry_deadline=False`.
+  Time in the queue counts, and the deadline never grows, also if the clocks of sender and worker
+  differ.
 - A task whose deadline has passed is not run, and no task is rescheduled beyond its deadline.
 - Inside a task that its queue runs again, no guard retries: attempts do not multiply.
 - An idempotency key stays with its task: tasks that are sent by a task do not inherit it.
@@ -63,14 +64,15 @@ def check_guard(guard: object) -> None:
     guard._plan.check("sync")
 
 
-def inherited(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the headers of a task that the tasks it sends inherit."""
-    return {name: value for name, value in (headers or {}).items() if name in _INHERITED}
+def inherited(headers: Mapping[str, Any] | None, *, carry_deadline: bool) -> dict[str, str]:
+    """Return the headers of a task that a task it sends inherits."""
+    names = _INHERITED if carry_deadline else {BAGGAGE_HEADER}
+    return {name: value for name, value in (headers or {}).items() if name in names}
 
 
-def message_headers(given: Mapping[str, Any]) -> dict[str, Any]:
+def message_headers(given: Mapping[str, Any], *, carry_deadline: bool) -> dict[str, Any]:
     """Return the headers of a message: those `given`, and what the context says."""
-    left, key = seconds_left(), current_idempotency_key()
+    left, key = seconds_left() if carry_deadline else None, current_idempotency_key()
     if _KEY in given or key == _key_of_task.get():
         key = None
     ours = headers_for(_CARRIED, {name: str(value) for name, value in given.items()}, key, left)
