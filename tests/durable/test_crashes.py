@@ -135,7 +135,7 @@ def test_killed_processes_double_nothing_and_lose_nothing(
     orders["acks"] = str(tmp_path / "acks")
     events = {"role": "handle_events", "url": shop.url}
     nursery.kill_now_and_then([orders, {**orders, "seed": 1}, events], kills, Random(seed))
-    assert nursery.killed == kills
+    assert nursery.killed >= kills  # two may die at the same moment
     # Also where chance would not strike: the commit is done, and nobody has been told.
     assert set(nursery.struck) >= set(DEADLY)
     check_that_each_happened_once(shop, nursery, orders, events)
