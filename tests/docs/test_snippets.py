@@ -52,7 +52,12 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-PAGES = [README, ROOT / "CHANGELOG.md", CONTRIBUTING, *sorted(DOCS.rglob("*.md"))]
+# A worker of Celery takes over the logging of its process, so its page is run after all others.
+CELERY = DOCS / "tasks" / "celery.md"
+PAGES = [
+    *(README, ROOT / "CHANGELOG.md", CONTRIBUTING),
+    *sorted(DOCS.rglob("*.md"), key=lambda page: (page == CELERY, page)),
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 REAL_TIME = "\n<!-- real time -->\n"
