@@ -29,7 +29,7 @@ from bench.targets import DURABLE, IMPORTS, SHARED, THREADS, WEB, WSGI
 from bench.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bench.cases import Row
 
@@ -51,7 +51,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         action="append",
         help=f"only what has NAME in its name (may be repeated): {names}, {THREADS}, {IMPORTS},"
-        f" {TELEMETRY!r}, {PIPELINES}, {SHARED}, {DURABLE}, {WEB}",
+        f" {TELEMETRY!r}, {PIPELINES}, {SHARED}, {DURABLE}, {WEB}, {WSGI}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases (default: 1)")
@@ -84,74 +84,73 @@ def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:
     return wanted is None or any(part in name for part in wanted)
 
 
-def _run(  # noqa: C901 - one branch for each kind of measurement
+def _measured(  # noqa: C901 - one branch for each kind of measurement
     arguments: argparse.Namespace,
-) -> tuple[dict[str, Any], list[report.Section]]:
-    """Measure what is wanted; return the raw numbers and the report's sections."""
+) -> Iterator[tuple[str, Any, report.Section]]:
+    """Measure what is wanted; yield the name, the raw numbers and the tables of each part."""
     quick, seed, clock = arguments.quick, arguments.seed, arguments.clock
-    raw: dict[str, Any] = {}
-    sections = []
+    raw: Any
     rows = _rows(arguments.only)
     if rows:
         plan = measure.Plan(seed=seed, clock=clock)
         plan = plan._replace(rounds=5, seconds=0.008) if quick else plan
-        raw["calls"] = asyncio.run(measure.measure(rows, plan, _progress))
-        sections.append(report.of_calls(raw["calls"]))
+        raw = asyncio.run(measure.measure(rows, plan, _progress))
+        yield "calls", raw, report.of_calls(raw)
     if _is_wanted(THREADS, arguments.only):
         crew = threads.Plan(seed=seed)
         crew = crew._replace(repeats=3, seconds=0.05) if quick else crew
-        raw[THREADS] = threads.measure(crew, _progress)
-        sections.append(report.of_threads(raw[THREADS]))
+        raw = threads.measure(crew, _progress)
+        yield THREADS, raw, report.of_threads(raw)
     if _is_wanted(TELEMETRY, arguments.only):
         seen = telemetry.Plan(seed=seed, clock=clock)
         seen = seen._replace(rounds=5, seconds=0.02) if quick else seen
-        raw[TELEMETRY] = telemetry.measure(seen, _progress)
-        sections.append(report.of_telemetry(raw[TELEMETRY]))
+        raw = telemetry.measure(seen, _progress)
+        yield TELEMETRY, raw, report.of_telemetry(raw)
     if _is_wanted(PIPELINES, arguments.only):
         items = pipelines.Plan(seed=seed, clock=clock)
         items = items._replace(rounds=3, items=2000, computed=20) if quick else items
-        raw[PIPELINES] = pipelines.measure(items, _progress)
-        sections.append(report.of_pipelines(raw[PIPELINES]))
+        raw = pipelines.measure(items, _progress)
+        yield PIPELINES, raw, report.of_pipelines(raw)
     if _is_wanted(IMPORTS, arguments.only):
         fresh = imports.Plan(seed=seed, clock=clock)
         fresh = fresh._replace(rounds=5) if quick else fresh
-        raw[IMPORTS] = imports.measure(fresh, _progress)
-        sections.append(report.of_imports(raw[IMPORTS]))
+        raw = imports.measure(fresh, _progress)
+        yield IMPORTS, raw, report.of_imports(raw)
     if _is_wanted(SHARED, arguments.only):
         pods = shared.Plan(seed=seed)
         pods = pods._replace(rounds=3, seconds=0.05) if quick else pods
-        raw[SHARED] = shared.measure(pods, _progress)
-        sections.append(report.of_shared(raw[SHARED]))
+        raw = shared.measure(pods, _progress)
+        yield SHARED, raw, report.of_shared(raw)
     if _is_wanted(DURABLE, arguments.only):
         rows_written = durable.Plan(seed=seed)
         rows_written = rows_written._replace(rounds=3, seconds=0.1) if quick else rows_written
-        raw[DURABLE] = durable.measure(rows_written, _progress)
-        sections.append(report.of_durable(raw[DURABLE]))
+        raw = durable.measure(rows_written, _progress)
+        yield DURABLE, raw, report.of_durable(raw)
     for name, served, tables in ((WEB, web, report.of_web), (WSGI, wsgi, report.of_wsgi)):
         if _is_wanted(name, arguments.only):
             load = web.Plan(seed=seed)
             load = load._replace(seconds=2.0, rounds=5, arrivals=2) if quick else load
-            raw[name] = served.measure(load, _progress)
-            sections.append(tables(raw[name]))
-    if not sections:
-        raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
-    return raw, sections
+            raw = served.measure(load, _progress)
+            yield name, raw, tables(raw)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the tables, and return the exit status."""
     arguments = _arguments(argv)
     machine, versions = report.machine(), report.versions()
-    raw, sections = _run(arguments)
-
     rounds = 5 if arguments.quick else measure.Plan().rounds
     print(METHOD.format(**machine, rounds=rounds, seed=arguments.seed, clock=arguments.clock))
     print("With", ", ".join(f"{name} {number}" for name, number in versions.items()), end=".\n\n")
-    verdicts = []
-    for tables, judged in sections:
+    measured: dict[str, Any] = {}
+    verdicts: list[report.Verdict] = []
+    for name, raw, (tables, judged) in _measured(arguments):
+        measured[name] = raw
         verdicts += judged
         for table in tables:
-            print(table.as_markdown() if arguments.markdown else table.as_text(), end="\n\n")
+            text = table.as_markdown() if arguments.markdown else table.as_text()
+            print(text, end="\n\n", flush=True)
+    if not measured:
+        raise SystemExit(f"bench: nothing is called {', '.join(arguments.only)}: see --help")
     missed = [verdict for verdict in verdicts if not verdict.met]
     print(f"{len(verdicts) - len(missed)} of {len(verdicts)} targets met")
     for verdict in missed:
@@ -162,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "machine": machine,
             "versions": versions,
             "settings": {name: getattr(arguments, name) for name in ("quick", "seed", "clock")},
-            "measured": raw,
+            "measured": measured,
             "verdicts": [verdict._asdict() for verdict in verdicts],
         }
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
