@@ -198,6 +198,17 @@ def test_limits_that_one_pod_cannot_judge_are_left_alone(limit: dict[str, Any]):
     assert propose(measured(*stack, counted=counted, rejected=10_000.0)).proposals == []
 
 
+def test_settings_that_toml_cannot_hold_are_left_alone():
+    """A backoff or budget of the user's own is not known, so nothing better is either."""
+    numbers = measured(policy("retry"), BREAKER, BULKHEAD, TIMEOUT)
+    assert numbers.table is not None
+    assert [one.policy for one in propose(numbers).proposals] == ["retry"]
+    own = numbers._replace(table={**numbers.table, "unwritten": ["retry: budget"]})
+    advice = propose(own)
+    assert not advice.proposals
+    assert "of your own" in advice.refusals[0].reason
+
+
 def test_missing_policies_are_added_in_the_recommended_order():
     """A bare stack gets a breaker, a bulkhead and a timeout, and Seawall accepts the order."""
     retry = policy("retry", on=["ConnectionError"], budget=True)

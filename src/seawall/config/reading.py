@@ -157,10 +157,15 @@ def guard_from_table(
 def _guard(name: str, table: Table, names: Names, *, replace: bool) -> Guard:
     if not isinstance(table, Mapping):
         raise TypeError(f"[guards.{name}] must be a table, not {table!r}")
-    unknown = set(table) - {"idempotent", "max_wait", "policies", "standard"}
+    unknown = set(table) - {"idempotent", "max_wait", "policies", "standard", "unwritten"}
     if unknown:
         raise ValueError(
             f"unknown {sorted(unknown)}: there are policies, standard, max_wait, idempotent"
+        )
+    if "unwritten" in table:
+        raise ValueError(
+            f"TOML cannot hold these settings: {table['unwritten']}: make this guard in code, or"
+            " delete the line 'unwritten' to do without them"
         )
     if ("policies" in table) == ("standard" in table):
         raise ValueError("write either 'standard' or a list of 'policies'")

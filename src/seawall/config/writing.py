@@ -4,7 +4,7 @@ Promises:
 - A guard that is made from what was written behaves like the one that was read.
 - Functions, stores and exception types are written by their name, to be passed in `names`. No value
   of the user's own is written, such as that of a static fallback: it may be a secret.
-- What cannot be written is named in a comment.
+- What cannot be written is named under `unwritten`, and `guards_from_toml` refuses such a table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from math import isinf
 from typing import Any, Final
 
 from seawall import _checks as check
-from seawall._redaction import printable
 from seawall.config.reading import BUILDERS, KINDS, LISTS, Table
 from seawall.errors import ErrorTypes
 from seawall.guard import Guard
@@ -223,11 +222,10 @@ def _is_plain(value: Any) -> bool:
 def _lines(name: str, table: Table) -> list[str]:
     key = f"guards.{_key(name)}"
     lines = [f"[{key}]"]
-    lines += [f"# not written: {printable(one, 200)}" for one in table.get("unwritten", ())]
     lines += [
         f"{_key(one)} = {to_toml(value)}"
         for one, value in table.items()
-        if one not in ("policies", "standard", "unwritten")
+        if one not in ("policies", "standard")
     ]
     if "standard" in table:
         lines += ["", f"[{key}.standard]", *_settings(table["standard"])]

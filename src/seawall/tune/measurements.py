@@ -144,7 +144,7 @@ class Measured(NamedTuple):
 
     @property
     def longest_known(self) -> float:
-        """The longest duration that is told from longer ones."""
+        """The upper bound of the last bucket that has one; longer calls are counted together."""
         return self.tally.bounds[-1]
 
     def slower_than(self, seconds: float) -> float:

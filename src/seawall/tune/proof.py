@@ -344,7 +344,7 @@ def judge(
         goodput = min(goodput, difference.goodput.mean / max(before.goodput.mean, 1e-9))
     tail = _change(difference.tail, before.tail.mean)
     load = _change(difference.load, before.load.mean)
-    told = {
+    changes = {
         "goodput": f"goodput {before.goodput.mean:.3g} -> {after.goodput.mean:.3g} a second",
         "tail": f"p99 {seconds(before.tail.mean)} -> {seconds(after.tail.mean)}",
         "load": f"load {before.load.mean:.3g} -> {after.load.mean:.3g} a second",
@@ -352,20 +352,20 @@ def judge(
     worse = ""
     noticed = NOTICED_ALWAYS if condition == "normal" else NOTICED
     if condition in IN_TROUBLE and load > NOTICED and after.load.low > usually:
-        worse = told["load"]
+        worse = changes["load"]
     elif goodput < -noticed:
-        worse = told["goodput"]
+        worse = changes["goodput"]
     elif tail > NOTICED and goodput < noticed:
-        worse = told["tail"]
+        worse = changes["tail"]
     elif goodput < noticed and _unrecovered(after) - _unrecovered(before) > len(after.outcomes) / 2:
         worse = "it does not recover"
     better = ""
     if goodput > noticed:
-        better = told["goodput"]
+        better = changes["goodput"]
     elif tail < -NOTICED:
-        better = told["tail"]
+        better = changes["tail"]
     elif condition in IN_TROUBLE and load < -NOTICED:
-        better = told["load"]
+        better = changes["load"]
     return better, worse
 
 

@@ -8,7 +8,7 @@ Promises:
   to it: no longer timeout, no larger limit, no slower breaker. While it may hang, no larger limit
   and no slower breaker.
 - Policies that pods share, and those with keys or costs of their own, are left alone: the numbers
-  of one pod say nothing about them.
+  of one pod say nothing about them. So are settings that TOML cannot hold.
 """
 
 from __future__ import annotations
@@ -184,7 +184,19 @@ def _found(measured: Measured) -> Found:
         yield from _stack(measured)
     else:
         for rule in _RULES:
-            yield from rule(measured, measured.table["policies"])
+            for found in rule(measured, measured.table["policies"]):
+                yield _without_unwritten(found, measured.table.get("unwritten", ()))
+
+
+def _without_unwritten(found: Proposal | Refusal, unwritten: Sequence[str]) -> Proposal | Refusal:
+    """Refuse a change of settings that TOML cannot hold: today's values are not known."""
+    if isinstance(found, Refusal) or found.added:
+        return found
+    names = {found.policy, *(f"{found.policy}: {name}" for name in found.after)}
+    if names.isdisjoint(unwritten):
+        return found
+    reason = "today's settings are an object of your own, which cannot be compared"
+    return Refusal(found.guard, found.policy, reason)
 
 
 # Timeouts
@@ -254,7 +266,7 @@ def _slow_share(measured: Measured) -> float:
 
 
 def _is_beyond(measured: Measured) -> bool:
-    """Return whether the slow calls take longer than what is told apart."""
+    """Return whether the slow calls are beyond the longest duration that is measured."""
     return measured.quantile(_slow_share(measured)) >= measured.longest_known
 
 
@@ -422,12 +434,12 @@ def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, 
         today, after = int(limit or 0), {name: wanted}
     share = _refused(measured, at)
     if share > REFUSED and today < wanted:
-        told = f"{share:.1%} of {number(measured.calls)} calls were refused; {why}"
+        refusals = f"{share:.1%} of {number(measured.calls)} calls were refused; {why}"
         if measured.is_in_trouble:
-            reason = f"{told}; but the dependency fails, and a larger limit would add load to it"
+            reason = f"{refusals}; but the dependency fails, and a larger limit would add load to it"
             yield Refusal(measured.name, kind, reason)
         else:
-            yield _changed(measured, policies, at, after, told)
+            yield _changed(measured, policies, at, after, refusals)
     elif kind == "bulkhead" and today > MUCH_LARGER * wanted and share <= REFUSED:
         yield _changed(measured, policies, at, after, f"{why}; {today} bound nothing")
 
@@ -457,13 +469,13 @@ def _rate_limit(measured: Measured, policies: Sequence[Table]) -> Found:
     wanted = ceil(rounded(1.5 * measured.attempt_rate))
     if today >= wanted:
         return
-    told = f"{share:.1%} of {number(measured.calls)} calls were refused"
-    told += f", at {measured.rate:.3g} a second"
+    refusals = f"{share:.1%} of {number(measured.calls)} calls were refused"
+    refusals += f", at {measured.rate:.3g} a second"
     if measured.is_in_trouble:
-        reason = f"{told}; but the dependency fails, and a larger limit would add load to it"
+        reason = f"{refusals}; but the dependency fails, and a larger limit would add load to it"
         yield Refusal(measured.name, "rate_limit", reason)
         return
-    why = f"{told}, and {measured.failing:.1%} of the attempts failed; keep it if it is a quota"
+    why = f"{refusals}, and {measured.failing:.1%} of the attempts failed; keep it if it is a quota"
     yield _changed(measured, policies, at, {"limits": [f"{wanted}/s"]}, why)
 
 
