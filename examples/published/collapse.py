@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from seawall import Guard, Retry, RetryBudget, Timeout
 from seawall.backoff import constant, exponential
-from seawall.sim import Latency, Result, World, simulate
+from seawall.sim import Latency, SimulationResult, World, simulate
 
 RUNS = 10
 SPIKE = (20.0, 25.0)
@@ -45,7 +45,7 @@ def rate(now: float) -> float:
     return 80.0 if SPIKE[0] <= now <= SPIKE[1] else 40.0
 
 
-def run(make: Callable[[], Retry], *, seed: int) -> Result:
+def run(make: Callable[[], Retry], *, seed: int) -> SimulationResult:
     """Let clients come for 80 seconds."""
 
     def build(world: World) -> None:
@@ -60,7 +60,7 @@ def run(make: Callable[[], Retry], *, seed: int) -> Result:
     return simulate(build, seed=seed, seconds=80)
 
 
-def successes(result: Result, second: int) -> int:
+def successes(result: SimulationResult, second: int) -> int:
     """Return how many calls were answered about then, whenever they came."""
     took = result.clients["clients"]
     return sum(
@@ -70,7 +70,7 @@ def successes(result: Result, second: int) -> int:
     )
 
 
-def stays_down(result: Result) -> bool:
+def stays_down(result: SimulationResult) -> bool:
     """Return whether hardly anybody who comes in the last 20 seconds is served at once."""
     return result.share(50, 70) < 1 / 2
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from seawall import Guard, Retry, RetryBudget, Timeout
 from seawall.backoff import constant
-from seawall.sim import Latency, Result, World, simulate
+from seawall.sim import Latency, SimulationResult, World, simulate
 
 SEEDS = 20
 CAPACITY = 100.0
@@ -51,7 +51,7 @@ CASES = {
 }
 
 
-def run(case: Case, *, seed: int, budget: bool = False) -> Result:
+def run(case: Case, *, seed: int, budget: bool = False) -> SimulationResult:
     """Run one case for a minute."""
 
     def build(world: World) -> None:

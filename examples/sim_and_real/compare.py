@@ -30,7 +30,7 @@ from service import make_app
 from vendor import WORKERS, Script
 
 from seawall.clock import SYSTEM
-from seawall.sim import Latency, Result, World, asgi
+from seawall.sim import Latency, SimulationResult, World, asgi
 from seawall.sim.services import pause
 
 HERE = Path(__file__).resolve().parent
@@ -88,7 +88,7 @@ def simulate(scenario: Scenario, overhead: Sequence[float], seconds: float = SEC
         ):
             if since < inf:
                 world.at(since, change, lasts=until - since)
-        result: Result = world.run(seconds=seconds)
+        result: SimulationResult = world.run(seconds=seconds)
     return Seen(result.goodput(), result.quantile(0.99))
 
 

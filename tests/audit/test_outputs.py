@@ -10,13 +10,13 @@ from jsonschema import Draft7Validator
 
 from seawall.audit import RULES, Finding, audit_source
 from seawall.audit.findings import process_finding
-from seawall.audit.outputs import Report, as_annotations, as_json, as_sarif, as_text
+from seawall.audit.outputs import AuditReport, as_annotations, as_json, as_sarif, as_text
 
 CODE = "import requests\nrequests.get(url)\nrequests.get(\n    other,\n)\n"
 
 
-def report(path: str = "app/main.py") -> Report:
-    return Report(audit_source(CODE, path), files=1)
+def report(path: str = "app/main.py") -> AuditReport:
+    return AuditReport(audit_source(CODE, path), files=1)
 
 
 def test_text_says_where_why_and_what_to_write():
@@ -33,7 +33,7 @@ def test_text_says_where_why_and_what_to_write():
 
 def test_text_without_findings():
     """Nothing found is said, with what the baseline holds."""
-    assert as_text(Report([], 3, known=2)) == "nothing found in 3 files, 2 more in the baseline\n"
+    assert as_text(AuditReport([], 3, known=2)) == "nothing found in 3 files, 2 more in the baseline\n"
 
 
 def test_text_cannot_control_the_terminal():
@@ -75,7 +75,7 @@ def test_sarif_has_what_the_standard_requires():
 def test_annotations_are_escaped():
     """A line break or a comma in a path cannot begin another command."""
     finding = Finding("a,b:c\n.py", 1, 2, RULES["SW103"], "50%\nmore", "x")
-    (line,) = as_annotations(Report([finding], 1)).splitlines()
+    (line,) = as_annotations(AuditReport([finding], 1)).splitlines()
     assert line.startswith(
         "::warning file=a%2Cb%3Ac%0A.py,line=1,col=2,title=SW103 unbounded-wait::50%25%0Amore. "
     )
@@ -84,7 +84,7 @@ def test_annotations_are_escaped():
 def test_levels_have_annotations():
     """A note is a notice there, an error is an error."""
     findings = [Finding("a.py", 1, 1, RULES[rule], "m", "w") for rule in ("SW101", "SW203")]
-    assert [line.split(" ")[0] for line in as_annotations(Report(findings, 1)).splitlines()] == [
+    assert [line.split(" ")[0] for line in as_annotations(AuditReport(findings, 1)).splitlines()] == [
         "::error",
         "::notice",
     ]
@@ -150,13 +150,13 @@ SARIF = closed(
     [
         report(),
         report("app/my main é\n.py"),
-        Report([], files=3),
-        Report([Finding("a.py", 1, 1, rule, "message", "write") for rule in RULES.values()], 1),
-        Report([process_finding("SW101", "guard vendor", "message", "write")], 0),
+        AuditReport([], files=3),
+        AuditReport([Finding("a.py", 1, 1, rule, "message", "write") for rule in RULES.values()], 1),
+        AuditReport([process_finding("SW101", "guard vendor", "message", "write")], 0),
     ],
     ids=["findings", "odd path", "nothing", "every rule", "a running process"],
 )
-def test_sarif_is_valid_by_the_rules_of_the_standard(reported: Report):
+def test_sarif_is_valid_by_the_rules_of_the_standard(reported: AuditReport):
     """Whatever is reported: required properties, known names, allowed values."""
     table = json.loads(as_sarif(reported))
     Draft7Validator(SARIF).validate(table)

@@ -4,14 +4,14 @@ from math import inf
 
 import pytest
 
-from seawall.sim import Result
+from seawall.sim import SimulationResult
 from seawall.sim.changes import Disturbance
 from seawall.sim.records import ClientRecord, ServiceRecord, Steps
 
 
 def result(
     served: list[int], *, at: float | None = 10, until: float = 20, came: int = 100
-) -> Result:
+) -> SimulationResult:
     """Make the result of a run in which 100 calls a second came and some of them were served."""
     came, until = 100, 20.0
     steps = Steps(1.0, len(served))
@@ -21,7 +21,7 @@ def result(
         clients.ended["ok"][index] = good
         clients.ended["failed"][index] = came - good
     disturbances = [] if at is None else [Disturbance(at, until, "trouble")]
-    return Result(
+    return SimulationResult(
         "world",
         1,
         1.0,
@@ -79,7 +79,7 @@ def test_a_calm_run_is_judged_as_a_whole():
     assert result([0] * 20, at=None).verdict.kind == "stays down"
 
 
-def overloaded(offered: list[int], served: list[int]) -> Result:
+def overloaded(offered: list[int], served: list[int]) -> SimulationResult:
     found = result(served, at=None)
     found.clients["users"].came[: len(offered)] = offered
     found.services["server"] = ServiceRecord("server", 100.0, Steps(1.0, len(served)))

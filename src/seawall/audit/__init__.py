@@ -11,13 +11,13 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
     from seawall.audit.engine import audit_files, audit_source
-    from seawall.audit.findings import RULES, Finding, Rule
+    from seawall.audit.findings import RULES, Finding, AuditRule
     from seawall.audit.process import audit_process
 
 __all__ = [
     "RULES",
     "Finding",
-    "Rule",
+    "AuditRule",
     "audit_files",
     "audit_process",
     "audit_source",
@@ -25,7 +25,7 @@ __all__ = [
 
 _HOMES = {
     "audit.engine": "audit_files audit_source",
-    "audit.findings": "Finding RULES Rule",
+    "audit.findings": "Finding RULES AuditRule",
     "audit.process": "audit_process",
 }
 """Public names by the module that defines them."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from seawall.audit.names import FunctionNode
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 
 BLOCKS: Final = frozenset(
     {
@@ -59,7 +59,7 @@ TIMEOUT: Final = "seawall.Timeout"
 class Coverage:
     """The functions and blocks of a file that something bounds in time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         """Find every function that a guard or a timeout runs."""
         self._source = source
         self._names = source.names

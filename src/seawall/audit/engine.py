@@ -10,7 +10,7 @@ from typing import Final
 
 from seawall.audit.checks import CHECKS
 from seawall.audit.findings import RULES, Finding, in_order
-from seawall.audit.source import Source, Unreadable
+from seawall.audit.source import SourceFile, Unreadable
 
 EXCLUDED: Final = (
     "build",
@@ -36,7 +36,7 @@ TESTS: Final = ("tests", "test", "testing", "test_*.py", "*_test.py", "conftest.
 def audit_source(text: str, path: str = "<string>") -> list[Finding]:
     """Return the findings in `text`, in order, without those that it suppresses with a reason."""
     try:
-        source = Source(path, text)
+        source = SourceFile(path, text)
     except Unreadable as error:
         write = "code that this version of Python can parse, or --exclude the file"
         return [Finding(path, error.line, 1, RULES["SW900"], str(error), write)]
@@ -44,7 +44,7 @@ def audit_source(text: str, path: str = "<string>") -> list[Finding]:
     return sorted(set(_kept(source, found)), key=in_order)
 
 
-def _kept(source: Source, found: Iterable[Finding]) -> Iterator[Finding]:
+def _kept(source: SourceFile, found: Iterable[Finding]) -> Iterator[Finding]:
     marks = source.suppressions()
     for finding in found:
         lines = range(finding.line, finding.end_line + 1)

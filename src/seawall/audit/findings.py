@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 Level = Literal["error", "warning", "note"]
 
 
-class Rule(NamedTuple):
+class AuditRule(NamedTuple):
     """One kind of finding."""
 
     id: str
@@ -19,168 +19,168 @@ class Rule(NamedTuple):
 
 
 _ALL: Final = (
-    Rule(
+    AuditRule(
         "SW101",
         "no-timeout",
         "error",
         "A dependency that hangs keeps the caller, its thread and its connection; when all are"
         " kept, the service is down too.",
     ),
-    Rule(
+    AuditRule(
         "SW102",
         "long-default-timeout",
         "warning",
         "The library's default is longer than anybody waits for the answer: in an outage every"
         " call holds its worker for that long.",
     ),
-    Rule(
+    AuditRule(
         "SW103",
         "unbounded-wait",
         "warning",
         "What is waited for may have died: the thread waits for ever, and a stop of the process"
         " waits for the thread.",
     ),
-    Rule(
+    AuditRule(
         "SW201",
         "retry-without-stop",
         "error",
         "Calls that never give up pile up in an outage, and keep the dependency down when it comes"
         " back.",
     ),
-    Rule(
+    AuditRule(
         "SW202",
         "retry-without-jitter",
         "warning",
         "Callers that failed together come back together: each wave of retries is a surge of its"
         " own.",
     ),
-    Rule(
+    AuditRule(
         "SW203",
         "retry-without-budget",
         "note",
         "In an outage every call is made as often as the attempts allow: the load is multiplied"
         " just when the dependency can bear least.",
     ),
-    Rule(
+    AuditRule(
         "SW204",
         "retry-on-everything",
         "warning",
         "Mistakes in the code and rejected requests fail again each time; retrying them hides the"
         " cause and delays the error.",
     ),
-    Rule(
+    AuditRule(
         "SW205",
         "retry-not-idempotent",
         "error",
         "A request that timed out may have been done: sending it again without an idempotency key"
         " does it twice.",
     ),
-    Rule(
+    AuditRule(
         "SW206",
         "nested-retries",
         "warning",
         "Retries inside retries multiply: three attempts around three are nine calls for each one.",
     ),
-    Rule(
+    AuditRule(
         "SW301",
         "unbounded-queue",
         "warning",
         "When the consumer is slower than the producer the queue grows until memory ends, and"
         " everything in it is late.",
     ),
-    Rule(
+    AuditRule(
         "SW302",
         "unbounded-fan-out",
         "warning",
         "As many calls run at once as there are items: a long list is a surge on the dependency,"
         " and on memory and sockets here.",
     ),
-    Rule(
+    AuditRule(
         "SW303",
         "unbounded-tasks",
         "warning",
         "Tasks are made as fast as the loop turns, whether or not earlier ones have ended: nothing"
         " slows the producer down.",
     ),
-    Rule(
+    AuditRule(
         "SW304",
         "unbounded-threads",
         "warning",
         "The default executor has few threads, an endless queue, and serves DNS look-ups too: one"
         " slow dependency stops everything that uses it.",
     ),
-    Rule(
+    AuditRule(
         "SW401",
         "blocking-in-async",
         "error",
         "While this call waits, the event loop runs nothing else: every request of the process"
         " waits with it, and no timeout can fire.",
     ),
-    Rule(
+    AuditRule(
         "SW501",
         "client-per-request",
         "warning",
         "Each call opens new connections, with a TCP and a TLS handshake, and no limit of the pool"
         " holds for all calls together.",
     ),
-    Rule(
+    AuditRule(
         "SW601",
         "guard-without-timeout",
         "error",
         "A call that hangs is never retried, keeps its slot, and tells the breaker nothing.",
     ),
-    Rule(
+    AuditRule(
         "SW602",
         "guard-per-call",
         "error",
         "A guard made for one call has learnt nothing: its breaker is always closed, its limits"
         " are never reached, its budget is always full.",
     ),
-    Rule(
+    AuditRule(
         "SW701",
         "timeout-far-above-latency",
         "warning",
         "A call that hangs holds its worker for many times as long as it would normally take.",
     ),
-    Rule(
+    AuditRule(
         "SW702",
         "danger-in-stack",
         "warning",
         "The order or the settings of the policies do not do what they look like.",
     ),
-    Rule(
+    AuditRule(
         "SW703",
         "guard-never-called",
         "note",
         "Either nothing uses it, or what it should guard is called past it.",
     ),
-    Rule(
+    AuditRule(
         "SW704",
         "budget-never-spent",
         "note",
         "A budget that never refuses anything, while many calls are retried, does not limit them.",
     ),
-    Rule(
+    AuditRule(
         "SW705",
         "limit-never-reached",
         "note",
         "A limit far above what is ever used does not protect the dependency on the day when it"
         " matters.",
     ),
-    Rule(
+    AuditRule(
         "SW706",
         "hedge-never-wins",
         "warning",
         "Second copies are load without a gain: the first one is always faster.",
     ),
-    Rule(
+    AuditRule(
         "SW707",
         "pools-exceed-server",
         "error",
         "When all pods are busy the server refuses connections, for everybody.",
     ),
-    Rule("SW900", "unreadable-file", "error", "What cannot be read cannot be audited."),
-    Rule(
+    AuditRule("SW900", "unreadable-file", "error", "What cannot be read cannot be audited."),
+    AuditRule(
         "SW901",
         "suppression-without-reason",
         "error",
@@ -198,7 +198,7 @@ class Finding(NamedTuple):
     path: str
     line: int
     column: int
-    rule: Rule
+    rule: AuditRule
     message: str
     write: str
     end_line: int = 0

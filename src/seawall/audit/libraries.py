@@ -16,7 +16,7 @@ Kind = Literal["forever", "long", "bounded"]
 _STAR: Final = re.compile(r"\\\*")
 
 
-class Wait(NamedTuple):
+class WaitingCall(NamedTuple):
     """A call that waits; the fields are explained in `libraries.toml`."""
 
     library: str
@@ -101,8 +101,8 @@ def libraries() -> Libraries:
     return Libraries(tomllib.loads(text))
 
 
-def _by_call(entries: list[dict[str, Any]]) -> Paths[Wait]:
-    waits = [Wait(**_frozen(entry)) for entry in entries]
+def _by_call(entries: list[dict[str, Any]]) -> Paths[WaitingCall]:
+    waits = [WaitingCall(**_frozen(entry)) for entry in entries]
     return Paths({path: wait for wait in waits for path in wait.calls})
 
 

@@ -18,7 +18,7 @@ MOST_FINDINGS: Final = 10_000
 _ANNOTATIONS: Final = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-class Report(NamedTuple):
+class AuditReport(NamedTuple):
     """What an audit has found."""
 
     findings: Sequence[Finding]
@@ -28,33 +28,33 @@ class Report(NamedTuple):
     """Number of findings that the baseline has."""
 
 
-class Line(NamedTuple):
+class OutputLine(NamedTuple):
     """A line of text with the name of its style."""
 
     text: str
     style: str = ""
 
 
-def text_lines(report: Report) -> Iterator[Line]:
+def text_lines(report: AuditReport) -> Iterator[OutputLine]:
     """Yield the report for a terminal."""
     explained: set[str] = set()
     for finding in report.findings:
         rule = finding.rule
         head = f"{finding.place}: {rule.id} {rule.name}: {finding.message}"
-        yield Line(_printable(head), rule.level)
+        yield OutputLine(_printable(head), rule.level)
         if rule.id not in explained:
             explained.add(rule.id)
-            yield Line(f"    why:   {rule.why}")
-        yield Line(_printable(f"    write: {finding.write}"), "write")
-    yield Line(_summary(report), "summary")
+            yield OutputLine(f"    why:   {rule.why}")
+        yield OutputLine(_printable(f"    write: {finding.write}"), "write")
+    yield OutputLine(_summary(report), "summary")
 
 
-def as_text(report: Report) -> str:
+def as_text(report: AuditReport) -> str:
     """Return the report as plain text."""
     return "".join(f"{line.text}\n" for line in text_lines(report))
 
 
-def as_json(report: Report) -> str:
+def as_json(report: AuditReport) -> str:
     """Return the report as JSON, with one object for each finding."""
     table = {
         "files": report.files,
@@ -97,7 +97,7 @@ def _read(one: object) -> Finding:
     return process_finding(one["rule"], path, message, write)
 
 
-def as_sarif(report: Report) -> str:
+def as_sarif(report: AuditReport) -> str:
     """Return the report as SARIF 2.1.0."""
     used = sorted({one.rule.id for one in report.findings})
     rules: list[dict[str, Any]] = [
@@ -127,12 +127,12 @@ def as_sarif(report: Report) -> str:
     return json.dumps(table, indent=2) + "\n"
 
 
-def as_annotations(report: Report) -> str:
+def as_annotations(report: AuditReport) -> str:
     """Return the report as workflow commands, which GitHub shows beside the code."""
     return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
 
 
-FORMATS: Final[dict[str, Callable[[Report], str]]] = {
+FORMATS: Final[dict[str, Callable[[AuditReport], str]]] = {
     "text": as_text,
     "json": as_json,
     "sarif": as_sarif,
@@ -171,7 +171,7 @@ def _printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: AuditReport) -> str:
     found = len(report.findings)
     counted = Counter(one.rule.id for one in report.findings)
     by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(counted.items()))

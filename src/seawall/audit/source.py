@@ -26,7 +26,7 @@ class Unreadable(Exception):
         self.line = line
 
 
-class Source:
+class SourceFile:
     """A parsed file."""
 
     def __init__(self, path: str, text: str) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from seawall.audit.baseline import new_findings, read_baseline, write_baseline
 from seawall.audit.engine import audit_files
 from seawall.audit.findings import RULES, Finding
-from seawall.audit.outputs import FORMATS, Report, read_table, text_lines
+from seawall.audit.outputs import FORMATS, AuditReport, read_table, text_lines
 
 CLEAN, FOUND = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
@@ -78,7 +78,7 @@ def main(args: Namespace) -> int:
     shown = findings
     if args.baseline is not None:
         shown = new_findings(findings, read_baseline(args.baseline))
-    report = Report(shown, files, known=len(findings) - len(shown))
+    report = AuditReport(shown, files, known=len(findings) - len(shown))
     _show(report, args)
     return FOUND if report.findings else CLEAN
 
@@ -147,7 +147,7 @@ def _list_rules() -> int:
     return CLEAN
 
 
-def _show(report: Report, args: Namespace) -> None:
+def _show(report: AuditReport, args: Namespace) -> None:
     if args.output is not None:
         Path(args.output).write_text(FORMATS[args.format](report), "utf-8")
     elif args.format == "text" and _may_color(args):
@@ -166,7 +166,7 @@ def _may_color(args: Namespace) -> bool:
     return True
 
 
-def _print_colored(report: Report) -> None:
+def _print_colored(report: AuditReport) -> None:
     from rich.console import Console
     from rich.text import Text
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from seawall.sim.files import worlds_of
 from seawall.sim.html import page
-from seawall.sim.report import Report
+from seawall.sim.report import SimulationReport
 from seawall.sim.scenarios import SCENARIOS
 from seawall.sim.seeds import Runs, run_seeds
 from seawall.sim.world import Build, simulate
@@ -55,7 +55,7 @@ def main(args: Namespace) -> int:
         return 0
     name, about, builds = _chosen(args.worlds)
     worlds = [_run(label, build, args) for label, build in builds.items()]
-    report = Report(name, about, worlds)
+    report = SimulationReport(name, about, worlds)
     if args.html is not None:
         Path(args.html).write_text(page(report), "utf-8")
     text = json.dumps(report.data(), indent=1) if args.json else report.table()

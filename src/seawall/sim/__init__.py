@@ -4,7 +4,7 @@ from seawall.sim.changes import Change, Disturbance
 from seawall.sim.clients import ClosedUsers, OpenClients, ramp, zipf
 from seawall.sim.latency import Latency
 from seawall.sim.rehearsal import CONDITIONS, Rehearsal, compare, rehearse
-from seawall.sim.result import Result, Verdict
+from seawall.sim.result import SimulationResult, Verdict
 from seawall.sim.seeds import Estimate, Runs, run_seeds
 from seawall.sim.services import Network, Service, ServiceFailed, SimulatedStore, asgi
 from seawall.sim.world import World, simulate
@@ -19,7 +19,7 @@ __all__ = [
     "Network",
     "OpenClients",
     "Rehearsal",
-    "Result",
+    "SimulationResult",
     "Runs",
     "Service",
     "ServiceFailed",

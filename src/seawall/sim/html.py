@@ -13,8 +13,8 @@ from math import ceil, floor, inf, log10
 from typing import Final, NamedTuple
 
 from seawall.sim.records import OUTCOMES
-from seawall.sim.report import Report, queues_of, write
-from seawall.sim.result import Result
+from seawall.sim.report import SimulationReport, queues_of, write
+from seawall.sim.result import SimulationResult
 
 WIDTH: Final = 560
 HEIGHT: Final = 150
@@ -33,7 +33,7 @@ NEAR: Final = 3
 Values = Sequence[float | None]
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One line of a chart; `style` is a class of the style sheet."""
 
     label: str
@@ -46,7 +46,7 @@ class Chart(NamedTuple):
 
     title: str
     unit: str
-    lines: list[Line]
+    lines: list[ChartLine]
     limit: float | None = None
     """A level to mark, such as a capacity."""
 
@@ -57,7 +57,7 @@ class Chart(NamedTuple):
         return max([*known, self.limit or 0.0], default=0.0)
 
 
-def page(report: Report) -> str:
+def page(report: SimulationReport) -> str:
     """Return the report as an HTML page."""
     results = [runs.results[0] for runs in report.worlds]
     title = escape(f"{report.name}: {report.about}")
@@ -84,7 +84,7 @@ def page(report: Report) -> str:
     )
 
 
-def _history(result: Result) -> str:
+def _history(result: SimulationResult) -> str:
     items = "".join(
         f"<li>{one.at:g} s {'to the end' if one.until == inf else f'to {one.until:g} s'}: "
         f"{escape(one.text)}</li>"
@@ -93,7 +93,7 @@ def _history(result: Result) -> str:
     return f"<ul class='history'>{items}</ul>" if items else ""
 
 
-def _table(report: Report) -> str:
+def _table(report: SimulationReport) -> str:
     head = "".join(f"<th>{escape(runs.name)}</th>" for runs in report.worlds)
     lines = []
     for row in report.rows():
@@ -106,7 +106,7 @@ def _table(report: Report) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _rows(results: Sequence[Result]) -> Iterator[str]:
+def _rows(results: Sequence[SimulationResult]) -> Iterator[str]:
     """Yield each kind of chart, of all worlds side by side."""
     charts = [_charts(result) for result in results]
     for title in dict.fromkeys(chain.from_iterable(charts)):
@@ -122,13 +122,13 @@ def _rows(results: Sequence[Result]) -> Iterator[str]:
         yield f"<h3>Breakers</h3><div class='worlds'>{drawn}</div>"
 
 
-def _charts(result: Result) -> dict[str, Chart]:
+def _charts(result: SimulationResult) -> dict[str, Chart]:
     steps, step = result.steps, result.step
     charts = []
     for name, clients in result.clients.items():
-        lines = [Line("calls", "came", [n / step for n in clients.came[:steps]])]
+        lines = [ChartLine("calls", "came", [n / step for n in clients.came[:steps]])]
         lines += [
-            Line(outcome.replace("_", " "), outcome, [n / step for n in counts[:steps]])
+            ChartLine(outcome.replace("_", " "), outcome, [n / step for n in counts[:steps]])
             for outcome, counts in ((one, clients.ended[one]) for one in OUTCOMES)
             if any(counts)
         ]
@@ -136,15 +136,15 @@ def _charts(result: Result) -> dict[str, Chart]:
         charts.append(Chart(f"Latency of answers to {name}", "s", _quantiles(result, name)))
     for name, service in result.services.items():
         lines = [
-            Line("calls", "came", [n / step for n in service.calls[:steps]]),
-            Line("failed", "failed", [n / step for n in service.failed[:steps]]),
+            ChartLine("calls", "came", [n / step for n in service.calls[:steps]]),
+            ChartLine("failed", "failed", [n / step for n in service.failed[:steps]]),
         ]
         highest = max(service.calls[:steps], default=0) / step
         near = service.capacity is not None and service.capacity <= NEAR * highest
         limit = service.capacity if near else None
         charts.append(Chart(f"Load on {name}", "/s", lines, limit))
     ages = [
-        Line(record.name, f"line{index % 4}", record.queue_age)
+        ChartLine(record.name, f"line{index % 4}", record.queue_age)
         for index, record in enumerate(queues_of(result))
         if any(record.queue_age)
     ]
@@ -153,15 +153,15 @@ def _charts(result: Result) -> dict[str, Chart]:
     return {chart.title: chart for chart in charts}
 
 
-def _quantiles(result: Result, name: str) -> list[Line]:
+def _quantiles(result: SimulationResult, name: str) -> list[ChartLine]:
     series = result.series()["clients"][name]
-    return [Line(key, key, series[key]) for key in ("p99", "p95", "p50")]
+    return [ChartLine(key, key, series[key]) for key in ("p99", "p95", "p50")]
 
 
 # Drawing
 
 
-def _draw(chart: Chart, highest: float, result: Result) -> str:
+def _draw(chart: Chart, highest: float, result: SimulationResult) -> str:
     top = _nice(highest)
     bottom = HEIGHT - BOTTOM
 
@@ -194,7 +194,7 @@ def _draw(chart: Chart, highest: float, result: Result) -> str:
     )
 
 
-def _path(line: Line, result: Result, y: Callable[[float], float]) -> str:
+def _path(line: ChartLine, result: SimulationResult, y: Callable[[float], float]) -> str:
     width = max(1, ceil(len(line.values) / MOST_POINTS))
     points: list[str] = []
     move = "M"
@@ -210,7 +210,7 @@ def _path(line: Line, result: Result, y: Callable[[float], float]) -> str:
     return f"<path class='{line.style}' d='{''.join(points)}'>{title}</path>"
 
 
-def _breakers(result: Result) -> str:
+def _breakers(result: SimulationResult) -> str:
     shown = [guard for guard in result.guards.values() if guard.breaker]
     height = BAND * len(shown) + BOTTOM
     parts = []
@@ -241,7 +241,7 @@ def _breakers(result: Result) -> str:
     )
 
 
-def _shade(result: Result, top: float, bottom: float) -> str:
+def _shade(result: SimulationResult, top: float, bottom: float) -> str:
     parts = []
     for one in result.disturbances:
         left = _x(one.at, result)
@@ -253,7 +253,7 @@ def _shade(result: Result, top: float, bottom: float) -> str:
     return "".join(parts)
 
 
-def _axis(result: Result, bottom: float) -> str:
+def _axis(result: SimulationResult, bottom: float) -> str:
     parts = []
     for part in range(5):
         at = result.seconds * part / 4
@@ -263,7 +263,7 @@ def _axis(result: Result, bottom: float) -> str:
     return "".join(parts)
 
 
-def _x(at: float, result: Result) -> float:
+def _x(at: float, result: SimulationResult) -> float:
     return round(LEFT + at / result.seconds * (WIDTH - LEFT - 12), 1)
 
 

@@ -35,7 +35,7 @@ from seawall.guard import Guard
 from seawall.models.histogram import Tally
 from seawall.sim.clients import ClientCall
 from seawall.sim.latency import Latency, LatencyLike
-from seawall.sim.result import Result
+from seawall.sim.result import SimulationResult
 from seawall.sim.seeds import Estimate, run_seeds
 from seawall.sim.world import World
 
@@ -48,7 +48,7 @@ SLOWER: Final = 10.0
 """How many times slower a slow dependency is."""
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What one seed gave under one condition."""
 
     goodput: float
@@ -71,10 +71,10 @@ class Rehearsal(NamedTuple):
     tail: Estimate
     load: Estimate
     recovery: Estimate
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Rehearsal:
+    def of(cls, outcomes: Sequence[RunOutcome]) -> Rehearsal:
         """Summarise `outcomes`."""
         goodput, during, tail, load, recovery = map(Estimate.of, zip(*outcomes, strict=True))
         return cls(goodput, during, tail, load, recovery, tuple(outcomes))
@@ -195,15 +195,15 @@ def compare(before: Rehearsal, after: Rehearsal) -> Rehearsal:
     pairs = zip(before.outcomes, after.outcomes, strict=True)
     return Rehearsal.of(
         [
-            Outcome(*(0.0 if a == b else b - a for a, b in zip(old, new, strict=True)))
+            RunOutcome(*(0.0 if a == b else b - a for a, b in zip(old, new, strict=True)))
             for old, new in pairs
         ]
     )
 
 
-def _outcome(result: Result) -> Outcome:
+def _outcome(result: SimulationResult) -> RunOutcome:
     begin, end = result.seconds / 3, 2 * result.seconds / 3
-    return Outcome(
+    return RunOutcome(
         goodput=result.goodput(),
         during=result.share(begin, end),
         tail=result.quantile(0.99),

@@ -1,6 +1,6 @@
 """Reports of simulated worlds: a table for the terminal, and plain data for JSON.
 
-report = Report("outage", "A vendor is down for 30 s.", [Runs(...), Runs(...)])
+report = SimulationReport("outage", "A vendor is down for 30 s.", [Runs(...), Runs(...)])
 print(report.table())
 json.dumps(report.data())
 """
@@ -12,10 +12,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from seawall.sim.records import GuardRecord, ServiceRecord
-from seawall.sim.result import Result
+from seawall.sim.result import SimulationResult
 from seawall.sim.seeds import Estimate, Runs
 
-Measure = Callable[[Result], float]
+Measure = Callable[[SimulationResult], float]
 
 
 class Row(NamedTuple):
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """`%` for shares, or what follows the number."""
 
 
-class Report:
+class SimulationReport:
     """Worlds that belong together, each run from one seed or more, side by side."""
 
     def __init__(self, name: str, about: str, worlds: Sequence[Runs]) -> None:
@@ -40,14 +40,14 @@ class Report:
     def rows(self) -> list[Row]:
         """Return what is measured of these worlds."""
         result = self.worlds[0].results[0]
-        rows = [Row("share", "served", Result.share, "%")]
+        rows = [Row("share", "served", SimulationResult.share, "%")]
         if result.trouble is not None:
             begin, end = result.trouble
             rows += list(_phases(begin, end, result.seconds, result.step))
         for group in result.clients if len(result.clients) > 1 else ():
             rows.append(Row(f"share of {group}", f"  {group}", _share_of(group), "%"))
         rows += [
-            Row("goodput", "goodput", Result.goodput, "/s"),
+            Row("goodput", "goodput", SimulationResult.goodput, "/s"),
             Row("p50", "p50", lambda one: one.quantile(0.5), "s"),
             Row("p99", "p99", lambda one: one.quantile(0.99), "s"),
         ]
@@ -127,13 +127,13 @@ def write(estimate: Estimate, unit: str) -> str:
     return f"{text} {unit}".rstrip() if unit != "/s" else f"{text}{unit}"
 
 
-def oldest_in_queue(result: Result) -> float:
+def oldest_in_queue(result: SimulationResult) -> float:
     """Return for how long the oldest call has waited in any queue, in the worst step."""
     ages = [max(record.queue_age, default=0.0) for record in queues_of(result)]
     return max(ages, default=0.0)
 
 
-def queues_of(result: Result) -> list[ServiceRecord | GuardRecord]:
+def queues_of(result: SimulationResult) -> list[ServiceRecord | GuardRecord]:
     """Return the records that have queues."""
     return [*result.services.values(), *result.guards.values()]
 

@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
         return self.text
 
 
-class Result:
+class SimulationResult:
     """The records of one run, and what can be asked of them.
 
     Times are in seconds from the beginning; `until=None` means the end. Calls of all clients count,
@@ -72,7 +72,7 @@ class Result:
         self.disturbances = tuple(disturbances)
 
     def __repr__(self) -> str:
-        return f"<Result {self.name!r}, seed {self.seed}: {self.verdict}>"
+        return f"<SimulationResult {self.name!r}, seed {self.seed}: {self.verdict}>"
 
     @property
     def seconds(self) -> float:

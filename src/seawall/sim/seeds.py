@@ -16,7 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Final, NamedTuple
 
 from seawall import _checks as check
-from seawall.sim.result import Result
+from seawall.sim.result import SimulationResult
 from seawall.sim.world import Build, check_progress, name_of, simulate
 
 T_975: Final = (
@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
 class Runs:
     """The results of one world, one for each seed, in the order of the seeds."""
 
-    def __init__(self, name: str, results: Sequence[Result]) -> None:
+    def __init__(self, name: str, results: Sequence[SimulationResult]) -> None:
         """Hold at least one result."""
         self.name = name
         self.results = tuple(results)
@@ -72,7 +72,7 @@ class Runs:
     def __repr__(self) -> str:
         return f"<Runs {self.name!r}: {len(self.results)} seeds, {self.verdicts}>"
 
-    def estimate(self, of: Callable[[Result], float]) -> Estimate:
+    def estimate(self, of: Callable[[SimulationResult], float]) -> Estimate:
         """Return the mean of `of(result)` over all seeds, with its 95 % interval."""
         check.plain_function("of", of)
         return Estimate.of(of(result) for result in self.results)
@@ -117,7 +117,7 @@ def run_seeds(
     chosen = range(1, check.count("seeds", seeds) + 1) if isinstance(seeds, int) else list(seeds)
     processes = min(check.count("processes", processes), len(chosen))
     name = name or name_of(build)
-    done: dict[int, Result] = {}
+    done: dict[int, SimulationResult] = {}
     tell = progress or (lambda _done, _all: None)
     if processes == 1:
         for seed in chosen:
@@ -133,7 +133,7 @@ def run_seeds(
     return Runs(name, [done[seed] for seed in chosen])
 
 
-def _run(build: Build, seed: int, seconds: float | None, name: str, step: float) -> Result:
+def _run(build: Build, seed: int, seconds: float | None, name: str, step: float) -> SimulationResult:
     return simulate(build, seed=seed, seconds=seconds, name=name, step=step)
 
 

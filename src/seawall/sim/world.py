@@ -47,7 +47,7 @@ from seawall.sim.changes import Change, Disturbance
 from seawall.sim.clients import ClientCall, ClientGroup, ClosedUsers, Keys, OpenClients, Rate
 from seawall.sim.latency import LatencyLike
 from seawall.sim.records import GuardRecord, Steps
-from seawall.sim.result import Result
+from seawall.sim.result import SimulationResult
 from seawall.sim.services import Handler, Network, Service, SimulatedStore, pause
 
 T = TypeVar("T")
@@ -238,7 +238,7 @@ class World:
         minutes: float = 0.0,
         hours: float = 0.0,
         progress: Progress | None = None,
-    ) -> Result:
+    ) -> SimulationResult:
         """Let time pass, and return what happened; once for each world."""
         check_progress(progress)
         if not self._is_open:
@@ -251,7 +251,7 @@ class World:
         guards = _watched()
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock)) as runner:
             runner.run(self._pass(steps, guards, progress))
-        return Result(
+        return SimulationResult(
             self.name,
             self.seed,
             self._step,
@@ -332,7 +332,7 @@ def simulate(
     name: str | None = None,
     step: float = 1.0,
     progress: Progress | None = None,
-) -> Result:
+) -> SimulationResult:
     """Make a world, let `build(world)` fill it, and run it."""
     check.plain_function("build", build)
     with World(seed, name=name or name_of(build), step=step) as world:

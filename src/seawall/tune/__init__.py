@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from seawall.tune.exports import read_export
     from seawall.tune.measurements import Measured, measured_of, tuning_snapshot
     from seawall.tune.proof import Effect, Proof, prove
-    from seawall.tune.proposals import Advice, Proposal, Refusal, propose
+    from seawall.tune.proposals import TuningAdvice, Proposal, Refusal, propose
 
 __all__ = [
-    "Advice",
+    "TuningAdvice",
     "Effect",
     "Measured",
     "Proof",
@@ -34,7 +34,7 @@ _HOMES = {
     "tune.exports": "read_export",
     "tune.measurements": "Measured measured_of tuning_snapshot",
     "tune.proof": "Effect Proof prove",
-    "tune.proposals": "Advice Proposal Refusal propose",
+    "tune.proposals": "TuningAdvice Proposal Refusal propose",
 }
 """Public names by the module that defines them."""
 

@@ -109,7 +109,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class Advice(NamedTuple):
+class TuningAdvice(NamedTuple):
     """What the rules say about one guard or pool."""
 
     proposals: list[Proposal]
@@ -119,10 +119,10 @@ class Advice(NamedTuple):
 Found = Iterator[Proposal | Refusal]
 
 
-def propose(measured: Measured) -> Advice:
+def propose(measured: Measured) -> TuningAdvice:
     """Return better settings for a guard or pool, or why there are none."""
     found = list(_found(measured))
-    return Advice(
+    return TuningAdvice(
         [one for one in found if isinstance(one, Proposal)],
         [one for one in found if isinstance(one, Refusal)],
     )

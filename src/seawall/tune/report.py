@@ -13,7 +13,7 @@ from seawall.config.writing import table_of, to_toml
 from seawall.sim import CONDITIONS, Estimate
 from seawall.tune.measurements import Measured
 from seawall.tune.proof import Effect, Proof, simulated
-from seawall.tune.proposals import Advice, Proposal, apply, number, seconds
+from seawall.tune.proposals import TuningAdvice, Proposal, apply, number, seconds
 
 LONGEST_LINE: Final = 2000
 FIGURES: Final = ("goodput", "tail", "load")
@@ -25,7 +25,7 @@ class Tuned(NamedTuple):
     """One guard or pool: what was measured, what is proposed, and what the simulator says."""
 
     measured: Measured
-    advice: Advice
+    advice: TuningAdvice
     proof: Proof | None
     """None if nothing was simulated."""
 

@@ -7,11 +7,11 @@ from typing import Final
 
 from seawall.audit.checks import blocking, bounds, lifetimes, retries, timeouts
 from seawall.audit.findings import Finding
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 
 __all__ = ["CHECKS"]
 
-CHECKS: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[SourceFile], Iterator[Finding]], ...]] = (
     timeouts.check,
     retries.check,
     bounds.check,

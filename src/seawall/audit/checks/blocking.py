@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from seawall.audit.checks.local_waits import is_fresh_lock
 from seawall.audit.findings import Finding
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[Finding]:
     """Yield the calls that stop the event loop, made in `async def` or just below it."""
     names = source.names
     for call in names.calls:

@@ -9,7 +9,7 @@ from typing import Final
 
 from seawall.audit.findings import Finding
 from seawall.audit.names import FunctionNode
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 from seawall.audit.syntax import (
     code_of,
     has_unpacking,
@@ -54,7 +54,7 @@ _ENDING: Final = re.compile(
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[Finding]:
     """Yield what can grow without a bound."""
     checks = _Bounds(source)
     for call in source.names.calls:
@@ -72,7 +72,7 @@ def check(source: Source) -> Iterator[Finding]:
 
 
 class _Bounds:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
 

@@ -10,7 +10,7 @@ from typing import Final
 from seawall.audit.coverage import TIMEOUT
 from seawall.audit.findings import Finding
 from seawall.audit.names import FunctionNode
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 from seawall.audit.syntax import names_in, own, own_calls, words_in
 
 _ONCE: Final = re.compile(
@@ -27,7 +27,7 @@ _ROUTES: Final = frozenset(
 _KEPT: Final = re.compile(r"cache|fixture|contextmanager|on_event|lifespan|command|singleton")
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[Finding]:
     """Yield the clients and guards that are made again and again, and guards without a timeout."""
     for call in source.names.calls:
         path = source.called(call)
@@ -40,7 +40,7 @@ def check(source: Source) -> Iterator[Finding]:
             yield from _guard_per_call(source, call)
 
 
-def _client(source: Source, call: ast.Call, path: str) -> Iterator[Finding]:
+def _client(source: SourceFile, call: ast.Call, path: str) -> Iterator[Finding]:
     function = source.function_of(call)
     if function is None or not _is_local(source, call, function):
         return
@@ -68,7 +68,7 @@ def _is_for_one_place(call: ast.Call, function: FunctionNode) -> bool:
     return any(names_in(one) & changing for one in where)
 
 
-def _without_timeout(source: Source, call: ast.Call) -> Iterator[Finding]:
+def _without_timeout(source: SourceFile, call: ast.Call) -> Iterator[Finding]:
     scope = source.names.scope_of(call)
     policies = [source.names.resolve(argument, scope) for argument in call.args[1:]]
     known = [one.path for one in policies if one is not None and one.path.startswith("seawall.")]
@@ -82,7 +82,7 @@ def _without_timeout(source: Source, call: ast.Call) -> Iterator[Finding]:
     yield source.finding("SW601", call, message, write)
 
 
-def _guard_per_call(source: Source, call: ast.Call) -> Iterator[Finding]:
+def _guard_per_call(source: SourceFile, call: ast.Call) -> Iterator[Finding]:
     function = source.function_of(call)
     if function is None or not _is_local(source, call, function):
         return
@@ -93,7 +93,7 @@ def _guard_per_call(source: Source, call: ast.Call) -> Iterator[Finding]:
     yield source.finding("SW602", call, message, write)
 
 
-def _calls_it(source: Source, made: ast.Call) -> bool:
+def _calls_it(source: SourceFile, made: ast.Call) -> bool:
     """Return whether the guard is used where it was made."""
     parent = source.names.parents.get(made)
     if isinstance(parent, ast.Attribute) and parent.attr in {"call", "acall", "hold"}:
@@ -113,7 +113,7 @@ def _calls_it(source: Source, made: ast.Call) -> bool:
 # Lifetime
 
 
-def _is_local(source: Source, call: ast.Call, function: FunctionNode) -> bool:
+def _is_local(source: SourceFile, call: ast.Call, function: FunctionNode) -> bool:
     """Return whether what `call` makes stays in `function`: not returned, kept or handed on."""
     node: ast.AST = call
     parent = source.names.parents.get(node)
@@ -189,7 +189,7 @@ def _is_exempt(function: FunctionNode) -> bool:
     return any(_KEPT.search(words_in(decorator)) for decorator in function.decorator_list)
 
 
-def _loop_around(source: Source, call: ast.Call) -> bool:
+def _loop_around(source: SourceFile, call: ast.Call) -> bool:
     below: ast.AST = call
     for above in source.names.ancestors(call):
         if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):

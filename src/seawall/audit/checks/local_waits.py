@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Final
 
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 from seawall.audit.syntax import own_calls, texts_in, words_in
 
 _COMMANDS: Final = re.compile(
@@ -24,14 +24,14 @@ _WATCHING: Final = re.compile(r"watch|worker|listen|consum|monitor|_loop|thread"
 _ENDED: Final = re.compile(r"\b(kill|terminate|timer|alarm)\b")
 
 
-def ends_by_itself(source: Source, call: ast.Call, path: str) -> bool:
+def ends_by_itself(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a wait for a thread, a lock or a child process needs no timeout."""
     if path.startswith("subprocess."):
         return _child_ends(source, call, path)
     return _is_worker_loop(source, call, path) or is_fresh_lock(source, call)
 
 
-def is_fresh_lock(source: Source, call: ast.Call) -> bool:
+def is_fresh_lock(source: SourceFile, call: ast.Call) -> bool:
     """Return whether a lock is acquired that the same function has just made."""
     value = source.names.called(call)
     return (
@@ -42,7 +42,7 @@ def is_fresh_lock(source: Source, call: ast.Call) -> bool:
     )
 
 
-def _is_worker_loop(source: Source, call: ast.Call, path: str) -> bool:
+def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a thread is there to wait: `while ...: items.get()`, or by its name."""
     if not path.endswith((".get", ".wait")):
         return False
@@ -57,7 +57,7 @@ def _is_worker_loop(source: Source, call: ast.Call, path: str) -> bool:
     return False
 
 
-def _child_ends(source: Source, call: ast.Call, path: str) -> bool:
+def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a child process is watched, quick, ended by a timer, or has ended before."""
     if _COMMANDS.search(source.path) or _QUICK & texts_in(call):
         return True

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from seawall.audit.findings import Finding
 from seawall.audit.libraries import Sdk
 from seawall.audit.names import FunctionNode, Scope
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 from seawall.audit.syntax import (
     Loop,
     code_of,
@@ -72,7 +72,7 @@ WRITE_ONCE: Final = (
 )
 
 
-class Retry(NamedTuple):
+class RetriedCode(NamedTuple):
     """A retry in the source, and the code that it repeats."""
 
     node: ast.AST
@@ -83,13 +83,13 @@ class Retry(NamedTuple):
     """Whether a retry further in does not multiply with it, as between Seawall's own."""
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[Finding]:
     """Yield what is dangerous about the retries of a file."""
     yield from _Retries(source).findings()
 
 
 class _Retries:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
         self._retried: dict[FunctionNode, str] = {}
@@ -104,14 +104,14 @@ class _Retries:
                 if name:
                     self._retried[function] = name
                     ours = name == "seawall"
-                    retries.append(Retry(decorator, name, function.body, ours))
+                    retries.append(RetriedCode(decorator, name, function.body, ours))
                 if isinstance(decorator, (ast.Name, ast.Attribute)):
                     yield from self._of_bare(decorator)
         for loop in self._names.loops:
             found = self._loop(loop)
             if found is not None:
                 yield from self._of_loop(loop, found)
-                retries.append(Retry(loop, "this loop", found.body))
+                retries.append(RetriedCode(loop, "this loop", found.body))
         for retry in retries:
             yield from self._of_repeated(retry)
 
@@ -408,7 +408,7 @@ class _Retries:
 
     # What is repeated
 
-    def _of_repeated(self, retry: Retry) -> Iterator[Finding]:
+    def _of_repeated(self, retry: RetriedCode) -> Iterator[Finding]:
         keyed = any("idempoten" in words_in(statement) for statement in retry.repeated)
         for node in own_calls(retry.repeated):
             path = self._source.called(node)

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from seawall.audit.checks.local_waits import ends_by_itself
 from seawall.audit.coverage import Coverage
 from seawall.audit.findings import Finding
-from seawall.audit.libraries import Wait
+from seawall.audit.libraries import WaitingCall
 from seawall.audit.names import FunctionNode, Scope, Value
-from seawall.audit.source import Source
+from seawall.audit.source import SourceFile
 from seawall.audit.syntax import texts_in
 
 OUR_TRANSPORTS: Final = ("seawall.clients.",)
@@ -24,7 +24,7 @@ _SOCKET_LIBRARIES: Final = frozenset(
 """Libraries that follow `socket.setdefaulttimeout`."""
 
 
-def check(source: Source) -> Iterator[Finding]:
+def check(source: SourceFile) -> Iterator[Finding]:
     """Yield the waits without a bound."""
     yield from _Timeouts(source).findings()
 
@@ -44,7 +44,7 @@ _REFUSED: Final = _Given(bounded=False, refused=True)
 
 
 class _Timeouts:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
         self._coverage = Coverage(source)
@@ -71,7 +71,7 @@ class _Timeouts:
                 yield from self._of_wait(call, value, wait, rule="SW103")
 
     def _of_wait(
-        self, call: ast.Call, value: Value, wait: Wait, rule: str | None = None
+        self, call: ast.Call, value: Value, wait: WaitingCall, rule: str | None = None
     ) -> Iterator[Finding]:
         given = self._given(call, wait, value)
         if given.bounded or (wait.kind == "bounded" and not given.refused):
@@ -131,7 +131,7 @@ class _Timeouts:
 
     # What the call itself says
 
-    def _given(self, call: ast.Call, wait: Wait, value: Value) -> _Given:
+    def _given(self, call: ast.Call, wait: WaitingCall, value: Value) -> _Given:
         scope = self._names.scope_of(call)
         parts = [call] if value.bound is None else [call, value.bound]
         verdict = _ABSENT
@@ -154,7 +154,7 @@ class _Timeouts:
             return _UNKNOWN
         return _ABSENT
 
-    def _worth(self, node: ast.expr, wait: Wait, scope: Scope) -> _Given:
+    def _worth(self, node: ast.expr, wait: WaitingCall, scope: Scope) -> _Given:
         constant = self._constant(node, scope)
         if constant is None:
             return _UNKNOWN
@@ -174,7 +174,7 @@ class _Timeouts:
             return None
         return constants[0] if len({repr(one.value) for one in constants}) == 1 else None
 
-    def _unpacked(self, node: ast.expr, wait: Wait, scope: Scope) -> _Given | None:
+    def _unpacked(self, node: ast.expr, wait: WaitingCall, scope: Scope) -> _Given | None:
         """Return what `**node` says: of a dict of this file, whether it has a timeout."""
         keys = self._uses.keys_of(node, scope)
         if keys is None:
@@ -188,7 +188,7 @@ class _Timeouts:
         # A transport of the user's own may have a timeout, too.
         return path.startswith(OUR_TRANSPORTS) or not path.startswith(("httpx.", "aiohttp."))
 
-    def _address_is_plain(self, call: ast.Call, wait: Wait, scope: Scope) -> bool:
+    def _address_is_plain(self, call: ast.Call, wait: WaitingCall, scope: Scope) -> bool:
         """Return whether the connection string is known, is of a server, and has no timeout."""
         if wait.address is None or len(call.args) <= wait.address:
             named = {key.arg for key in call.keywords}
@@ -208,7 +208,7 @@ class _Timeouts:
 
     # What the rest of the file says
 
-    def _set_elsewhere(self, call: ast.Call, value: Value, wait: Wait) -> bool:
+    def _set_elsewhere(self, call: ast.Call, value: Value, wait: WaitingCall) -> bool:
         if wait.library in _SOCKET_LIBRARIES and self._default_set:
             return True
         made = value.origin or call
@@ -234,7 +234,7 @@ class _PassingOn(NamedTuple):
 class _Uses:
     """How the clients, dicts and functions of a file are used in the rest of it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
         self._methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}
