@@ -84,7 +84,7 @@ def _is_wanted(name: str, wanted: Sequence[str] | None) -> bool:
     return wanted is None or any(part in name for part in wanted)
 
 
-def _measured(  # noqa: C901 - one branch for each kind of measurement
+def _measured(
     arguments: argparse.Namespace,
 ) -> Iterator[tuple[str, Any, report.Section]]:
     """Measure what is wanted; yield the name, the raw numbers and the tables of each part."""

@@ -33,7 +33,9 @@ def test_text_says_where_why_and_what_to_write():
 
 def test_text_without_findings():
     """Nothing found is said, with what the baseline holds."""
-    assert as_text(AuditReport([], 3, known=2)) == "nothing found in 3 files, 2 more in the baseline\n"
+    assert (
+        as_text(AuditReport([], 3, known=2)) == "nothing found in 3 files, 2 more in the baseline\n"
+    )
 
 
 def test_text_cannot_control_the_terminal():
@@ -84,7 +86,9 @@ def test_annotations_are_escaped():
 def test_levels_have_annotations():
     """A note is a notice there, an error is an error."""
     findings = [Finding("a.py", 1, 1, RULES[rule], "m", "w") for rule in ("SW101", "SW203")]
-    assert [line.split(" ")[0] for line in as_annotations(AuditReport(findings, 1)).splitlines()] == [
+    assert [
+        line.split(" ")[0] for line in as_annotations(AuditReport(findings, 1)).splitlines()
+    ] == [
         "::error",
         "::notice",
     ]
@@ -151,7 +155,9 @@ SARIF = closed(
         report(),
         report("app/my main é\n.py"),
         AuditReport([], files=3),
-        AuditReport([Finding("a.py", 1, 1, rule, "message", "write") for rule in RULES.values()], 1),
+        AuditReport(
+            [Finding("a.py", 1, 1, rule, "message", "write") for rule in RULES.values()], 1
+        ),
         AuditReport([process_finding("SW101", "guard vendor", "message", "write")], 0),
     ],
     ids=["findings", "odd path", "nothing", "every rule", "a running process"],

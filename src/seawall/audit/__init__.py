@@ -11,13 +11,13 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
     from seawall.audit.engine import audit_files, audit_source
-    from seawall.audit.findings import RULES, Finding, AuditRule
+    from seawall.audit.findings import RULES, AuditRule, Finding
     from seawall.audit.process import audit_process
 
 __all__ = [
     "RULES",
-    "Finding",
     "AuditRule",
+    "Finding",
     "audit_files",
     "audit_process",
     "audit_source",

@@ -133,7 +133,9 @@ def run_seeds(
     return Runs(name, [done[seed] for seed in chosen])
 
 
-def _run(build: Build, seed: int, seconds: float | None, name: str, step: float) -> SimulationResult:
+def _run(
+    build: Build, seed: int, seconds: float | None, name: str, step: float
+) -> SimulationResult:
     return simulate(build, seed=seed, seconds=seconds, name=name, step=step)
 
 

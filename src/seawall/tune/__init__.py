@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from seawall.tune.exports import read_export
     from seawall.tune.measurements import Measured, measured_of, tuning_snapshot
     from seawall.tune.proof import Effect, Proof, prove
-    from seawall.tune.proposals import TuningAdvice, Proposal, Refusal, propose
+    from seawall.tune.proposals import Proposal, Refusal, TuningAdvice, propose
 
 __all__ = [
-    "TuningAdvice",
     "Effect",
     "Measured",
     "Proof",
     "Proposal",
     "Refusal",
+    "TuningAdvice",
     "measured_of",
     "propose",
     "prove",

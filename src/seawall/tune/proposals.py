@@ -436,7 +436,9 @@ def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, 
     if share > REFUSED and today < wanted:
         refusals = f"{share:.1%} of {number(measured.calls)} calls were refused; {why}"
         if measured.is_in_trouble:
-            reason = f"{refusals}; but the dependency fails, and a larger limit would add load to it"
+            reason = (
+                f"{refusals}; but the dependency fails, and a larger limit would add load to it"
+            )
             yield Refusal(measured.name, kind, reason)
         else:
             yield _changed(measured, policies, at, after, refusals)

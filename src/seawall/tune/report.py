@@ -13,7 +13,7 @@ from seawall.config.writing import table_of, to_toml
 from seawall.sim import CONDITIONS, Estimate
 from seawall.tune.measurements import Measured
 from seawall.tune.proof import Effect, Proof, simulated
-from seawall.tune.proposals import TuningAdvice, Proposal, apply, number, seconds
+from seawall.tune.proposals import Proposal, TuningAdvice, apply, number, seconds
 
 LONGEST_LINE: Final = 2000
 FIGURES: Final = ("goodput", "tail", "load")
