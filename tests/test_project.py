@@ -184,7 +184,7 @@ def test_requirements_are_pinned_with_hashes(asked: Path):
         match = PIN.fullmatch(line)
         assert match, f"not pinned with hashes: {line}"
         pinned.add(match[1])
-    lines = (re.split("[#;]", line)[0].strip() for line in asked.read_text("utf-8").splitlines())
+    lines = (re.split("[#;<]", line)[0].strip() for line in asked.read_text("utf-8").splitlines())
     assert {line for line in lines if line and not line.startswith("-")} <= pinned
 
 

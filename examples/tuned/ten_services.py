@@ -122,10 +122,10 @@ def measure(service: WrongService, seconds: float = 60.0) -> Measured:
     """Run a service through a calm minute, and return what it measures."""
     with World(seed=1) as world:
         vendor = world.service("vendor", latency=LATENCY, workers=WORKERS, failing=service.failing)
-        call = caller(service, "vendor", today(service), vendor.acall)
+        call = caller(service, service.name, today(service), vendor.acall)
         world.clients("users", call, rate=RATE)
         world.run(seconds=seconds)
-        (found,) = measured_of(tuning_snapshot())
+        (found,) = (one for one in measured_of(tuning_snapshot()) if one.name == service.name)
         return found
 
 

@@ -115,14 +115,19 @@ def test_a_general_handler_of_the_app_gets_bugs_but_no_refusals() -> None:
 def test_a_websocket_that_a_handler_of_quart_refuses_gets_the_problem() -> None:
     """As the response to its handshake, where the server can send one."""
     sent: list[Any] = []
-    messages = [{"type": "websocket.connect"}]
+    messages = [{"type": "websocket.disconnect", "code": 1006}, {"type": "websocket.connect"}]
 
     async def main() -> None:
+        answered = asyncio.Event()
+
         async def receive() -> Any:
-            return messages.pop() if messages else await asyncio.Event().wait()
+            if len(messages) == 1:
+                await answered.wait()  # a client leaves when it has the answer
+            return messages.pop()
 
         async def send(message: Any) -> None:
             sent.append(message)
+            answered.set()
 
         scope = http_scope("/socket", type="websocket", scheme="ws", subprotocols=[])
         await quart_edge()({**scope, "extensions": {"websocket.http.response": {}}}, receive, send)
