@@ -77,8 +77,8 @@ def pod() -> Iterator[Pod]:
 
 
 def test_a_burst_is_served_whole(pod: Pod) -> None:
-    """A queue that is worked off within a second refuses nobody, however long they waited."""
-    waits = [0.9 - n * 0.01 for n in range(90)]
+    """A queue that is served within half a second refuses no request, however long it waited."""
+    waits = [0.45 - n * 0.01 for n in range(45)]
     served = []
     for wait in waits:
         served.append(pod.serves(wait))
@@ -90,8 +90,8 @@ def test_a_burst_is_served_whole(pod: Pod) -> None:
 def test_a_queue_that_stands_is_cut_to_the_target(pod: Pod) -> None:
     """After `patience` only those are served that have not waited for longer than `target`."""
     served = pod.stand(3.0, 0.3)
-    assert all(served[:100])
-    assert not any(served[102:])
+    assert all(served[:50])
+    assert not any(served[52:])
     assert [pod.serves(wait) for wait in (0.09, 0.11)] == [True, False]
     assert pod.edge.snapshot()["policies"][0]["strict"]
 
@@ -100,7 +100,7 @@ def test_it_is_over_when_hardly_any_is_refused(pod: Pod) -> None:
     """Then a burst is served whole again."""
     pod.stand(3.0, 0.3)
     pod.stand(2.5, 0.0)
-    assert all(pod.stand(0.9, 0.5))
+    assert all(pod.stand(0.45, 0.5))
 
 
 def test_a_wait_long_ago_does_not_count_against_a_burst(pod: Pod) -> None:
@@ -108,7 +108,7 @@ def test_a_wait_long_ago_does_not_count_against_a_burst(pod: Pod) -> None:
     assert pod.serves(0.3)
     pod.clock.advance(60)
     assert pod.serves(0.0)
-    assert all(pod.stand(0.9, 0.5))
+    assert all(pod.stand(0.45, 0.5))
 
 
 def test_less_critical_requests_may_wait_for_less(pod: Pod) -> None:
@@ -126,12 +126,12 @@ def test_less_critical_requests_may_wait_for_less(pod: Pod) -> None:
 
 
 def test_idle_threads_serve_rather_than_refuse(pod: Pod) -> None:
-    """Where more come than can be refused all have waited too long: some are served still."""
+    """In a bad queue all have waited too long: three quarters of the threads serve some of them."""
     pod.stand(2.0, 0.3)
     pod.busy(6, of=8)
-    assert [pod.serves(wait) for wait in (0.3, 0.9, 1.1)] == [True, True, False]
+    assert [pod.serves(wait) for wait in (0.3, 0.9, 2.4)] == [True, True, True]
     pod.busy(7, of=8)
-    assert not pod.serves(0.3)
+    assert not any(pod.serves(wait) for wait in (0.3, 0.9, 2.4))
 
 
 def test_slow_requests_may_wait_for_as_long_as_they_take() -> None:

@@ -12,9 +12,10 @@ The rule, which is that of `seawall.shedding.codel`:
   on a request that has waited for longer than `target` (or than a typical request takes, if that
   is longer) is refused at once, which takes a small part of the time of serving it. So the threads
   find those that have not waited for long, whose clients are still there.
-- Where requests come faster than they can be refused, all of them have waited too long. To refuse
-  all would leave the threads idle. So while at most three quarters of the threads are busy, a
-  request is served unless it has waited for `patience`.
+- When a queue turns out to be bad, all requests in it have waited too long. So have all requests
+  where they come faster than they can be refused. To refuse all would leave the threads idle. So
+  while at most three quarters of the threads are busy, a request is served however long it has
+  waited. This also serves what is left of a burst.
 - A less critical request may wait for less, a more critical one for longer: see `PATIENCE`.
 """
 
@@ -42,7 +43,7 @@ CRITICAL: Final = PATIENCE[2]
 
 
 BUSY: Final = 0.75
-"""Share of busy threads up to which no request is refused before it has waited for `patience`."""
+"""Share of busy threads up to which no request is refused."""
 
 
 class QueueAdmission(GatePolicy):
@@ -51,7 +52,7 @@ class QueueAdmission(GatePolicy):
     kind: ClassVar[str] = "queue_admission"
 
     def __init__(
-        self, *, target: float = 0.1, patience: float = 1.0, mode: Mode = "enforce"
+        self, *, target: float = 0.1, patience: float = 0.5, mode: Mode = "enforce"
     ) -> None:
         """Refuse requests that have waited for `target`, once the queue has lasted `patience`."""
         super().__init__(mode)
@@ -120,7 +121,7 @@ class QueueAdmissionGate(GateBound):
                 return
             patience = PATIENCE[current_criticality()]
             sheds = state.sheds(waited / patience, now, waited)
-            if sheds and waited < policy.patience and self._has_idle_threads():
+            if sheds and self._has_idle_threads():
                 sheds = False
             if not sheds:
                 state.serves(now)
