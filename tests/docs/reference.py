@@ -42,7 +42,7 @@ print(sorted(name for name in seawall.__all__ if name.startswith("Re")))
 
 | page | what it lists |
 | --- | --- |
-| [Settings](settings.md) | the arguments of each policy, with types and defaults |
+| [Settings](settings.md) | the arguments of policies, edges, stores and workers, with defaults |
 | [Errors](errors.md) | what Seawall raises, and how it is answered |
 | [Events](events.md) | what `subscribe` tells |
 | [Metrics](metrics.md) | what is exported to Prometheus and OpenTelemetry |
@@ -141,7 +141,49 @@ print(slots.limit)  # > 30
 ```
 
 Every setting is checked where it is written: a wrong value raises, and says what to write instead.
-`update(...)` takes those that can change at run time."""
+`update(...)` of a policy takes those that can change at run time."""
+CONFIGURED = {
+    "A guard's stack at once": ("seawall.Guard.standard",),
+    "At the edge": (
+        "seawall.web.Edge",
+        "seawall.web.wsgi.Edge",
+        "seawall.web.LoopAdmission",
+        "seawall.web.wsgi.QueueAdmission",
+        "seawall.web.RequestLimit",
+        "seawall.web.Trust",
+        "seawall.web.Health",
+        "seawall.web.Lifecycle",
+    ),
+    "Across pods": (
+        "seawall.RedisStore",
+        "seawall.redis.PriorityQueue",
+        "seawall.jobs.Worker",
+        "seawall.leases.Lease",
+    ),
+    "Effects that happen once": (
+        "seawall.durable.Database",
+        "seawall.durable.Idempotency",
+        "seawall.durable.IdempotentRequests",
+        "seawall.durable.Outbox",
+        "seawall.durable.Dispatcher",
+        "seawall.durable.Inbox",
+        "seawall.durable.Jobs",
+        "seawall.durable.JobWorker",
+    ),
+    "Resources": (
+        "seawall.resources.Pool",
+        "seawall.resources.Channel",
+        "seawall.resources.IoPool",
+        "seawall.resources.CpuPool",
+    ),
+    "Failure detection": (
+        "seawall.members.Heartbeats",
+        "seawall.members.Cluster",
+        "seawall.members.Leader",
+    ),
+    "Seen from outside": ("seawall.dashboard.Dashboard",),
+}
+"""What is configured besides policies, by the heading under which it stands."""
 
 
 def pages() -> dict[str, str]:
@@ -154,7 +196,7 @@ def pages() -> dict[str, str]:
         "extras.md": _page("Extras", EXTRAS, _extras()),
         "headers.md": _page("Headers", HEADERS, _headers()),
         "metrics.md": _page("Metrics", METRICS_OPENING, _metrics()),
-        "settings.md": _page("Settings of policies", SETTINGS, _settings()),
+        "settings.md": _page("Settings", SETTINGS, _settings()),
         **{f"api/{name}.md": _page(name, f"::: {name}", ()) for name in modules},
     }
 
@@ -297,15 +339,29 @@ def _wire_names() -> Iterator[list[str]]:
 
 
 def _settings() -> Iterator[str]:
+    yield "\n## Policies"
     for name in seawall.__all__:
         kind = getattr(seawall, name)
         if isinstance(kind, type) and issubclass(kind, Policy) and kind is not Policy:
-            how = " ".join((inspect.getdoc(kind.__init__) or "").split())
-            yield f"\n## {name}\n\n{_first(kind)}\n\n{how}\n"
-            yield from _table("| setting | type | default |", _arguments(kind))
+            yield from _configured(name, kind)
+    for heading, paths in CONFIGURED.items():
+        yield f"\n## {heading}"
+        for path in paths:
+            yield from _configured(path.removeprefix("seawall."), pkgutil.resolve_name(path))
 
 
-def _arguments(kind: type) -> Iterator[list[str]]:
+def _configured(name: str, thing: Any) -> Iterator[str]:
+    """Yield what a class, or a function that makes something, is for, and its arguments."""
+    is_class = isinstance(thing, type)
+    how = inspect.getdoc(thing.__init__ if is_class else thing) or ""
+    yield f"\n### {name}\n"
+    if is_class:
+        yield f"{_first(thing)}\n"
+    yield f"{' '.join(how.split())}\n"
+    yield from _table("| setting | type | default |", _arguments(thing))
+
+
+def _arguments(kind: Any) -> Iterator[list[str]]:
     for name, one in list(inspect.signature(kind).parameters.items()):
         stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         default = "required" if one.default is one.empty else f"`{_shown(one.default)}`"
@@ -313,7 +369,7 @@ def _arguments(kind: type) -> Iterator[list[str]]:
         yield [f"`{stars}{name}`", _code(_type(kind, one.annotation)), default]
 
 
-def _type(kind: type, annotation: str) -> str:
+def _type(kind: Any, annotation: str) -> str:
     """Return an annotation as it is written; if it stands for a few words, return these."""
     named = vars(sys.modules[kind.__module__]).get(annotation)
     if get_origin(named) is Literal:
