@@ -120,6 +120,7 @@ def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.Mon
             await at(database, 0)
             later, vendor = DeferredCalls(database, "receipts", delay=0, ttl=1), Vendor()
             monkeypatch.setattr(deferred_worker, "CLEANED", 2)
+            monkeypatch.setattr(deferred_worker, "CLEANING", 0.01)
             for order in range(3):
                 with idempotency_key(str(order)):
                     await later.astore(order)
