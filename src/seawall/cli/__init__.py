@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -22,6 +22,9 @@ MISTAKEN: Final = 2
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
 """The status that shells report for a process ended by a broken pipe."""
+
+HEADERS: Final = "SEAWALL_TOP_HEADER"
+"""The environment variable with headers for a dashboard, one on each line."""
 
 SHELLS: Final = ("bash", "zsh", "fish", "tcsh")
 _FOR_SHELLS: Final = f"print a script that completes commands and options: {', '.join(SHELLS)}"
@@ -55,180 +58,73 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    command = given[0] if given else ""
+    name = given[0] if given else ""
     try:
-        if command in COMMANDS:
-            return COMMANDS[command].run(given[1:])
+        if name in COMMANDS:
+            return _run_command(name, given[1:])
         parser = _parser()
         shell = parser.parse_args(given).print_completion
         if shell is not None:
             return _print_completion(shell)
     except ModuleNotFoundError as error:
-        return _failed(f"seawall {command}: {_missing(error)}")
+        return _failed(f"seawall {name}: {_missing(error)}")
     parser.print_help(sys.stderr)
     return MISTAKEN
 
 
-def _worker(given: list[str]) -> int:
-    from seawall.cli.worker import add_arguments, main
-
-    parser = ArgumentParser("seawall worker")
-    add_arguments(parser)
-    return main(parser.parse_args(given))
-
-
-def _metrics(given: list[str]) -> int:
-    from seawall.cli.metrics import add_arguments, main
-
-    parser = ArgumentParser("seawall metrics", description=_about("metrics"))
-    add_arguments(parser)
+def _run_command(name: str, given: list[str]) -> int:
+    module = import_module(COMMANDS[name].module)
+    if name == "demo":  # it has a command line of its own
+        return int(module.main(given))
+    parser = ArgumentParser(f"seawall {name}", description=_about(name))
+    module.add_arguments(parser)
+    # Ids may follow options, where a plain parse accepts no more positionals.
+    parse = parser.parse_intermixed_args if name == "dead-letters" else parser.parse_args
+    args = parse(given)
     try:
-        return main(parser.parse_args(given))
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError) as error:
-        return _failed(f"seawall metrics: {error}")
-
-
-def _top(given: list[str]) -> int:
-    from seawall.cli.top.command import add_arguments, main
-
-    parser = ArgumentParser("seawall top", description=_about("top"))
-    add_arguments(parser)
-    return int(main(parser.parse_args(given)))
-
-
-def _members(given: list[str]) -> int:
-    from seawall.cli.members import add_arguments, main
-
-    parser = ArgumentParser("seawall members", description=_about("members"))
-    add_arguments(parser)
-    return main(parser.parse_args(given))
-
-
-def _keys(given: list[str]) -> int:
-    from seawall.cli.keys import ABOUT, add_arguments, main
-
-    parser = ArgumentParser(
-        "seawall keys", description=ABOUT, formatter_class=RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    try:
-        return main(parser.parse_args(given))
+        return int(module.main(args))
     except BrokenPipeError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        return _failed(f"seawall keys: {error}")
+        return _failed(f"seawall {name}: {error}")
 
 
-def _dead_letters(given: list[str]) -> int:
-    from seawall.cli.dead_letters import ABOUT, add_arguments, main
+class Subcommand(NamedTuple):
+    """One command: its module, which has `add_arguments` and `main`, and a one-line description."""
 
-    parser = ArgumentParser(
-        "seawall dead-letters", description=ABOUT, formatter_class=RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    try:
-        # Ids may follow options, where a plain parse accepts no more positionals.
-        return main(parser.parse_intermixed_args(given))
-    except BrokenPipeError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        return _failed(f"seawall dead-letters: {error}")
-
-
-def _audit(given: list[str]) -> int:
-    from seawall.cli.audit import add_arguments, main
-
-    parser = ArgumentParser("seawall audit", description=_about("audit"))
-    add_arguments(parser)
-    try:
-        return main(parser.parse_args(given))
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError) as error:
-        return _failed(f"seawall audit: {error}")
-
-
-def _simulate(given: list[str]) -> int:
-    from seawall.cli.simulate import ABOUT, add_arguments, main
-
-    parser = ArgumentParser("seawall simulate", description=ABOUT)
-    add_arguments(parser)
-    try:
-        return main(parser.parse_args(given))
-    except BrokenPipeError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        return _failed(f"seawall simulate: {error}")
-
-
-def _tune(given: list[str]) -> int:
-    from seawall.cli.tune import add_arguments, main
-
-    parser = ArgumentParser("seawall tune", description=_about("tune"))
-    add_arguments(parser)
-    try:
-        return main(parser.parse_args(given))
-    except BrokenPipeError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        return _failed(f"seawall tune: {error}")
-
-
-def _demo(given: list[str]) -> int:
-    from seawall_demo import main
-
-    return int(main(given))
-
-
-class Command(NamedTuple):
-    """One command: its function, a one-line description, and the module with its arguments."""
-
-    run: Callable[[list[str]], int]
-    about: str
     module: str
+    about: str
 
 
 COMMANDS: Final = {
-    "worker": Command(
-        _worker, "run workers and dispatchers until a signal stops them", "seawall.cli.worker"
+    "worker": Subcommand(
+        "seawall.cli.worker", "run workers and dispatchers until a signal stops them"
     ),
-    "top": Command(
-        _top, "what goes on in a service, live in the terminal", "seawall.cli.top.command"
+    "top": Subcommand("seawall.cli.top.command", "what goes on in a service, live in the terminal"),
+    "members": Subcommand(
+        "seawall.cli.members", "which members of a group are alive, suspected or gone"
     ),
-    "members": Command(
-        _members, "which members of a group are alive, suspected or gone", "seawall.cli.members"
-    ),
-    "metrics": Command(
-        _metrics,
-        "the table of metrics; a Grafana dashboard and alert rules made from it",
+    "metrics": Subcommand(
         "seawall.cli.metrics",
+        "the table of metrics; a Grafana dashboard and alert rules made from it",
     ),
-    "keys": Command(
-        _keys,
-        "how an idempotency key is, what came of it, and how to free it",
-        "seawall.cli.keys",
+    "keys": Subcommand(
+        "seawall.cli.keys", "how an idempotency key is, what came of it, and how to free it"
     ),
-    "dead-letters": Command(
-        _dead_letters,
-        "list, replay and drop the dead letters of a pipeline",
-        "seawall.cli.dead_letters",
+    "dead-letters": Subcommand(
+        "seawall.cli.dead_letters", "list, replay and drop the dead letters of a pipeline"
     ),
-    "audit": Command(
-        _audit, "what is unguarded in source code, and what guards never do", "seawall.cli.audit"
+    "audit": Subcommand(
+        "seawall.cli.audit", "what is unguarded in source code, and what guards never do"
     ),
-    "simulate": Command(
-        _simulate,
-        "a service through its worst hour, with the real policies, on virtual time",
+    "simulate": Subcommand(
         "seawall.cli.simulate",
+        "a service through its worst hour, with the real policies, on virtual time",
     ),
-    "tune": Command(
-        _tune,
-        "better settings from what a service measures, proven by simulation",
-        "seawall.cli.tune",
+    "tune": Subcommand(
+        "seawall.cli.tune", "better settings from what a service measures, proven by simulation"
     ),
-    "demo": Command(_demo, "the whole system at work, in a browser or as a table", "seawall_demo"),
+    "demo": Subcommand("seawall_demo", "the whole system at work, in a browser or as a table"),
 }
 
 
@@ -252,7 +148,6 @@ def _parser() -> ArgumentParser:
 
 
 def _print_completion(shell: str) -> int:
-    """Print a script by which `shell` completes commands and their options."""
     import shtab
 
     parser = ArgumentParser("seawall")

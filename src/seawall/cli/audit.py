@@ -20,12 +20,10 @@ from seawall.audit.baseline import new_findings, read_baseline, write_baseline
 from seawall.audit.engine import audit_files
 from seawall.audit.findings import RULES, Finding
 from seawall.audit.outputs import FORMATS, AuditReport, read_table, text_lines
+from seawall.cli import HEADERS
 
 CLEAN, FOUND = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
-
-HEADERS: Final = "SEAWALL_TOP_HEADER"
-"""The environment variable with further headers, one on each line; as for `seawall top`."""
 
 _STYLES: Final = {
     "error": "bold red",
@@ -94,16 +92,11 @@ def _audited(args: Namespace, wanted: Callable[[Finding], bool]) -> tuple[list[F
 
 def _asked(args: Namespace, wanted: Callable[[Finding], bool]) -> list[Finding]:
     """Return what the process at --url finds in itself."""
-    from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
+    from seawall.cli.top.client import client_of
 
-    lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
-    headers = dict(header_of(text) for text in lines if text.strip())
     given = {"connections": args.connections, "pods": args.pods}
     query = urlencode({name: number for name, number in given.items() if number is not None})
-    try:
-        answer = DashboardClient(place_of(args.url), headers).audit(f"?{query}" if query else "")
-    except Unreachable as error:
-        raise ValueError(str(error)) from error
+    answer = client_of(args).audit(f"?{query}" if query else "")
     return [finding for finding in read_table(answer["findings"]) if wanted(finding)]
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any, Final
 
-from seawall._failures import described
 from seawall._redaction import printable, redacted
-from seawall.cli.keys import add_database_arguments, opened_database
+from seawall.cli.keys import add_database_arguments, confirmed, opened_database
 from seawall.dashboard.actions.work_lists import payload_text
 from seawall.jobs import WorkItem
 from seawall.pipeline import DatabaseDeadLetters
@@ -44,6 +42,7 @@ PAGE: Final = 100
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
+    parser.description, parser.formatter_class = ABOUT, RawDescriptionHelpFormatter
     add = parser.add_argument
     add("act", choices=("list", "show", "retry", "drop"), help="what to do")
     add("ids", nargs="*", metavar="ID", help="with show, retry, drop: the letters that are meant")
@@ -60,14 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     """Run the command, and return the exit status."""
     _check(args)
-    with ExitStack() as stack:
-        try:
-            database = opened_database(args, args.database, "dead letters", stack)
-            return _ACTS[args.act](DatabaseDeadLetters(database, args.pipeline), args)
-        except (ModuleNotFoundError, ValueError, TypeError, BrokenPipeError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
-            raise ValueError(described(error)) from None
+    with opened_database(args, args.database, "dead letters") as database:
+        return _ACTS[args.act](DatabaseDeadLetters(database, args.pipeline), args)
 
 
 def _check(args: Namespace) -> None:
@@ -119,9 +112,7 @@ def _retry(letters: DatabaseDeadLetters, args: Namespace) -> int:
 def _drop(letters: DatabaseDeadLetters, args: Namespace) -> int:
     if not args.yes:
         which = "all that match" if args.all else f"{len(args.ids)}"
-        sys.stderr.write(f"Drop {which} for good? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not confirmed(f"Drop {which} for good?"):
             _print("Nothing was done.")
             return NOT_FOUND
     return _do(letters, args, letters.drop, "Dropped")

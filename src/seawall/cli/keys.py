@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +43,7 @@ _NOT_FOUND: Final = 1
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
+    parser.description, parser.formatter_class = ABOUT, RawDescriptionHelpFormatter
     parser.add_argument("act", choices=("show", "forget"), help="what to do")
     parser.add_argument("operation", help="what the key is for, such as 'POST /orders'")
     parser.add_argument("key", help="the key as the client sent it, without quotes; - reads it")
@@ -90,21 +91,15 @@ def main(args: Namespace) -> int:
     scope = None if args.unscoped else _stored_scope(args.scope)
     key = sys.stdin.readline().strip() if args.key == "-" else args.key
     named = (scope, args.operation, key)
-    with ExitStack() as stack:
-        try:
-            database = opened_database(args, args.database, "keys", stack)
-            idempotency = Idempotency(database, unscoped=args.unscoped)
-            if args.act == "forget":
-                return _forget(idempotency, named, asks=not args.yes)
-            record = idempotency.lookup(*named)
-            if record is None:
-                sys.stdout.write("There is no record of this key.\n")
-                return _NOT_FOUND
-            handled = _handled(args, database, record, stack)
-        except (ModuleNotFoundError, ValueError, TypeError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
-            raise ValueError(described(error)) from None
+    with opened_database(args, args.database, "keys") as database:
+        idempotency = Idempotency(database, unscoped=args.unscoped)
+        if args.act == "forget":
+            return _forget(idempotency, named, asks=not args.yes)
+        record = idempotency.lookup(*named)
+        if record is None:
+            sys.stdout.write("There is no record of this key.\n")
+            return _NOT_FOUND
+        handled = _handled(args, database, record)
     if args.json:
         document = record._asdict()
         document["events"] = [
@@ -123,47 +118,54 @@ def _stored_scope(parts: list[str]) -> str:
     return text
 
 
-def opened_database(args: Namespace, address: str | None, name: str, stack: ExitStack) -> Database:
-    """Open the database at `address`, until the end of `stack`."""
+@contextmanager
+def opened_database(args: Namespace, address: str | None, name: str) -> Iterator[Database]:
+    """Open the database at `address`; an error does not contain the address."""
     source: Any
     if not address:
         raise ValueError(f"write --database, or set {ADDRESS}")
-    schema = None
-    if address.startswith(("postgresql://", "postgres://")):
-        from psycopg_pool import ConnectionPool
-
-        source = ConnectionPool(address, min_size=1, max_size=1, timeout=10.0, open=True)
-        schema = args.schema
-    elif "://" in address or not Path(address).is_file():
+    postgres = address.startswith(("postgresql://", "postgres://"))
+    if not postgres and ("://" in address or not Path(address).is_file()):
         raise ValueError("--database: write postgresql://... or the path of a SQLite file")
-    else:
-        source = Sqlite(address)
-    stack.callback(source.close)
-    database = Database(source, schema=schema, prefix=args.prefix, name=f"seawall {name}")
-    stack.callback(database.close)
-    return database
+    schema = args.schema if postgres else None
+    try:
+        if postgres:
+            from psycopg_pool import ConnectionPool
+
+            source = ConnectionPool(address, min_size=1, max_size=1, timeout=10.0, open=True)
+        else:
+            source = Sqlite(address)
+        with closing(source):
+            opened = Database(source, schema=schema, prefix=args.prefix, name=f"seawall {name}")
+            with closing(opened) as database:
+                yield database
+    except (ModuleNotFoundError, ValueError, TypeError, BrokenPipeError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a driver's message may contain the address
+        raise ValueError(described(error)) from None
 
 
-def _handled(
-    args: Namespace, database: Database, record: KeyRecord, stack: ExitStack
-) -> dict[str, list[str]]:
-    """Return which of the consumers have handled each event."""
-    if args.consumer and args.inbox:
-        database = opened_database(args, args.inbox, "inbox", stack)
-    inbox = Inbox(database)
-    return {
-        event.id: [name for name in args.consumer if inbox.seen(name, event.id)]
-        for event in record.events
-    }
+def confirmed(question: str) -> bool:
+    """Ask the user, and return whether the answer is yes."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _handled(args: Namespace, database: Database, record: KeyRecord) -> dict[str, list[str]]:
+    elsewhere = args.consumer and args.inbox
+    with opened_database(args, args.inbox, "inbox") if elsewhere else nullcontext(database) as at:
+        inbox = Inbox(at)
+        return {
+            event.id: [name for name in args.consumer if inbox.seen(name, event.id)]
+            for event in record.events
+        }
 
 
 def _forget(idempotency: Idempotency, named: tuple[str | None, str, str], *, asks: bool) -> int:
-    if asks:
-        sys.stderr.write("The next request with this key will be carried out. Forget it? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            sys.stdout.write("Nothing was done.\n")
-            return _NOT_FOUND
+    if asks and not confirmed("The next request with this key will be carried out. Forget it?"):
+        sys.stdout.write("Nothing was done.\n")
+        return _NOT_FOUND
     try:
         found = idempotency.forget(*named)
     except KeyInFlight as error:

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
-from seawall.cli.top.command import HEADERS
+from seawall.cli.top.client import DashboardClient, add_header_argument, client_of
 from seawall.cli.top.messages import understood
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import WORST
 from seawall.dashboard.presenters.members import GROUP, TITLE, member_of
 from seawall.dashboard.summary import LATE
-from seawall.dashboard.views import RowView, View
+from seawall.dashboard.views import WORST, RowView, View
 
 WELL, SUSPECTED, UNSEEN = 0, 1, 2
 """Exit status."""
@@ -85,31 +82,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--watch", action="store_true", help="go on, and show each change until Ctrl-C")
     add("--json", action="store_true", help="print one line of JSON instead of a table")
     add("--group", action="append", metavar="NAME", help="only this group; may be repeated")
-    add(
-        "--header",
-        action="append",
-        metavar="'NAME: VALUE'",
-        help=f"send this header, may be repeated; or set {HEADERS}, which other users cannot see",
-    )
+    add_header_argument(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command, and return the exit status."""
-    try:
-        lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
-        headers = dict(header_of(text) for text in lines if text.strip())
-        source = DashboardClient(place_of(args.url), headers)
-        show = _print_json if args.json else _print_table
-        if args.watch:
-            return _watch(source, show, args.group)
-        everybody = _read(source.once())
-        members = _only(everybody, args.group)
-    except (ValueError, Unreachable) as error:
-        _tell(str(error))
-        return UNSEEN
+    """Run the command, and return the exit status; a mistake raises ValueError or OSError."""
+    source = client_of(args)
+    show = _print_json if args.json else _print_table
+    if args.watch:
+        return _watch(source, show, args.group)
+    everybody = _read(source.once())
+    members = _only(everybody, args.group)
     if not members:
-        _tell(_nobody(everybody))
-        return UNSEEN
+        raise ValueError(_nobody(everybody))
     show(members)
     return _status(members)
 
@@ -118,7 +103,7 @@ def _watch(source: DashboardClient, show: Show, groups: Sequence[str] | None) ->
     """Show each message; a restarting service has no members for a while."""
     status = UNSEEN
     try:
-        for raw in source.messages(_tell):
+        for raw in source.messages(_report):
             members = _only(_read(raw), groups)
             sys.stdout.write(_CLEAR if sys.stdout.isatty() else "")
             show(members)
@@ -128,7 +113,7 @@ def _watch(source: DashboardClient, show: Show, groups: Sequence[str] | None) ->
     return status
 
 
-def _tell(why: str) -> None:
+def _report(why: str) -> None:
     sys.stderr.write(f"seawall members: {why}\n")
 
 

@@ -27,6 +27,7 @@ ABOUT: Final = "Run a service through its worst hour, with the real policies, on
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
+    parser.description = ABOUT
     parser.add_argument(
         "worlds",
         nargs="*",

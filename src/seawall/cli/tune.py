@@ -10,7 +10,6 @@ Promises:
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tomllib
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from seawall._redaction import printable
+from seawall.cli import HEADERS
 from seawall.tune.exports import read_export
 from seawall.tune.measurements import Measured, measured_of
 from seawall.tune.proof import prove
@@ -26,9 +26,6 @@ from seawall.tune.report import Tuned, as_json, as_text, as_toml, policies_of
 
 JUDGED, TOO_FEW = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
-
-HEADERS: Final = "SEAWALL_TOP_HEADER"
-"""The environment variable with further headers, one on each line; as for `seawall top`."""
 
 EPILOG: Final = """\
 FILE is a snapshot (curl http://127.0.0.1:8000/seawall/snapshot > snapshot.json), or a Prometheus
@@ -97,23 +94,17 @@ def _snapshot(args: Namespace) -> dict[str, Any]:
         raise ValueError("write a file or --url, and not both")
     if args.header and args.url is None:
         raise ValueError("--header goes with --url")
-    shown = _asked(args) if args.file is None else _read(args)
+    if args.file is None:
+        from seawall.cli.top.client import client_of
+
+        shown = client_of(args).snapshot()
+    else:
+        shown = _read(args)
     if args.settings is not None:
         settings = Path(args.settings).read_text("utf-8")
         tomllib.loads(settings)
         shown["settings"] = policies_of(settings)
     return shown
-
-
-def _asked(args: Namespace) -> dict[str, Any]:
-    from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
-
-    lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
-    headers = dict(header_of(text) for text in lines if text.strip())
-    try:
-        return DashboardClient(place_of(args.url), headers).snapshot()
-    except Unreachable as error:
-        raise ValueError(str(error)) from error
 
 
 def _read(args: Namespace) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from pathlib import Path
@@ -99,8 +98,8 @@ def add_arguments(parser: ArgumentParser, *, reload: bool = True) -> None:
     )
     parser.set_defaults(reload=False)
     if reload:
-        told = "for development: restart when a source file changes"
-        add("--reload", action="store_true", help=told)
+        about = "for development: restart when a source file changes"
+        add("--reload", action="store_true", help=about)
 
 
 def _seconds(text: str) -> float:
@@ -222,7 +221,6 @@ class WorkerGroup:
     """The workers of one process: they run together, and stop together."""
 
     def __init__(self, targets: list[Target], args: Namespace) -> None:
-        """Run the workers of `targets`."""
         self.status = WELL
         self._targets = targets
         self._health: Address | None = args.health
@@ -333,7 +331,6 @@ class Reloader:
     """Runs the workers in a separate process, and restarts it when a source file changes."""
 
     def __init__(self, args: Namespace) -> None:
-        """Run the same command, without --reload."""
         self._command = [sys.executable, "-m", "seawall", "worker", *args.targets]
         self._command += ["--drain", repr(args.drain)]
         if args.health is not None:
@@ -402,10 +399,7 @@ def source_files(folder: Path) -> dict[str, int]:
 
     Hidden folders and virtual environments are omitted.
     """
-    return dict(_sources(folder))
-
-
-def _sources(folder: Path) -> Iterator[tuple[str, int]]:
+    found: dict[str, int] = {}
     for root, folders, names in os.walk(folder):
         folders[:] = [
             name
@@ -417,4 +411,5 @@ def _sources(folder: Path) -> Iterator[tuple[str, int]]:
             if name.endswith(".py"):
                 with suppress(OSError):  # it was deleted
                     file = Path(root, name)
-                    yield str(file.relative_to(folder)), file.stat().st_mtime_ns
+                    found[str(file.relative_to(folder))] = file.stat().st_mtime_ns
+    return found

@@ -12,17 +12,20 @@ Promises:
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import ssl
 import threading
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from seawall.cli.top.messages import NotADashboard, legible, parse, parse_audit, parse_snapshot
+from seawall.cli import HEADERS
+from seawall.cli.top.messages import NotADashboard, legible, parse
 from seawall.clock import Clock, current_clock
 from seawall.dashboard.bounds import LONGEST_TEXT
 from seawall.models.backoff import exponential
@@ -54,7 +57,7 @@ _SAID: Final = {
 }
 
 
-class Unreachable(Exception):
+class Unreachable(OSError):
     """The dashboard cannot be read; the text says why, in a line safe for a terminal."""
 
 
@@ -105,6 +108,23 @@ def header_of(text: str) -> tuple[str, str]:
     return name, value
 
 
+def add_header_argument(parser: ArgumentParser) -> None:
+    """Add --header to `parser`."""
+    parser.add_argument(
+        "--header",
+        action="append",
+        metavar="'NAME: VALUE'",
+        help=f"send this header, may be repeated; or set {HEADERS}, which other users cannot see",
+    )
+
+
+def client_of(args: Namespace) -> DashboardClient:
+    """Return the client for --url, with the headers of --header and of the environment."""
+    lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
+    headers = dict(header_of(text) for text in lines if text.strip())
+    return DashboardClient(place_of(args.url), headers)
+
+
 class Events:
     """Parser of a stream of server-sent events; returns the data of its messages.
 
@@ -113,7 +133,6 @@ class Events:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._rest = bytearray()
         self._seen = 0
         self._data: list[bytes] = []
@@ -182,17 +201,17 @@ class DashboardClient:
 
     def once(self) -> dict[str, Any]:
         """Return the current message, or raise `Unreachable`."""
-        return self._get("/state", parse)
+        return self._get("/state")
 
     def audit(self, query: str = "") -> dict[str, Any]:
         """Return the audit of the process, or raise `Unreachable`."""
-        return self._get(f"/audit{query}", parse_audit)
+        return self._get(f"/audit{query}", "findings")
 
     def snapshot(self) -> dict[str, Any]:
         """Return the snapshot of the process for tuning, or raise `Unreachable`."""
-        return self._get("/snapshot", parse_snapshot)
+        return self._get("/snapshot", "guards")
 
-    def _get(self, route: str, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+    def _get(self, route: str, listed: str = "views") -> dict[str, Any]:
         with self._asked(route, "application/json") as answer:
             until = self._clock.now() + 2 * CONNECTING
             body = bytearray()
@@ -204,7 +223,7 @@ class DashboardClient:
                     raise TimeoutError
             if answer.length:  # fewer bytes came than were announced
                 raise http.client.IncompleteRead(bytes(body))
-            return read(bytes(body))
+            return parse(bytes(body), listed)
 
     def messages(self, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Yield each message as it comes, until `close`; reconnect as often as needed.
@@ -283,7 +302,6 @@ class DashboardClient:
         return connection
 
     def _check(self, answer: http.client.HTTPResponse, kind: str) -> None:
-        """Raise unless the answer is successful and of the requested content type."""
         if answer.status in _REDIRECTS:
             target = legible(answer.getheader("Location", ""), LONGEST_TEXT)
             raise NotADashboard(f"it points to {target!r}: if that is the dashboard, give it")
@@ -302,7 +320,6 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _reason(error: Exception, place: DashboardAddress) -> str:
-    """Return in a few words what went wrong."""
     reason = f"the connection failed ({legible(str(error) or type(error).__name__, LONGEST_TEXT)})"
     if isinstance(error, NotADashboard):
         reason = str(error)

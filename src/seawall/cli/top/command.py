@@ -13,19 +13,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from seawall.cli.top.client import DashboardClient, Unreachable, header_of, place_of
+from seawall.cli.top.client import DashboardClient, add_header_argument, client_of
 from seawall.cli.top.history import TopHistory
 from seawall.cli.top.messages import ParsedMessage, narrowed, understood, verdict
 from seawall.dashboard.views import DashboardMessage
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-HEADERS: Final = "SEAWALL_TOP_HEADER"
-"""The environment variable with further headers, one on each line."""
 
 WELL, WRONG, UNSEEN = 0, 1, 2
 """Exit status."""
@@ -48,8 +44,6 @@ class Options(NamedTuple):
     """The parsed options."""
 
     source: DashboardClient
-    once: bool
-    as_json: bool
     stacks: bool
     pods: tuple[str, ...]
     guards: tuple[str, ...]
@@ -72,47 +66,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show only this guard; may have * and ?, and be repeated",
     )
     add("--pod", action="append", metavar="NAME", help="show only this pod; as --guard")
-    add(
-        "--header",
-        action="append",
-        metavar="'NAME: VALUE'",
-        help=f"send this header, may be repeated; or set {HEADERS}, which other users cannot see",
-    )
+    add_header_argument(parser)
     add("--no-color", action="store_true", help="without colours; so does NO_COLOR")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command, and return the exit status."""
-    try:
-        options = options_of(args, os.environ)
-        if options.as_json:
-            return _once_json(options) if options.once else _live_json(options)
-        return _once(options) if options.once else _live(options)
-    except (ValueError, Unreachable) as error:
-        return _failed(str(error))
-
-
-def options_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Options:
-    """Return the options from `args` and the environment, or raise ValueError."""
+    """Run the command, and return the exit status; a mistake raises ValueError or OSError."""
     if args.json and (args.guard or args.pod or args.stacks):
         raise ValueError("--json tells the message as it is: leave out --guard, --pod and --stacks")
-    lines = [*environment.get(HEADERS, "").splitlines(), *(args.header or ())]
-    return Options(
-        source=DashboardClient(
-            place_of(args.url), dict(header_of(text) for text in lines if text.strip())
-        ),
-        once=args.once,
-        as_json=args.json,
+    options = Options(
+        source=client_of(args),
         stacks=args.stacks,
         pods=tuple(args.pod or ()),
         guards=tuple(args.guard or ()),
-        color=not args.no_color and not environment.get("NO_COLOR"),
+        color=not args.no_color and not os.environ.get("NO_COLOR"),
     )
-
-
-def _failed(why: str) -> int:
-    sys.stderr.write(f"seawall top: {why}\n")
-    return UNSEEN
+    if args.json:
+        return _once_json(options) if args.once else _live_json(options)
+    return _once(options) if args.once else _live(options)
 
 
 # One-time output
@@ -200,7 +171,7 @@ def _live_json(options: Options) -> int:
 
 
 def _print_trouble(why: str) -> None:
-    _failed(why)
+    sys.stderr.write(f"seawall top: {why}\n")
 
 
 def _live(options: Options) -> int:

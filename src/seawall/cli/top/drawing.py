@@ -41,10 +41,11 @@ from seawall.cli.top.layout import (
     span,
 )
 from seawall.cli.top.messages import verdict, worst
-from seawall.dashboard.bounds import WORST
+from seawall.dashboard import wording as say
 from seawall.dashboard.presenters.members import MEMBER
 from seawall.dashboard.summary import tone_of
 from seawall.dashboard.views import (
+    WORST,
     DashboardMessage,
     GuardView,
     History,
@@ -132,7 +133,6 @@ class _Drawing:
     # Header
 
     def header(self) -> Text:
-        """Return the line with title, time and pods."""
         guards = sum(len(view["guards"]) for view in self._views)
         there = sum(view.get("all_guards", len(view["guards"])) for view in self._views)
         of_all = f"{guards} of " if there > guards else ""
@@ -141,13 +141,12 @@ class _Drawing:
         pods = names[0] if len(names) == 1 else f"{len(names)} pods"
         dot = f" {self._glyphs.dot} "
         summary = dot.join(
-            [pods, of_all + _counted(max(guards, there), "guard"), f"load {load:.2f}"]
+            [pods, of_all + say.several(max(guards, there), "guard"), f"load {load:.2f}"]
         )
         now = self._message["at"]
         return line((self._message["title"], "bold"), dot, moment(now, now), dot, (summary, "dim"))
 
     def says(self) -> Text:
-        """Return the line with the overall verdict."""
         tone, verdict_now = verdict(self._message), self._message["verdict"]
         words = (
             verdict_now["words"] if verdict_now["tone"] != "ok" or tone == "ok" else "Worth a look"
@@ -176,16 +175,15 @@ class _Drawing:
             ]
             if rows:
                 yield self._section(title, rows)
-        happenings = self._happenings()
+        latest = map(self._happening, self._message["happened"][:MOST_HAPPENINGS])
+        happenings = [Unit([text], "ok") for text in latest]  # one tone, which keeps their order
         if happenings:
             yield ScreenBlock(line(("LATELY", "bold")), happenings, 4)
 
     def _problem(self, problem: ServiceTrouble) -> Unit:
-        """Return a problem, with its consequences below."""
         lines = self._trouble(problem, f"{self._glyphs.tones[problem['tone']]} ", problem["advice"])
         follows = problem["consequences"]
-        ends = [self._glyphs.branch] * (len(follows) - 1) + [self._glyphs.last]
-        for one, end in zip(follows, ends, strict=False):
+        for one, end in zip(follows, self._branches(len(follows)), strict=False):
             lines += self._trouble(one, f"  {end} ")
         return Unit(lines, tone_of(problem))
 
@@ -220,7 +218,6 @@ class _Drawing:
         return Unit([line((text, STYLES[tone]))], tone)
 
     def _wrapped(self, text: str) -> list[str]:
-        """Return a sentence wrapped into several lines, up to a limit."""
         return textwrap.wrap(
             text,
             self._width,
@@ -256,10 +253,7 @@ class _Drawing:
         }
         title = joined(columns, {k: line((v, "bold")) for k, v in titles.items()}, self._glyphs)
         units = [
-            Unit(
-                [self._guard(view, guard, columns), *self._below(guard)],
-                guard["tone"],
-            )
+            Unit([self._guard(view, guard, columns), *self._below(guard)], guard["tone"])
             for view, guard in pairs
         ]
         return ScreenBlock(title, units, 8)
@@ -275,10 +269,7 @@ class _Drawing:
             if width and left > width:
                 chosen[name] = width
                 left -= width + 1
-        for name, most in (
-            ("name", min(longest, _LONGEST_NAME)),
-            ("state", min(longest_state, 16)),
-        ):
+        for name, most in (("name", min(longest, _LONGEST_NAME)), ("state", longest_state)):
             more = min(left, max(most - chosen[name], 0))
             chosen[name] += more
             left -= more
@@ -324,12 +315,12 @@ class _Drawing:
         last = guard.get("last_error", "")
         shows_error = last and (self._stacks or guard["tone"] in ("bad", "warn"))
         lines = [line((f"    last error: {last}", "dim"))] if shows_error else []
-        return lines + (self._stack(guard) if self._stacks else [])
+        layers = guard["stack"] if self._stacks else []
+        return lines + list(map(self._layer, layers, self._branches(len(layers))))
 
-    def _stack(self, guard: GuardView) -> list[Text]:
-        layers = guard["stack"]
-        ends = [self._glyphs.branch] * (len(layers) - 1) + [self._glyphs.last]
-        return [self._layer(layer, end) for layer, end in zip(layers, ends, strict=False)]
+    def _branches(self, count: int) -> list[str]:
+        """Return the glyphs that connect `count` lines to the one above them."""
+        return [self._glyphs.branch] * (count - 1) + [self._glyphs.last]
 
     def _layer(self, layer: LayerView, end: str) -> Text:
         dot = f" {self._glyphs.dot} "
@@ -379,11 +370,6 @@ class _Drawing:
             cells["past"] = line((bars(points, widths["past"], self._glyphs), "cyan"))
         return joined(columns, cells, self._glyphs)
 
-    def _happenings(self) -> list[Unit]:
-        """Return the last events, the latest first; all with one tone, which keeps their order."""
-        latest = self._message["happened"][:MOST_HAPPENINGS]
-        return [Unit([self._happening(one)], "ok") for one in latest]
-
     def _happening(self, one: ServiceEvent) -> Text:
         pods = f" ({_listed(one['pods'])})" if self._many else ""
         return line(
@@ -391,10 +377,6 @@ class _Drawing:
             (f" {self._glyphs.tones[one['tone']]} ", STYLES[one["tone"]]),
             f"{one['where']}{pods}: {one['what']}",
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
 def _listed(names: list[str]) -> str:

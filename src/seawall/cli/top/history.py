@@ -8,9 +8,9 @@ Promises:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, cast
 
-from seawall.cli.top.messages import MOST_PODS, MOST_POINTS
+from seawall.cli.top.messages import MOST_PODS, MOST_POINTS, RATES
 from seawall.dashboard.views import DashboardMessage, GuardTrack, GuardView, History, View
 
 KEPT_FOR: Final = 600.0
@@ -24,7 +24,6 @@ class TopHistory:
     """The history of all pods, by pod."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._pods: dict[str, History] = {}
 
     def take(self, message: DashboardMessage) -> dict[str, History]:
@@ -39,7 +38,6 @@ class TopHistory:
         return self._pods
 
     def _forget(self, message: DashboardMessage) -> None:
-        """Drop the history of pods that are gone."""
         present = {view["pod"]["name"] for view in message["views"]}
         gone = {pod: h["at"][-1] if h["at"] else 0.0 for pod, h in self._pods.items()}
         for pod in present:
@@ -81,35 +79,14 @@ def _append(history: History, view: View, room: int) -> int:
 
 
 def _blank(length: int) -> GuardTrack:
-    return GuardTrack(
-        succeeded=[0.0] * length,
-        degraded=[0.0] * length,
-        failed=[0.0] * length,
-        rejected=[0.0] * length,
-        p50=[None] * length,
-        p99=[None] * length,
-        breaker=[None] * length,
-    )
+    names = GuardTrack.__annotations__
+    track = {name: [0.0 if name in RATES else None] * length for name in names}
+    return cast("GuardTrack", track)
 
 
 def _extend(track: GuardTrack, guard: GuardView | None) -> None:
     """Add the values of `guard`; zeros and gaps if it is gone."""
-    rates = guard["rates"] if guard else None
-    track["succeeded"].append(rates["succeeded"] if rates else 0.0)
-    track["degraded"].append(rates["degraded"] if rates else 0.0)
-    track["failed"].append(rates["failed"] if rates else 0.0)
-    track["rejected"].append(rates["rejected"] if rates else 0.0)
-    track["p50"].append(guard["p50"] if guard else None)
-    track["p99"].append(guard["p99"] if guard else None)
-    track["breaker"].append(guard["breaker"] if guard else None)
-    lists: tuple[list[float] | list[float | None] | list[str | None], ...] = (
-        track["succeeded"],
-        track["degraded"],
-        track["failed"],
-        track["rejected"],
-        track["p50"],
-        track["p99"],
-        track["breaker"],
-    )
-    for points in lists:
+    seen: dict[str, Any] = {**guard, **guard["rates"]} if guard else dict.fromkeys(RATES, 0.0)
+    for name, points in cast("dict[str, list[Any]]", track).items():
+        points.append(seen.get(name))
         del points[:-MOST_POINTS]

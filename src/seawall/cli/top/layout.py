@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from seawall.dashboard.bounds import WORST
-from seawall.dashboard.views import GuardTrack, Tone
+from seawall.dashboard.views import WORST, GuardTrack, Tone
 
 STYLES: Final[Mapping[str, str]] = {
     "ok": "green",

@@ -138,7 +138,6 @@ class _Screen:
         self._glyphs = glyphs_for(console.encoding)
 
     def draw(self, feed: _Feed) -> RenderableType:
-        """Return the current frame."""
         reading, history, lost, age = feed.latest()
         if reading is None:
             waiting = lost or f"waiting for {self._options.source.place}"

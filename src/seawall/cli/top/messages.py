@@ -17,18 +17,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, NoReturn, TypedDict, cast
 from unicodedata import category
 
-from seawall.dashboard.bounds import (
-    LONGEST_NAME,
-    MOST_GUARDS,
-    MOST_TRACKS,
-    WORST,
-    number,
-    shown,
-)
+from seawall.dashboard.bounds import LONGEST_NAME, MOST_GUARDS, MOST_TRACKS, number, shown
 from seawall.dashboard.summary import service_events, service_troubles, service_verdict
 from seawall.dashboard.validation import valid_view
 from seawall.dashboard.views import (
     FORMAT,
+    WORST,
     DashboardMessage,
     GuardTrack,
     GuardView,
@@ -59,7 +53,8 @@ _SELECTORS: Final = range(0xFE00, 0xFE10)
 """Variation selectors: they change the width of a character, about which terminals disagree."""
 
 _STATES: Final = frozenset({"closed", "open", "half_open", "isolated"})
-_RATES: Final = ("succeeded", "degraded", "failed", "rejected")
+RATES: Final = ("succeeded", "degraded", "failed", "rejected")
+"""The names of the rates in the history of a guard."""
 
 
 class NotADashboard(ValueError):
@@ -73,23 +68,8 @@ class ParsedMessage(NamedTuple):
     notes: tuple[str, ...]
 
 
-def parse(text: str | bytes) -> dict[str, Any]:
-    """Parse `text` as a message, or raise `NotADashboard`."""
-    return _parsed(text, "views")
-
-
-def parse_audit(text: str | bytes) -> dict[str, Any]:
-    """Parse `text` as the audit of a process, or raise `NotADashboard`."""
-    return _parsed(text, "findings")
-
-
-def parse_snapshot(text: str | bytes) -> dict[str, Any]:
-    """Parse `text` as a process's snapshot for tuning, or raise `NotADashboard`."""
-    return _parsed(text, "guards")
-
-
-def _parsed(text: str | bytes, name: str) -> dict[str, Any]:
-    """Parse `text` as a JSON object with the list `name`."""
+def parse(text: str | bytes, name: str = "views") -> dict[str, Any]:
+    """Parse `text` as a JSON object with the list `name`, or raise `NotADashboard`."""
     try:
         raw = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -244,47 +224,49 @@ def _histories(histories: dict[str, Any], views: Iterable[str]) -> dict[str, His
 def _history(raw: Any) -> History:
     """Return the history of a pod, with lists of equal length; empty where it is invalid."""
     raw = raw if isinstance(raw, dict) else {}
-    instants = raw.get("at")
-    at = [number(one) for one in instants[-MOST_POINTS:]] if isinstance(instants, list) else []
-    guards, rows = raw.get("guards"), raw.get("rows")
+    at = [number(one) for one in _list(raw.get("at"))[-MOST_POINTS:]]
+    length = len(at)
     return History(
         at=at,
         guards={
-            legible(name): _track(track, len(at))
-            for name, track in list(guards.items() if isinstance(guards, dict) else ())[
-                :MOST_GUARDS
-            ]
+            legible(name): _track(track, length)
+            for name, track in _members(raw, "guards")[:MOST_GUARDS]
             if isinstance(track, dict)
         },
         rows={
-            legible(name, 2 * LONGEST_NAME): _points(points, len(at))
-            for name, points in list(rows.items() if isinstance(rows, dict) else ())[:MOST_TRACKS]
+            legible(name, 2 * LONGEST_NAME): _points(points, length)
+            for name, points in _members(raw, "rows")[:MOST_TRACKS]
         },
     )
+
+
+def _list(raw: Any) -> list[Any]:
+    return raw if isinstance(raw, list) else []
+
+
+def _members(raw: dict[str, Any], name: str) -> list[tuple[str, Any]]:
+    members = raw.get(name)
+    return list(members.items()) if isinstance(members, dict) else []
 
 
 def _track(raw: dict[str, Any], length: int) -> GuardTrack:
-    rates = {name: [one or 0.0 for one in _points(raw.get(name), length)] for name in _RATES}
-    states = raw.get("breaker")
-    known = [
-        one if isinstance(one, str) and one in _STATES else None
-        for one in (states[-length:] if isinstance(states, list) and length else ())
-    ]
-    return cast(
-        "GuardTrack",
-        {
-            **rates,
-            "p50": _points(raw.get("p50"), length),
-            "p99": _points(raw.get("p99"), length),
-            "breaker": [None] * (length - len(known)) + known,
-        },
-    )
+    track: dict[str, list[Any]] = {
+        name: [one or 0.0 for one in _points(raw.get(name), length)] for name in RATES
+    }
+    track |= {name: _points(raw.get(name), length) for name in ("p50", "p99")}
+    states = _last(raw.get("breaker"), length)
+    track["breaker"] = [one if isinstance(one, str) and one in _STATES else None for one in states]
+    return cast("GuardTrack", track)
 
 
 def _points(raw: Any, length: int) -> list[float | None]:
-    """Return the last `length` numbers of a list, padded at its old end."""
-    points = [
+    return [
         max(number(one), 0.0) if isinstance(one, (int, float)) else None
-        for one in (raw[-length:] if isinstance(raw, list) and length else ())
+        for one in _last(raw, length)
     ]
-    return [None] * (length - len(points)) + points
+
+
+def _last(raw: Any, length: int) -> list[Any]:
+    """Return the last `length` values of a list, padded at its old end."""
+    values = _list(raw)[-length:] if length else []
+    return [None] * (length - len(values)) + values
