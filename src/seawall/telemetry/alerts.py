@@ -9,7 +9,9 @@ Promises:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from seawall.telemetry import thresholds as threshold
@@ -21,10 +23,14 @@ Severity = Literal["page", "ticket"]
 
 
 class Alert(NamedTuple):
-    """One rule; `expr` must hold for `lasts` seconds before it fires."""
+    """One rule; `expr` must hold for `lasts` seconds before it fires.
 
-    name: str
+    `{label}` in its texts is the value of that label, `{value}` that of the expression, and
+    `{percent}`, `{number}` and `{duration}` are the value in that form.
+    """
+
     severity: Severity
+    name: str
     expr: str
     lasts: float
     summary: str
@@ -61,6 +67,9 @@ def _is_address(text: object) -> bool:
 
 # Rules
 
+_page: Final = partial(Alert, "page")
+_ticket: Final = partial(Alert, "ticket")
+
 _ask: Final = PromqlQueries(f"{threshold.WINDOW / 60:g}m")
 
 _CALLS: Final = _ask.rate("attempts", "job guard")
@@ -69,11 +78,24 @@ _ENOUGH: Final = f"{_CALLS} > {threshold.FEW_CALLS / 60:.4f}"
 
 def _share(part: str, whole: str, above: float) -> str:
     """Return the condition that `part` is too large a share of enough calls of a guard."""
-    return f"{part}\n/\n{whole}\n> {above:g}\nand\n{_ENOUGH}"
+    return f"{_ratio_above(part, whole, above)}\nand\n{_ENOUGH}"
+
+
+def _ratio_above(part: str, whole: str, limit: float) -> str:
+    return f"{part}\n/\n{whole}\n> {limit:g}"
 
 
 def _above(expr: str, limit: float) -> str:
     return f"{expr} > {limit:g}"
+
+
+def _gauge_above(fold: str, name: str, by: str, limit: float, where: str = "") -> str:
+    return _above(_ask.gauge(fold, name, f"job {by}", where), limit)
+
+
+def _more_than(name: str, by: str, limit: float, where: str = "") -> str:
+    """Return the condition that a counter has increased by more than `limit`."""
+    return _above(_ask.increase(name, f"job {by}", where), limit)
 
 
 def _any(expr: str) -> str:
@@ -90,330 +112,262 @@ def _percent(share: float) -> str:
 
 
 ALERTS: Final[tuple[Alert, ...]] = (
-    Alert(
+    _page(
         "SeawallCircuitOpenRate",
-        "page",
         _share(
             _ask.rate("rejected", "job guard", 'policy="breaker"'), _CALLS, threshold.CIRCUIT_OPEN
         ),
         60,
-        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of calls meet an open circuit",
-        f"More than {_percent(threshold.CIRCUIT_OPEN)} of the calls of guard"
-        " {{ $labels.guard }} in {{ $labels.job }} are refused because its breaker is open: the"
-        " dependency fails.",
+        "{guard}: {percent} of calls meet an open circuit",
+        f"More than {_percent(threshold.CIRCUIT_OPEN)} of the calls of guard {{guard}} in {{job}}"
+        " are refused because its breaker is open: the dependency fails.",
     ),
-    Alert(
+    _page(
         "SeawallErrorRatio",
-        "page",
         _share(
             _ask.rate("attempts", "job guard", 'outcome="failed"'),
             _ask.rate("attempts", "job guard", 'outcome=~"succeeded|failed"'),
             threshold.ERROR_RATIO,
         ),
         300,
-        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of attempts fail",
-        f"More than {_percent(threshold.ERROR_RATIO)} of the attempts of guard"
-        " {{ $labels.guard }} in {{ $labels.job }} fail.",
+        "{guard}: {percent} of attempts fail",
+        f"More than {_percent(threshold.ERROR_RATIO)} of the attempts of guard {{guard}} in"
+        " {job} fail.",
     ),
-    Alert(
+    _ticket(
         "SeawallRetryBudgetSpent",
-        "ticket",
         # Not the gauge: for a budget refilled by successes, it stays at 1 long after an outage.
         _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), threshold.UNRETRIED),
         300,
-        "{{ $labels.guard }}: the retry budget is spent, failed calls are not retried",
-        "Calls of guard {{ $labels.guard }} in {{ $labels.job }} fail and are not retried, since"
-        " the retry budget is spent.",
+        "{guard}: the retry budget is spent, failed calls are not retried",
+        "Calls of guard {guard} in {job} fail and are not retried, since the retry budget is"
+        " spent.",
     ),
-    Alert(
+    _ticket(
         "SeawallBreakerIsolated",
-        "ticket",
         _any(_ask.gauge("max", "breaker_state", "job guard", 'state="isolated"')),
         threshold.ISOLATED_SECONDS,
-        "{{ $labels.guard }}: its breaker is isolated, by hand",
-        "Somebody isolated the breaker of {{ $labels.guard }} in {{ $labels.job }}, and it has"
-        " been so for an hour: it does not close by itself.",
+        "{guard}: its breaker is isolated, by hand",
+        "Somebody isolated the breaker of {guard} in {job}, and it has been so for an hour: it"
+        " does not close by itself.",
     ),
-    Alert(
+    _ticket(
         "SeawallBreakerFlapping",
-        "ticket",
-        _above(
-            _ask.increase("breaker_transitions", "job instance guard", 'to="closed"'),
-            threshold.FLAPPING,
-        ),
+        _more_than("breaker_transitions", "instance guard", threshold.FLAPPING, 'to="closed"'),
         600,
-        "{{ $labels.guard }}: its breaker closes and opens again and again",
-        "The breaker of {{ $labels.guard }} on {{ $labels.instance }} closed"
-        " {{ $value | humanize }} times in five minutes: the dependency bears the probes, but not"
-        " the load.",
+        "{guard}: its breaker closes and opens again and again",
+        "The breaker of {guard} on {instance} closed {number} times in five minutes: the"
+        " dependency bears the probes, but not the load.",
     ),
-    Alert(
+    _ticket(
         "SeawallShedding",
-        "ticket",
         _share(_ask.rate("shed", "job guard"), _CALLS, threshold.SHED),
         300,
-        "{{ $labels.guard }}: {{ $value | humanizePercentage }} of calls are shed",
-        f"More than {_percent(threshold.SHED)} of the calls of {{{{ $labels.guard }}}} in"
-        " {{ $labels.job }} are shed: there is more work than it can do.",
+        "{guard}: {percent} of calls are shed",
+        f"More than {_percent(threshold.SHED)} of the calls of {{guard}} in {{job}} are shed:"
+        " there is more work than it can do.",
     ),
-    Alert(
+    _ticket(
         "SeawallSaturated",
-        "ticket",
-        _above(_ask.gauge("avg", "autoscale_load", "job"), threshold.LOAD),
+        _gauge_above("avg", "autoscale_load", "", threshold.LOAD),
         600,
-        "{{ $labels.job }}: {{ $value | humanizePercentage }} full",
-        "The processes of {{ $labels.job }} are full, on average: above 100 % work waits.",
+        "{job}: {percent} full",
+        "The processes of {job} are full, on average: above 100 % work waits.",
     ),
-    Alert(
+    _ticket(
         "SeawallSlotsFull",
-        "ticket",
-        _above(
-            _ask.gauge("max", "slot_wait_seconds", "job guard policy"), threshold.SLOT_WAIT_SECONDS
-        ),
+        _gauge_above("max", "slot_wait_seconds", "guard policy", threshold.SLOT_WAIT_SECONDS),
         120,
-        "{{ $labels.guard }}: calls wait {{ $value | humanizeDuration }} for a slot",
-        "The first in line for a slot of the {{ $labels.policy }} of {{ $labels.guard }} in"
-        " {{ $labels.job }} waits too long.",
+        "{guard}: calls wait {duration} for a slot",
+        "The first in line for a slot of the {policy} of {guard} in {job} waits too long.",
     ),
-    Alert(
+    _ticket(
         "SeawallPoolWait",
-        "ticket",
         _above(_ask.quantile(0.99, "pool_wait_seconds", "job pool"), threshold.POOL_WAIT_SECONDS),
         300,
-        "{{ $labels.pool }}: borrowers wait {{ $value | humanizeDuration }} (p99)",
-        "The pool {{ $labels.pool }} in {{ $labels.job }} is too small, or what it lends is kept"
-        " too long.",
+        "{pool}: borrowers wait {duration} (p99)",
+        "The pool {pool} in {job} is too small, or what it lends is kept too long.",
     ),
-    Alert(
+    _ticket(
         "SeawallAbandonedThreads",
-        "ticket",
-        _above(
-            _ask.gauge("sum", "abandoned_threads", "job instance guard"),
-            threshold.ABANDONED_THREADS,
-        ),
+        _gauge_above("sum", "abandoned_threads", "instance guard", threshold.ABANDONED_THREADS),
         600,
-        "{{ $labels.guard }}: {{ $value }} threads run on without a caller",
-        "Calls of {{ $labels.guard }} on {{ $labels.instance }} timed out, but their threads did"
-        " not end.",
+        "{guard}: {value} threads run on without a caller",
+        "Calls of {guard} on {instance} timed out, but their threads did not end.",
     ),
-    Alert(
+    _ticket(
         "SeawallLoopLag",
-        "ticket",
-        _above(_ask.gauge("max", "loop_lag_seconds", "job instance"), threshold.LOOP_LAG_SECONDS),
+        _gauge_above("max", "loop_lag_seconds", "instance", threshold.LOOP_LAG_SECONDS),
         60,
-        "{{ $labels.instance }}: its event loop is {{ $value | humanizeDuration }} late",
-        "Something blocks the event loop of {{ $labels.instance }} ({{ $labels.job }}): all of its"
-        " requests are late.",
+        "{instance}: its event loop is {duration} late",
+        "Something blocks the event loop of {instance} ({job}): all of its requests are late.",
     ),
-    Alert(
+    _page(
         "SeawallOutboxOld",
-        "page",
-        _above(_ask.gauge("max", "outbox_age_seconds", "job outbox"), threshold.OUTBOX_AGE_SECONDS),
+        _gauge_above("max", "outbox_age_seconds", "outbox", threshold.OUTBOX_AGE_SECONDS),
         120,
-        "{{ $labels.outbox }}: an event waits for {{ $value | humanizeDuration }}",
-        "The oldest event of the outbox {{ $labels.outbox }} in {{ $labels.job }} has not been"
-        " sent: no dispatcher runs, or the place it sends to refuses.",
+        "{outbox}: an event waits for {duration}",
+        "The oldest event of the outbox {outbox} in {job} has not been sent: no dispatcher runs,"
+        " or the place it sends to refuses.",
     ),
-    Alert(
+    _page(
         "SeawallAggregateBlocked",
-        "page",
-        _above(
-            _ask.gauge("max", "outbox_blocked_aggregates", "job outbox"),
-            threshold.BLOCKED_AGGREGATES,
-        ),
+        _gauge_above("max", "outbox_blocked_aggregates", "outbox", threshold.BLOCKED_AGGREGATES),
         60,
-        "{{ $labels.outbox }}: {{ $value }} aggregates are blocked",
-        "An event of the outbox {{ $labels.outbox }} in {{ $labels.job }} could not be sent, and"
-        " what comes after it waits until somebody decides.",
+        "{outbox}: {value} aggregates are blocked",
+        "An event of the outbox {outbox} in {job} could not be sent, and what comes after it"
+        " waits until somebody decides.",
     ),
-    Alert(
+    _ticket(
         "SeawallQueueOld",
-        "ticket",
-        _above(
-            _ask.gauge("max", "queue_age_seconds", "job kind name", 'kind!="outbox"'),
-            threshold.QUEUE_AGE_SECONDS,
+        _gauge_above(
+            "max", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS, 'kind!="outbox"'
         ),
         300,
-        "{{ $labels.kind }} {{ $labels.name }}: the oldest waits for"
-        " {{ $value | humanizeDuration }}",
-        "What waits in {{ $labels.kind }} {{ $labels.name }} of {{ $labels.job }} is not worked"
-        " off in time: no worker runs, or too few.",
+        "{kind} {name}: the oldest waits for {duration}",
+        "What waits in {kind} {name} of {job} is not worked off in time: no worker runs, or too"
+        " few.",
     ),
-    Alert(
+    _ticket(
         "SeawallDeadLetters",
-        "ticket",
-        _above(_ask.gauge("max", "queue_dead", "job kind name"), threshold.DEAD),
+        _gauge_above("max", "queue_dead", "kind name", threshold.DEAD),
         60,
-        "{{ $labels.kind }} {{ $labels.name }}: {{ $value }} given up",
-        "What {{ $labels.kind }} {{ $labels.name }} of {{ $labels.job }} gave up is kept to be"
-        " looked at.",
+        "{kind} {name}: {value} given up",
+        "What {kind} {name} of {job} gave up is kept to be looked at.",
     ),
-    Alert(
+    _ticket(
         "SeawallRefusedLate",
-        "ticket",
-        _above(_ask.increase("refused_late", "job kind name"), threshold.REFUSED_LATE),
+        _more_than("refused_late", "kind name", threshold.REFUSED_LATE),
         0,
-        "{{ $labels.kind }} {{ $labels.name }}: work was taken over while it went on",
-        "Answers of {{ $labels.kind }} {{ $labels.name }} in {{ $labels.job }} came after another"
-        " process had taken the work over. The database refused them, but what was done outside of"
-        " it may have been done twice.",
+        "{kind} {name}: work was taken over while it went on",
+        "Answers of {kind} {name} in {job} came after another process had taken the work over."
+        " The database refused them, but what was done outside of it may have been done twice.",
     ),
-    Alert(
+    _page(
         "SeawallFifoGap",
-        "page",
-        _above(_ask.increase("fifo_gaps", "job name"), threshold.FIFO_GAPS),
+        _more_than("fifo_gaps", "name", threshold.FIFO_GAPS),
         0,
-        "{{ $labels.name }}: messages are missing",
-        "The FIFO receiver {{ $labels.name }} in {{ $labels.job }} waits for messages that do not"
-        " come.",
+        "{name}: messages are missing",
+        "The FIFO receiver {name} in {job} waits for messages that do not come.",
     ),
-    Alert(
+    _page(
         "SeawallStoreLost",
-        "page",
         _none(_ask.gauge("min", "store_up", "job store")),
         threshold.STORE_DOWN_SECONDS,
-        "{{ $labels.store }}: the shared store does not answer",
-        "At least one process of {{ $labels.job }} does not reach the store {{ $labels.store }}:"
-        " its shared policies go by `on_store_failure`.",
+        "{store}: the shared store does not answer",
+        "At least one process of {job} does not reach the store {store}: its shared policies go"
+        " by `on_store_failure`.",
     ),
-    Alert(
+    _ticket(
         "SeawallPolicyAlone",
-        "ticket",
         _none(_ask.gauge("min", "policy_shared", "job guard policy")),
         600,
-        "{{ $labels.guard }}: its {{ $labels.policy }} goes without the store",
-        "The {{ $labels.policy }} of {{ $labels.guard }} in {{ $labels.job }} is shared, but goes"
-        " by `on_store_failure` for ten minutes now.",
+        "{guard}: its {policy} goes without the store",
+        "The {policy} of {guard} in {job} is shared, but goes by `on_store_failure` for ten"
+        " minutes now.",
     ),
-    Alert(
+    _page(
         "SeawallUnhealthy",
-        "page",
         _any(_ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"')),
         300,
-        "{{ $labels.instance }}: {{ $labels.service }} is unhealthy ({{ $labels.level }})",
-        "The checks of level {{ $labels.level }} of {{ $labels.service }} fail on"
-        " {{ $labels.instance }}.",
+        "{instance}: {service} is unhealthy ({level})",
+        "The checks of level {level} of {service} fail on {instance}.",
     ),
-    Alert(
+    _ticket(
         "SeawallHostsOut",
-        "ticket",
-        _ask.gauge("sum", "upstream_hosts", "job upstreams", 'state!="serving"')
-        + "\n/\n"
-        + _ask.gauge("sum", "upstream_hosts", "job upstreams")
-        + f"\n> {threshold.UNHEALTHY_HOSTS:g}",
+        _ratio_above(
+            _ask.gauge("sum", "upstream_hosts", "job upstreams", 'state!="serving"'),
+            _ask.gauge("sum", "upstream_hosts", "job upstreams"),
+            threshold.UNHEALTHY_HOSTS,
+        ),
         120,
-        "{{ $labels.upstreams }}: {{ $value | humanizePercentage }} of hosts do not serve",
-        "Most hosts of {{ $labels.upstreams }} are ejected or fail their checks, as"
-        " {{ $labels.job }} sees them.",
+        "{upstreams}: {percent} of hosts do not serve",
+        "Most hosts of {upstreams} are ejected or fail their checks, as {job} sees them.",
     ),
-    Alert(
+    _page(
         "SeawallPipelineFailing",
-        "page",
-        _ask.increase("pipeline_ended", "job pipeline", 'result="dead_letter"')
-        + "\n/\n"
-        + _ask.increase("pipeline_ended", "job pipeline")
-        + f"\n> {threshold.DEAD_ITEMS:g}\nand\n"
-        + _above(
+        _ratio_above(
             _ask.increase("pipeline_ended", "job pipeline", 'result="dead_letter"'),
-            threshold.FEW_DEAD_ITEMS,
+            _ask.increase("pipeline_ended", "job pipeline"),
+            threshold.DEAD_ITEMS,
+        )
+        + "\nand\n"
+        + _more_than(
+            "pipeline_ended", "pipeline", threshold.FEW_DEAD_ITEMS, 'result="dead_letter"'
         ),
         60,
-        "{{ $labels.pipeline }}: {{ $value | humanizePercentage }} of items are dead letters",
-        f"More than {_percent(threshold.DEAD_ITEMS)} of the items of pipeline"
-        " {{ $labels.pipeline }} in {{ $labels.job }} fail for good and are set aside.",
+        "{pipeline}: {percent} of items are dead letters",
+        f"More than {_percent(threshold.DEAD_ITEMS)} of the items of pipeline {{pipeline}} in"
+        " {job} fail for good and are set aside.",
     ),
-    Alert(
+    _page(
         "SeawallStageStalled",
-        "page",
-        _above(
-            _ask.gauge("max", "pipeline_stage_oldest_seconds", "job pipeline stage"),
-            threshold.STAGE_AGE_SECONDS,
+        _gauge_above(
+            "max", "pipeline_stage_oldest_seconds", "pipeline stage", threshold.STAGE_AGE_SECONDS
         ),
         60,
-        "{{ $labels.pipeline }}: an item has waited for {{ $labels.stage }} for"
-        " {{ $value | humanizeDuration }}",
-        "Stage {{ $labels.stage }} of pipeline {{ $labels.pipeline }} in {{ $labels.job }} does"
-        " not come to the items that wait for it: what it needs is down, or too slow. Its source"
-        " is read no faster.",
+        "{pipeline}: an item has waited for {stage} for {duration}",
+        "Stage {stage} of pipeline {pipeline} in {job} does not come to the items that wait for"
+        " it: what it needs is down, or too slow. Its source is read no faster.",
     ),
-    Alert(
+    _page(
         "SeawallSourceFailing",
-        "page",
         _any(_ask.gauge("max", "pipeline_source_failing", "job pipeline source")),
         120,
-        "{{ $labels.pipeline }}: source {{ $labels.source }} fails",
-        "Source {{ $labels.source }} of pipeline {{ $labels.pipeline }} in {{ $labels.job }} cannot"
-        " be read, or does not take the ends of items. It is tried again and again.",
+        "{pipeline}: source {source} fails",
+        "Source {source} of pipeline {pipeline} in {job} cannot be read, or does not take the"
+        " ends of items. It is tried again and again.",
     ),
-    Alert(
+    _ticket(
         "SeawallSourceMissing",
-        "ticket",
-        _above(
-            _ask.gauge("max", "collect_missing_seconds", "job collect source"),
-            threshold.MISSING_SECONDS,
-        ),
+        _gauge_above("max", "collect_missing_seconds", "collect source", threshold.MISSING_SECONDS),
         60,
-        "{{ $labels.collect }}: {{ $labels.source }} is missing since"
-        " {{ $value | humanizeDuration }}",
-        "Collections of {{ $labels.collect }} in {{ $labels.job }} go on without a fresh value of"
-        " {{ $labels.source }}, and say so.",
+        "{collect}: {source} is missing since {duration}",
+        "Collections of {collect} in {job} go on without a fresh value of {source}, and say so.",
     ),
-    Alert(
+    _page(
         "SeawallTooFewSources",
-        "page",
-        _above(
-            _ask.increase("collect_collections", "job collect", 'result="too_few"'),
-            threshold.TOO_FEW,
-        ),
+        _more_than("collect_collections", "collect", threshold.TOO_FEW, 'result="too_few"'),
         0,
-        "{{ $labels.collect }}: too few sources have a value",
-        "Collections of {{ $labels.collect }} in {{ $labels.job }} have less than their minimum of"
-        " values: they are left out, passed on or an error, as `too_few=` says.",
+        "{collect}: too few sources have a value",
+        "Collections of {collect} in {job} have less than their minimum of values: they are left"
+        " out, passed on or an error, as `too_few=` says.",
     ),
-    Alert(
+    _ticket(
         "SeawallFalseSuspects",
-        "ticket",
-        _ask.increase("member_changes", "job group", 'result="cleared"')
-        + "\n/\n"
-        + _ask.increase("member_changes", "job group", 'result=~"cleared|confirmed"')
-        + f"\n> {threshold.FALSE_SUSPECTS:g}\nand\n"
-        + _above(
+        _ratio_above(
             _ask.increase("member_changes", "job group", 'result="cleared"'),
-            threshold.FEW_FALSE_SUSPECTS,
-        ),
+            _ask.increase("member_changes", "job group", 'result=~"cleared|confirmed"'),
+            threshold.FALSE_SUSPECTS,
+        )
+        + "\nand\n"
+        + _more_than("member_changes", "group", threshold.FEW_FALSE_SUSPECTS, 'result="cleared"'),
         600,
-        "{{ $labels.group }}: {{ $value | humanizePercentage }} of suspicions are wrong",
-        "Members of {{ $labels.group }} are suspected by {{ $labels.job }} again and again, and"
-        " then prove to be alive. Jitter or GC pauses: widen windows before you page humans.",
+        "{group}: {percent} of suspicions are wrong",
+        "Members of {group} are suspected by {job} again and again, and then prove to be alive."
+        " Jitter or GC pauses: widen windows before you page humans.",
     ),
-    Alert(
+    _ticket(
         "SeawallReadingOld",
-        "ticket",
-        _above(
-            _ask.gauge("min", "reading_age_seconds", "job kind name"), threshold.READING_AGE_SECONDS
-        ),
+        _gauge_above("min", "reading_age_seconds", "kind name", threshold.READING_AGE_SECONDS),
         300,
-        "{{ $labels.kind }} {{ $labels.name }}: nobody asked for {{ $value | humanizeDuration }}",
-        "What is shown of {{ $labels.kind }} {{ $labels.name }} in {{ $labels.job }} is old, so"
-        " that its age and depth tell nothing.",
+        "{kind} {name}: nobody asked for {duration}",
+        "What is shown of {kind} {name} in {job} is old, so that its age and depth tell nothing.",
     ),
-    Alert(
+    _ticket(
         "SeawallUnreadable",
-        "ticket",
-        _above(_ask.gauge("sum", "unreadable", "job kind"), threshold.UNREADABLE),
+        _gauge_above("sum", "unreadable", "kind", threshold.UNREADABLE),
         600,
-        "{{ $labels.job }}: {{ $value }} of kind {{ $labels.kind }} cannot be read",
-        "A snapshot or a question to a store or database fails in {{ $labels.job }}: what these"
-        " would tell is missing.",
+        "{job}: {value} of kind {kind} cannot be read",
+        "A snapshot or a question to a store or database fails in {job}: what these would tell is"
+        " missing.",
     ),
-    Alert(
+    _ticket(
         "SeawallSeriesFolded",
-        "ticket",
-        _above(_ask.gauge("max", "series_folded", "job metric"), threshold.FOLDED),
+        _gauge_above("max", "series_folded", "metric", threshold.FOLDED),
         900,
-        "{{ $labels.job }}: {{ $labels.metric }} has too many series",
-        "{{ $value }} series of {{ $labels.metric }} in {{ $labels.job }} are combined, as"
-        " `other`: names are made from data.",
+        "{job}: {metric} has too many series",
+        "{value} series of {metric} in {job} are combined, as `other`: names are made from data.",
     ),
 )
 """All rules, in the order of the file."""
@@ -431,12 +385,29 @@ def _written(alert: Alert, runbooks: str | None) -> Iterator[str]:
     yield "        labels:"
     yield f"          severity: {alert.severity}"
     yield "        annotations:"
-    texts = [("summary", alert.summary), ("description", alert.description)]
+    texts = [("summary", _template(alert.summary)), ("description", _template(alert.description))]
     if runbooks is not None:
         texts.append(("runbook_url", _runbook(alert, runbooks)))
     for name, text in texts:
         # A JSON string is also a YAML string, and needs no further escaping.
         yield f"          {name}: {json.dumps(text, ensure_ascii=False)}"
+
+
+_VALUES: Final = {
+    "value": "$value",
+    "percent": "$value | humanizePercentage",
+    "number": "$value | humanize",
+    "duration": "$value | humanizeDuration",
+}
+
+
+def _template(text: str) -> str:
+    """Return a text of an `Alert` as a template of Prometheus."""
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda field: f"{{{{ {_VALUES.get(field[1], f'$labels.{field[1]}')} }}}}",
+        text,
+    )
 
 
 def _runbook(alert: Alert, runbooks: str) -> str:

@@ -66,23 +66,41 @@ class Metric(NamedTuple):
         return tuple(label for label in self.labels if label not in CLOSED)
 
 
-def _counter(name: str, labels: str, help_: str, source: str, unit: str = "1") -> Metric:
-    return Metric(f"seawall_{name}_total", "counter", unit, tuple(labels.split()), help_, source)
-
-
-def _gauge(
-    name: str, labels: str, help_: str, source: str, unit: str = "1", fold: Fold = "sum"
+def _metric(
+    series: str,
+    kind: Kind,
+    help_: str,
+    source: str,
+    unit: str = "1",
+    *,
+    fold: Fold = "sum",
+    bounds: tuple[float, ...] = (),
+    suffix: str = "",
 ) -> Metric:
-    return Metric(f"seawall_{name}", "gauge", unit, tuple(labels.split()), help_, source, fold)
+    """Return a metric; `series` is its name without prefix and suffix, and its labels."""
+    name, _, labels = series.removesuffix("}").partition("{")
+    names = tuple(labels.split(", ")) if labels else ()
+    return Metric(f"seawall_{name}{suffix}", kind, unit, names, help_, source, fold, bounds)
 
 
-def _seconds(name: str, labels: str, help_: str, source: str) -> Metric:
-    return _gauge(f"{name}_seconds", labels, help_, source, "s", "max")
+def _counter(series: str, help_: str, source: str, unit: str = "1") -> Metric:
+    return _metric(series, "counter", help_, source, unit, suffix="_total")
 
 
-def _durations(name: str, labels: str, help_: str, source: str) -> Metric:
-    name, names = f"seawall_{name}_seconds", tuple(labels.split())
-    return Metric(name, "histogram", "s", names, help_, source, bounds=BOUNDS)
+def _gauge(series: str, help_: str, source: str, fold: Fold = "sum") -> Metric:
+    return _metric(series, "gauge", help_, source, fold=fold)
+
+
+def _highest(series: str, help_: str, source: str) -> Metric:
+    return _gauge(series, help_, source, "max")
+
+
+def _seconds(series: str, help_: str, source: str) -> Metric:
+    return _metric(series, "gauge", help_, source, "s", fold="max", suffix="_seconds")
+
+
+def _durations(series: str, help_: str, source: str) -> Metric:
+    return _metric(series, "histogram", help_, source, "s", bounds=BOUNDS, suffix="_seconds")
 
 
 _CONVENTIONS: Final = {
@@ -101,421 +119,335 @@ _OPERATION: Final = (
 def _gen_ai(
     name: str, unit: str, labels: tuple[str, ...], bounds: tuple[float, ...], help_: str, of: str
 ) -> Metric:
-    return Metric(
-        f"{GEN_AI}client_{name}",
-        "histogram",
-        unit,
-        (*_OPERATION, *labels),
-        help_,
-        of,
-        "sum",
-        bounds,
-    )
+    names = (*_OPERATION, *labels)
+    return Metric(f"{GEN_AI}client_{name}", "histogram", unit, names, help_, of, "sum", bounds)
 
 
 METRICS: Final[tuple[Metric, ...]] = (
     # Guards
     _counter(
-        "attempts",
-        "guard outcome",
+        "attempts{guard, outcome}",
         "Attempts by how they ended (succeeded, failed, cancelled), and those refused (rejected)",
         "guard: succeeded, failed, cancelled, rejected",
     ),
-    _counter("timeouts", "guard", "Attempts that ran out of time", "guard: timed_out"),
-    _counter("degraded", "guard", "Calls that were answered by less", "guard: degraded"),
-    _counter("stale", "guard", "Of these, by an old answer of a cache", "guard: stale"),
-    _gauge(
-        "error_ratio",
-        "guard",
-        "Share of recent attempts that failed",
-        "guard: error_rate",
-        fold="max",
-    ),
+    _counter("timeouts{guard}", "Attempts that ran out of time", "guard: timed_out"),
+    _counter("degraded{guard}", "Calls that were answered by less", "guard: degraded"),
+    _counter("stale{guard}", "Of these, by an old answer of a cache", "guard: stale"),
+    _highest("error_ratio{guard}", "Share of recent attempts that failed", "guard: error_rate"),
     _durations(
-        "attempt_duration",
-        "guard",
+        "attempt_duration{guard}",
         "Duration of the attempts that succeeded or ran out of time",
         "guard: histogram",
     ),
     _durations(
-        "queue_wait",
-        "guard",
+        "queue_wait{guard}",
         "How long calls waited at a gate until it admitted them, of those that had to wait",
         "guard: waits",
     ),
-    _gauge(
-        "abandoned_threads", "guard", "Threads that run on without a caller", "guard: abandoned"
-    ),
-    _counter("rejected", "guard policy", "Calls that a policy refused", "policy: rejected"),
+    _gauge("abandoned_threads{guard}", "Threads that run on without a caller", "guard: abandoned"),
+    _counter("rejected{guard, policy}", "Calls that a policy refused", "policy: rejected"),
     _counter(
-        "would_reject",
-        "guard policy",
+        "would_reject{guard, policy}",
         "Calls that a policy in shadow mode would have refused",
         "policy: would_reject",
     ),
-    _counter("retries", "guard", "Attempts beyond the first", "guard: retries"),
+    _counter("retries{guard}", "Attempts beyond the first", "guard: retries"),
     _counter(
-        "retry_calls",
-        "guard outcome",
+        "retry_calls{guard, outcome}",
         "Calls by how they ended: succeeded, succeeded_after_retry, failed, failed_after_retry",
         "retry: outcomes",
     ),
     _counter(
-        "retries_stopped",
-        "guard cause",
+        "retries_stopped{guard, cause}",
         "Calls that were not retried further, by cause; `budget`: it was spent",
         "retry: stopped",
     ),
-    _gauge(
-        "retry_budget_spent_ratio",
-        "guard",
+    _highest(
+        "retry_budget_spent_ratio{guard}",
         "Share of the retry budget that is spent, from 0 to 1",
         "retry: budget",
-        fold="max",
     ),
     _counter(
-        "shed",
-        "guard reason class",
+        "shed{guard, reason, class}",
         "Calls shed, by rule and by class: criticality, or the partition of an adaptive limit",
         "shed: shed_classes; adaptive_limit: partitions",
     ),
-    _gauge(
-        "breaker_state",
-        "guard state",
+    _highest(
+        "breaker_state{guard, state}",
         "1 for the state that the breaker is in, 0 for the others; keyed: the worst of all keys",
         "breaker: state",
-        fold="max",
     ),
     _counter(
-        "breaker_transitions",
-        "guard to",
+        "breaker_transitions{guard, to}",
         "Changes of a breaker's state, by the state it went to",
         "breaker: transitions",
     ),
     _gauge(
-        "breaker_open_keys",
-        "guard",
+        "breaker_open_keys{guard}",
         "Keys of a keyed breaker that are open or isolated",
         "breaker: keys",
     ),
     _counter(
-        "rate_limited",
-        "kind name limit",
+        "rate_limited{kind, name, limit}",
         "Refusals by rate limits: of a guard, or of requests by the limit's name",
         "rate_limit: rejected, reserve_rejected; request_limits: over",
     ),
     _gauge(
-        "slots",
-        "guard policy",
+        "slots{guard, policy}",
         "Calls that may run at once: a bulkhead's, or what is learnt",
         "bulkhead, adaptive_limit, thread_bulkhead: limit",
     ),
     _gauge(
-        "slots_in_use",
-        "guard policy",
+        "slots_in_use{guard, policy}",
         "Slots taken",
         "bulkhead, adaptive_limit, thread_bulkhead: in_flight",
     ),
     _gauge(
-        "slots_waiting",
-        "guard policy",
+        "slots_waiting{guard, policy}",
         "Calls that wait for a slot",
         "bulkhead, adaptive_limit, thread_bulkhead: waiting",
     ),
     _seconds(
-        "slot_wait",
-        "guard policy",
+        "slot_wait{guard, policy}",
         "How long the first in line for a slot has waited",
         "bulkhead, adaptive_limit: queue_wait",
     ),
-    _counter("cache", "guard result", "Looks into a cache", "cache: hits, misses, shared"),
-    _counter("hedges", "guard", "Second calls started beside slow ones", "hedge: hedges"),
-    _counter("hedge_wins", "guard", "Second calls that answered first", "hedge: wins"),
-    _counter("fallbacks", "guard level", "Calls by the fallback that answered", "fallback: levels"),
+    _counter("cache{guard, result}", "Looks into a cache", "cache: hits, misses, shared"),
+    _counter("hedges{guard}", "Second calls started beside slow ones", "hedge: hedges"),
+    _counter("hedge_wins{guard}", "Second calls that answered first", "hedge: wins"),
+    _counter("fallbacks{guard, level}", "Calls by the fallback that answered", "fallback: levels"),
     _gauge(
-        "policy_shared",
-        "guard policy",
+        "policy_shared{guard, policy}",
         "1 while a shared policy goes with its store, 0 while without",
         "policy: shared",
         fold="min",
     ),
     # Pools, executors, serializers
-    _gauge("pool_slots", "pool", "Resources that a pool may have", "pool: limit"),
-    _gauge("pool_in_use", "pool", "Resources that are borrowed", "pool: in_flight"),
-    _gauge("pool_idle", "pool", "Resources that can be borrowed at once", "pool: idle"),
-    _gauge("pool_waiting", "pool", "Borrowers that wait", "pool: waiting"),
+    _gauge("pool_slots{pool}", "Resources that a pool may have", "pool: limit"),
+    _gauge("pool_in_use{pool}", "Resources that are borrowed", "pool: in_flight"),
+    _gauge("pool_idle{pool}", "Resources that can be borrowed at once", "pool: idle"),
+    _gauge("pool_waiting{pool}", "Borrowers that wait", "pool: waiting"),
     _durations(
-        "pool_wait",
-        "pool",
+        "pool_wait{pool}",
         "How long borrowers waited, of those that had to",
         "pool: wait: histogram",
     ),
-    _durations("pool_use", "pool", "How long borrowers used a resource", "pool: use: histogram"),
-    _counter("pool_borrowed", "pool", "Resources lent", "pool: borrowed"),
+    _durations("pool_use{pool}", "How long borrowers used a resource", "pool: use: histogram"),
+    _counter("pool_borrowed{pool}", "Resources lent", "pool: borrowed"),
     _counter(
-        "pool_troubles",
-        "pool result",
+        "pool_troubles{pool, result}",
         "Borrowers and resources that fared badly",
         "pool: rejected, timed_out, connect_failed, leaked, close_failed, degraded",
     ),
-    _gauge("executor_workers", "executor", "Workers of an executor", "executor: workers"),
-    _gauge("executor_in_use", "executor", "Workers that are busy", "executor: in_flight"),
-    _gauge("executor_waiting", "executor", "Calls that wait for a worker", "executor: waiting"),
+    _gauge("executor_workers{executor}", "Workers of an executor", "executor: workers"),
+    _gauge("executor_in_use{executor}", "Workers that are busy", "executor: in_flight"),
+    _gauge("executor_waiting{executor}", "Calls that wait for a worker", "executor: waiting"),
     _counter(
-        "executor_calls",
-        "executor outcome",
+        "executor_calls{executor, outcome}",
         "Calls of an executor by how they ended",
         "executor: succeeded, failed, cancelled, rejected",
     ),
-    _gauge("serializer_waiting", "serializer", "Who waits for a turn", "serializer: waiting"),
-    _counter("serializer_rejected", "serializer", "Who was refused a turn", "serializer: rejected"),
+    _gauge("serializer_waiting{serializer}", "Who waits for a turn", "serializer: waiting"),
+    _counter("serializer_rejected{serializer}", "Who was refused a turn", "serializer: rejected"),
     # Queues
-    _gauge(
-        "queue_depth",
-        "kind name",
+    _highest(
+        "queue_depth{kind, name}",
         "What waits: in a queue, channel, jobs, later or outbox; dead letters to be replayed",
         "queue, later, dead_letters: waiting; channel: depth; jobs: queued; outbox: pending",
-        fold="max",
     ),
     _seconds(
-        "queue_age",
-        "kind name",
+        "queue_age{kind, name}",
         "How long the oldest has waited there",
         "queue, later: oldest; channel, outbox: oldest_age; jobs: queued; dead_letters: waiting",
     ),
-    _gauge(
-        "queue_dead",
-        "kind name",
+    _highest(
+        "queue_dead{kind, name}",
         "What was given up and is kept to be looked at",
         "queue, later, outbox, dead_letters: dead; jobs: failed",
-        fold="max",
     ),
-    _counter("channel_items", "channel result", "Items", "channel: put, got, dropped, rejected"),
-    _gauge("worker_slots", "kind name", "Jobs that workers may do at once", "worker: concurrency"),
-    _gauge("worker_busy", "kind name", "Jobs that workers are at", "worker: at_work"),
+    _counter("channel_items{channel, result}", "Items", "channel: put, got, dropped, rejected"),
+    _gauge("worker_slots{kind, name}", "Jobs that workers may do at once", "worker: concurrency"),
+    _gauge("worker_busy{kind, name}", "Jobs that workers are at", "worker: at_work"),
     _counter(
-        "worker_jobs",
-        "kind name result",
+        "worker_jobs{kind, name, result}",
         "Jobs of this process by how they ended",
         "worker, job_worker, deferred_call_worker, dispatcher: counts",
     ),
     _seconds(
-        "outbox_age",
-        "outbox",
+        "outbox_age{outbox}",
         "How long the oldest event of an outbox has waited",
         "outbox: oldest_age",
     ),
-    _gauge(
-        "outbox_blocked_aggregates",
-        "outbox",
+    _highest(
+        "outbox_blocked_aggregates{outbox}",
         "Aggregates whose events wait for `unblock`",
         "outbox: blocked",
-        fold="max",
     ),
     # Idempotency
     _counter(
-        "duplicates_dropped",
-        "kind name",
+        "duplicates_dropped{kind, name}",
         "What came again and was not done again",
         "inbox: duplicates; fifo_receiver: duplicate, late; jobs: repeated; later: again",
     ),
     _counter(
-        "idempotency",
-        "kind name result",
+        "idempotency{kind, name, result}",
         "Requests with an idempotency key by what became of them; `replays` are the hits",
         "idempotency, idempotent_requests: counts",
     ),
     _counter(
-        "refused_late",
-        "kind name",
+        "refused_late{kind, name}",
         "Answers refused because another had taken the work over: it may have been done twice",
         "dispatcher, jobs, idempotency, idempotent_requests: refused_late",
     ),
-    _counter("fifo_gaps", "name", "Messages missing for too long", "fifo_receiver: gaps"),
+    _counter("fifo_gaps{name}", "Messages missing for too long", "fifo_receiver: gaps"),
     # Surroundings of the service
-    _gauge("store_up", "store", "1 while the shared store answers", "store: up", fold="min"),
-    _gauge("lease_held", "lease", "1 while this process holds it", "lease: held", fold="max"),
-    _gauge(
-        "health_state",
-        "service level state",
+    _gauge("store_up{store}", "1 while the shared store answers", "store: up", fold="min"),
+    _highest("lease_held{lease}", "1 while this process holds it", "lease: held"),
+    _highest(
+        "health_state{service, level, state}",
         "1 for the state of each level of health, 0 for the others",
         "health: levels",
-        fold="max",
     ),
-    _gauge(
-        "lifecycle_state",
-        "service state",
+    _highest(
+        "lifecycle_state{service, state}",
         "1 for the phase that the service is in, 0 for the others",
         "lifecycle: state",
-        fold="max",
     ),
-    _gauge("requests_in_flight", "service", "Requests being served", "lifecycle: in_flight"),
-    _gauge(
-        "service_level",
-        "service level",
+    _gauge("requests_in_flight{service}", "Requests being served", "lifecycle: in_flight"),
+    _highest(
+        "service_level{service, level}",
         "1 for the level of service, 0 for others",
         "service levels: level",
-        fold="max",
     ),
     _gauge(
-        "upstream_hosts",
-        "upstreams state",
+        "upstream_hosts{upstreams, state}",
         "Hosts by state: serving, ejected, failing checks, suspected",
         "upstreams: hosts",
     ),
     # Members
-    _gauge("members", "group state", "Members of a group by state", "members: members"),
+    _gauge("members{group, state}", "Members of a group by state", "members: members"),
     _counter(
-        "member_changes",
-        "group result",
+        "member_changes{group, result}",
         "Changes of members: suspected, cleared (the suspicion was wrong), confirmed, left",
         "members: suspicions, cleared, confirmed, left",
     ),
-    _gauge(
-        "member_false_suspect_ratio",
-        "group",
+    _highest(
+        "member_false_suspect_ratio{group}",
         "Share of ended suspicions that were wrong, since the process started",
         "members: false_suspect_rate",
-        fold="max",
     ),
     _durations(
-        "member_detection",
-        "group",
+        "member_detection{group}",
         "Time from the last sign of life of a member to its confirmation",
         "members: detection_times",
     ),
     _durations(
-        "member_round_trip",
-        "group",
-        "How long members took to answer probes",
-        "members: round_trips",
+        "member_round_trip{group}", "How long members took to answer probes", "members: round_trips"
     ),
-    _gauge(
-        "member_level_ratio",
-        "group member",
+    _highest(
+        "member_level_ratio{group, member}",
         "Suspicion level of the ten most suspected members; a member is suspected from 1",
         "members: level, threshold",
-        fold="max",
     ),
-    _gauge(
-        "member_health_score",
-        "group",
+    _highest(
+        "member_health_score{group}",
         "How far this process mistrusts its own view of the group: 0 is well, 8 is the worst",
         "members: health_score",
-        fold="max",
     ),
     _counter(
-        "member_own_pauses",
-        "group",
+        "member_own_pauses{group}",
         "Pauses of this process, during which it suspects nobody",
         "members: own_pauses",
     ),
     _counter(
-        "member_own_pause_seconds",
-        "group",
+        "member_own_pause_seconds{group}",
         "How long these pauses lasted together",
         "members: paused_seconds",
         "s",
     ),
     _counter(
-        "member_messages",
-        "group result",
+        "member_messages{group, result}",
         "Messages between members: sent, received, refused",
         "members: messages",
     ),
     _counter(
-        "member_bytes",
-        "group result",
+        "member_bytes{group, result}",
         "Bytes of these messages: sent, received",
         "members: bytes",
         "By",
     ),
     # Pipelines
-    _gauge("pipeline_running", "pipeline", "1 while it runs", "pipeline: running", fold="max"),
-    _counter("pipeline_read", "pipeline source", "Items read by source", "pipeline: sources: read"),
+    _highest("pipeline_running{pipeline}", "1 while it runs", "pipeline: running"),
+    _counter("pipeline_read{pipeline, source}", "Items read by source", "pipeline: sources: read"),
     _counter(
-        "pipeline_ended",
-        "pipeline result",
+        "pipeline_ended{pipeline, result}",
         "Items by how they ended: sink, dead_letter, dropped, returned",
         "pipeline: sink, dead_letter, dropped, returned",
     ),
     _counter(
-        "pipeline_degraded",
-        "pipeline",
-        "Items that a sink got as lesser ones",
-        "pipeline: degraded",
+        "pipeline_degraded{pipeline}", "Items that a sink got as lesser ones", "pipeline: degraded"
     ),
     _counter(
-        "pipeline_replayed", "pipeline", "Dead letters that were replayed", "pipeline: replayed"
+        "pipeline_replayed{pipeline}", "Dead letters that were replayed", "pipeline: replayed"
     ),
-    _gauge("pipeline_in_flight", "pipeline", "Items on their way", "pipeline: in_flight"),
-    _seconds("pipeline_oldest", "pipeline", "Age of the oldest of them", "pipeline: oldest"),
-    _gauge(
-        "pipeline_source_failing",
-        "pipeline source",
+    _gauge("pipeline_in_flight{pipeline}", "Items on their way", "pipeline: in_flight"),
+    _seconds("pipeline_oldest{pipeline}", "Age of the oldest of them", "pipeline: oldest"),
+    _highest(
+        "pipeline_source_failing{pipeline, source}",
         "1 while a source cannot be read, or does not take the ends of items",
         "pipeline: sources: error",
-        fold="max",
     ),
     _counter(
-        "pipeline_source_errors",
-        "pipeline source",
+        "pipeline_source_errors{pipeline, source}",
         "Failures to read a source, or to tell it how items ended",
         "pipeline: sources: errors",
     ),
     _seconds(
-        "pipeline_source_silence",
-        "pipeline source",
+        "pipeline_source_silence{pipeline, source}",
         "Time since the last item of a source",
         "pipeline: sources: last_at",
     ),
     _counter(
-        "pipeline_stage_items",
-        "pipeline stage result",
+        "pipeline_stage_items{pipeline, stage, result}",
         "Items of a stage: done, failed, degraded, dropped, dead_letter; and calls of it that were"
         " retried, refused, or ended by the death of a worker process (died)",
         "pipeline: stages: done, failed, degraded, dropped, dead_letters, retries, refused, deaths",
     ),
     _counter(
-        "pipeline_stage_failures",
-        "pipeline stage reason",
+        "pipeline_stage_failures{pipeline, stage, reason}",
         "Failed items of a stage by the type of the error",
         "pipeline: stages: failures",
     ),
-    _gauge("pipeline_stage_workers", "pipeline stage", "Workers", "pipeline: stages: workers"),
-    _gauge("pipeline_stage_busy", "pipeline stage", "Workers with items", "pipeline: stages: busy"),
+    _gauge("pipeline_stage_workers{pipeline, stage}", "Workers", "pipeline: stages: workers"),
+    _gauge("pipeline_stage_busy{pipeline, stage}", "Workers with items", "pipeline: stages: busy"),
     _gauge(
-        "pipeline_stage_waiting", "pipeline stage", "Items that wait", "pipeline: stages: waiting"
+        "pipeline_stage_waiting{pipeline, stage}", "Items that wait", "pipeline: stages: waiting"
     ),
     _seconds(
-        "pipeline_stage_oldest",
-        "pipeline stage",
+        "pipeline_stage_oldest{pipeline, stage}",
         "How long the oldest of them has waited there",
         "pipeline: stages: oldest",
     ),
     _durations(
-        "pipeline_stage_duration",
-        "pipeline stage",
+        "pipeline_stage_duration{pipeline, stage}",
         "How long items were in a stage with workers, waiting included",
         "pipeline: stages: histogram",
     ),
-    _gauge("collect_sources", "collect state", "Sources: ok, stale, unavailable", "collect"),
+    _gauge("collect_sources{collect, state}", "Sources: ok, stale, unavailable", "collect"),
     _seconds(
-        "collect_missing",
-        "collect source",
+        "collect_missing{collect, source}",
         "How long the ten sources have not answered that are missing for longest",
         "collect: missing",
     ),
     _counter(
-        "collect_collections",
-        "collect result",
+        "collect_collections{collect, result}",
         "Collections: complete, degraded (something is stale or missing), too_few (less than the"
         " minimum)",
         "collect: collections, degraded, too_few",
     ),
     # Event loops
-    _seconds("loop_lag", "watchdog", "How late event loops are", "watchdog: lag"),
-    _counter("loop_blocks", "watchdog", "Blocks of event loops", "watchdog: blocks"),
+    _seconds("loop_lag{watchdog}", "How late event loops are", "watchdog: lag"),
+    _counter("loop_blocks{watchdog}", "Blocks of event loops", "watchdog: blocks"),
     # Language models
     _gen_ai(
         "operation_duration_seconds",
@@ -542,38 +474,30 @@ METRICS: Final[tuple[Metric, ...]] = (
         "llm: input, output",
     ),
     _counter(
-        "llm_cost",
-        "guard model",
+        "llm_cost{guard, model}",
         "Cost of the tokens by the price table, in its currency; by the model that was asked for",
         "llm: cost",
     ),
     _counter(
-        "models_served",
-        "models model level",
+        "models_served{models, model, level}",
         "Calls by the model that answered; level 0 is the preferred one, others are fallbacks",
         "models: served",
     ),
-    _counter("models_failed", "models", "Calls that no model answered", "models: failed"),
+    _counter("models_failed{models}", "Calls that no model answered", "models: failed"),
     # Process and telemetry
-    _gauge(
+    _highest(
         "autoscale_load",
-        "",
         "How full this process is: 1.0 is full, above that work waits; scale on its mean",
         "edges, executors and workers: see `autoscale_load`",
-        fold="max",
     ),
     _seconds(
-        "reading_age",
-        "kind name",
+        "reading_age{kind, name}",
         "How long ago a values read from a store or database were read",
         "stored_age",
     ),
-    _gauge("unreadable", "kind", "Things whose snapshot or last question failed", "snapshot_error"),
+    _gauge("unreadable{kind}", "Things whose snapshot or last question failed", "snapshot_error"),
     _gauge(
-        "series_folded",
-        "metric",
-        "Series beyond the cap, which are combined as `other`",
-        "the cap",
+        "series_folded{metric}", "Series beyond the cap, which are combined as `other`", "the cap"
     ),
 )
 """All metrics, in the order in which they are exported."""

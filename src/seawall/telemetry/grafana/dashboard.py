@@ -20,6 +20,7 @@ SCHEMA: Final = 38
 """The version of the classic model that Grafana 10 writes; later versions read it."""
 
 COLUMNS: Final = 24
+WIDTH: Final = 8
 HEIGHT: Final = 8
 
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -93,7 +94,6 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def _openings() -> dict[str, Any]:
-    """Return annotations where breakers opened."""
     scope = '{to="open",job=~"$job",instance=~"$instance",guard=~"$guard"}'
     return {
         "name": "Breakers open",
@@ -128,12 +128,12 @@ def _panels() -> Iterator[dict[str, Any]]:
         top += 1
         left = 0
         for panel in panels:
-            if left + panel.wide > COLUMNS:
+            if left + WIDTH > COLUMNS:
                 left, top = 0, top + HEIGHT
             number += 1
-            place = {"x": left, "y": top, "w": panel.wide, "h": HEIGHT}
+            place = {"x": left, "y": top, "w": WIDTH, "h": HEIGHT}
             yield {"id": number, "gridPos": place, **_panel(panel)}
-            left += panel.wide
+            left += WIDTH
         top += HEIGHT
 
 

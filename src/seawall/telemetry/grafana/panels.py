@@ -38,7 +38,6 @@ class Panel(NamedTuple):
     queries: tuple[Query, ...]
     unit: str = "short"
     shape: Shape = "lines"
-    wide: int = 8
     warn: float | None = None
     bad: float | None = None
     values: tuple[tuple[str, str], ...] = ()
@@ -52,12 +51,30 @@ def _legend(by: str) -> str:
     return " ".join(f"{{{{{label}}}}}" for label in by.split()) or "all"
 
 
-def _rate(name: str, by: str, where: str = "", legend: str = "") -> Query:
-    return Query(_ask.rate(name, by, where), legend or _legend(by))
+def _rate(name: str, by: str, note: str = "") -> Query:
+    return Query(_ask.rate(name, by), _legend(by) + note)
 
 
-def _gauge(fold: str, name: str, by: str, where: str = "", legend: str = "") -> Query:
-    return Query(_ask.gauge(fold, name, by, where), legend or _legend(by))
+def _gauge(fold: str, name: str, by: str, note: str = "") -> Query:
+    return Query(_ask.gauge(fold, name, by), _legend(by) + note)
+
+
+def _panel(
+    title: str,
+    *queries: Query,
+    unit: str = "short",
+    shape: Shape = "lines",
+    warn: float | None = None,
+    bad: float | None = None,
+    values: tuple[tuple[str, str], ...] = (),
+) -> Panel:
+    return Panel(title, queries, unit, shape, warn, bad, values)
+
+
+def _shares(
+    title: str, *queries: Query, warn: float | None = None, bad: float | None = None
+) -> Panel:
+    return _panel(title, *queries, unit="percentunit", warn=warn, bad=bad)
 
 
 def _quantiles(title: str, name: str, by: str, bad: float | None = None) -> Panel:
@@ -65,7 +82,7 @@ def _quantiles(title: str, name: str, by: str, bad: float | None = None) -> Pane
     queries = (
         Query(_ask.quantile(share, name, by), f"{_legend(by)} p{share * 100:g}") for share in USUAL
     )
-    return Panel(title, tuple(queries), "s", bad=bad)
+    return _panel(title, *queries, unit="s", bad=bad)
 
 
 def _share(part: str, whole: str, legend: str) -> Query:
@@ -74,15 +91,15 @@ def _share(part: str, whole: str, legend: str) -> Query:
 
 def _seconds(title: str, name: str, by: str, bad: float | None = None) -> Panel:
     """Return a panel with the largest value: durations and ages of processes cannot be added."""
-    return Panel(title, (_gauge("max", name, by),), "s", bad=bad)
+    return _panel(title, _gauge("max", name, by), unit="s", bad=bad)
 
 
 def _speed(title: str, name: str, by: str, shape: Shape = "lines") -> Panel:
-    return Panel(title, (_rate(name, by),), "cps", shape)
+    return _panel(title, _rate(name, by), unit="cps", shape=shape)
 
 
 def _count(title: str, fold: str, name: str, by: str, bad: float | None = None) -> Panel:
-    return Panel(title, (_gauge(fold, name, by),), bad=bad)
+    return _panel(title, _gauge(fold, name, by), bad=bad)
 
 
 _CALLS: Final = _ask.rate("attempts", "guard")
@@ -103,49 +120,37 @@ _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 # Panels
 
 _OVERVIEW: Final = (
-    Panel(
+    _panel(
         "Wrong now (alerts that fire)",
-        (
-            Query(
-                'ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}',
-                "{{alertname}}",
-            ),
-        ),
+        Query('ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}', "{{alertname}}"),
         shape="firing",
     ),
-    Panel(
+    _shares(
         "Load (1 is full)",
-        (
-            _gauge("avg", "autoscale_load", "job", legend="{{job}} mean"),
-            _gauge("max", "autoscale_load", "job", legend="{{job}} fullest"),
-        ),
-        "percentunit",
+        _gauge("avg", "autoscale_load", "job", " mean"),
+        _gauge("max", "autoscale_load", "job", " fullest"),
         warn=threshold.LOAD_WARN,
         bad=threshold.LOAD,
     ),
     _speed("Attempts by outcome", "attempts", "outcome", "stack"),
-    Panel(
+    _shares(
         "Share of attempts that fail",
-        (
-            _share(
-                _ask.rate("attempts", "guard", 'outcome="failed"'),
-                _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
-                "{{guard}}",
-            ),
+        _share(
+            _ask.rate("attempts", "guard", 'outcome="failed"'),
+            _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
+            "{{guard}}",
         ),
-        "percentunit",
         warn=threshold.ERROR_RATIO_WARN,
         bad=threshold.ERROR_RATIO,
     ),
-    Panel(
+    _shares(
         "Share refused by open circuits",
-        (_share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),),
-        "percentunit",
+        _share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),
         bad=threshold.CIRCUIT_OPEN,
     ),
-    Panel(
+    _panel(
         "Breakers",
-        (_BREAKER,),
+        _BREAKER,
         shape="states",
         values=(
             ("closed", "green"),
@@ -160,32 +165,23 @@ _GUARDS: Final = (
     _quantiles("Duration: p50, p95, p99", "attempt_duration_seconds", "guard"),
     _quantiles("Waited to be admitted: p50, p95, p99", "queue_wait_seconds", "guard"),
     _speed("Attempts", "attempts", "guard outcome"),
-    Panel(
+    _shares(
         "Share of recent attempts that failed, worst process",
-        (_gauge("max", "error_ratio", "guard"),),
-        "percentunit",
+        _gauge("max", "error_ratio", "guard"),
         warn=threshold.ERROR_RATIO_WARN,
         bad=threshold.ERROR_RATIO,
     ),
     _speed("Timeouts", "timeouts", "guard"),
-    Panel(
-        "Answered by less",
-        (_rate("degraded", "guard"), _rate("stale", "guard", legend="{{guard}}: stale")),
-    ),
+    _panel("Answered by less", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
     _speed("Refused, by policy", "rejected", "guard policy"),
     _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
-    Panel(
-        "Retries for each attempt",
-        (_share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}"),),
-        "percentunit",
-    ),
+    _shares("Retries for each attempt", _share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}")),
     _speed("Calls, with and without a retry", "retry_calls", "guard outcome"),
     _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
-    Panel(
+    # No `bad`: a budget that is not refilled yet does no harm.
+    _shares(
         "Retry budget spent",
-        (_gauge("max", "retry_budget_spent_ratio", "guard"),),
-        "percentunit",
-        # No `bad`: a budget that is not refilled yet does no harm.
+        _gauge("max", "retry_budget_spent_ratio", "guard"),
         warn=threshold.BUDGET_SPENT_WARN,
     ),
     _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
@@ -195,12 +191,10 @@ _GUARDS: Final = (
     _speed("Refused by rate limits", "rate_limited", "kind name limit"),
     _speed("Fallbacks that answered", "fallbacks", "guard level"),
     _speed("Looks into caches", "cache", "guard result"),
-    Panel(
-        "Hedges", (_rate("hedges", "guard"), _rate("hedge_wins", "guard", legend="{{guard}} won"))
-    ),
-    Panel(
+    _panel("Hedges", _rate("hedges", "guard"), _rate("hedge_wins", "guard", " won")),
+    _panel(
         "Shared policies go with their store",
-        (_gauge("min", "policy_shared", "guard policy"),),
+        _gauge("min", "policy_shared", "guard policy"),
         shape="states",
         values=_ONE_OR_NONE,
     ),
@@ -208,12 +202,10 @@ _GUARDS: Final = (
 )
 
 _LENT: Final = (
-    Panel(
+    _panel(
         "Slots in use",
-        (
-            _gauge("sum", "slots_in_use", "guard policy"),
-            _gauge("sum", "slots", "guard policy", legend="{{guard}} {{policy}}: all"),
-        ),
+        _gauge("sum", "slots_in_use", "guard policy"),
+        _gauge("sum", "slots", "guard policy", ": all"),
     ),
     _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
     _seconds(
@@ -222,13 +214,11 @@ _LENT: Final = (
         "guard policy",
         threshold.SLOT_WAIT_SECONDS,
     ),
-    Panel(
+    _panel(
         "Pools",
-        (
-            _gauge("sum", "pool_in_use", "pool", legend="{{pool}}: in use"),
-            _gauge("sum", "pool_idle", "pool", legend="{{pool}}: idle"),
-            _gauge("sum", "pool_slots", "pool", legend="{{pool}}: all"),
-        ),
+        _gauge("sum", "pool_in_use", "pool", ": in use"),
+        _gauge("sum", "pool_idle", "pool", ": idle"),
+        _gauge("sum", "pool_slots", "pool", ": all"),
     ),
     _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
     _quantiles(
@@ -237,21 +227,17 @@ _LENT: Final = (
     _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
     _speed("Lent", "pool_borrowed", "pool"),
     _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
-    Panel(
+    _panel(
         "Executors",
-        (
-            _gauge("sum", "executor_in_use", "executor", legend="{{executor}}: busy"),
-            _gauge("sum", "executor_waiting", "executor", legend="{{executor}}: waiting"),
-            _gauge("sum", "executor_workers", "executor", legend="{{executor}}: workers"),
-        ),
+        _gauge("sum", "executor_in_use", "executor", ": busy"),
+        _gauge("sum", "executor_waiting", "executor", ": waiting"),
+        _gauge("sum", "executor_workers", "executor", ": workers"),
     ),
     _speed("Calls of executors", "executor_calls", "executor outcome"),
-    Panel(
+    _panel(
         "Serializers",
-        (
-            _gauge("sum", "serializer_waiting", "serializer", legend="{{serializer}}: waiting"),
-            _rate("serializer_rejected", "serializer", legend="{{serializer}}: refused a second"),
-        ),
+        _gauge("sum", "serializer_waiting", "serializer", ": waiting"),
+        _rate("serializer_rejected", "serializer", ": refused a second"),
     ),
 )
 
@@ -260,16 +246,16 @@ _WAITING: Final = (
     _seconds(
         "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
     ),
-    Panel("Given up", (_gauge("max", "queue_dead", "kind name"),), bad=threshold.DEAD + 1),
+    _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=threshold.DEAD + 1),
     _seconds(
         "Outbox: the oldest event has waited",
         "outbox_age_seconds",
         "outbox",
         threshold.OUTBOX_AGE_SECONDS,
     ),
-    Panel(
+    _panel(
         "Outbox: blocked aggregates",
-        (_gauge("max", "outbox_blocked_aggregates", "outbox"),),
+        _gauge("max", "outbox_blocked_aggregates", "outbox"),
         bad=threshold.BLOCKED_AGGREGATES + 1,
     ),
     _seconds(
@@ -278,12 +264,10 @@ _WAITING: Final = (
         "kind name",
         threshold.READING_AGE_SECONDS,
     ),
-    Panel(
+    _panel(
         "Workers",
-        (
-            _gauge("sum", "worker_busy", "kind name", legend="{{kind}} {{name}}: busy"),
-            _gauge("sum", "worker_slots", "kind name", legend="{{kind}} {{name}}: slots"),
-        ),
+        _gauge("sum", "worker_busy", "kind name", ": busy"),
+        _gauge("sum", "worker_slots", "kind name", ": slots"),
     ),
     _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
     _speed("Items of channels", "channel_items", "channel result"),
@@ -297,9 +281,9 @@ _ONCE: Final = (
 )
 
 _AROUND: Final = (
-    Panel(
+    _panel(
         "Stores answer",
-        (_gauge("min", "store_up", "store instance"),),
+        _gauge("min", "store_up", "store instance"),
         shape="states",
         values=_ONE_OR_NONE,
     ),
@@ -313,62 +297,46 @@ _AROUND: Final = (
         "Event loops are late", "loop_lag_seconds", "watchdog instance", threshold.LOOP_LAG_SECONDS
     ),
     _speed("Event loops are blocked", "loop_blocks", "watchdog"),
-    Panel("Cannot be read", (_gauge("sum", "unreadable", "kind"),), bad=threshold.UNREADABLE + 1),
-    Panel(
-        "Combined series",
-        (_gauge("max", "series_folded", "metric"),),
-        bad=threshold.FOLDED + 1,
-    ),
+    _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=threshold.UNREADABLE + 1),
+    _panel("Combined series", _gauge("max", "series_folded", "metric"), bad=threshold.FOLDED + 1),
 )
-
 
 _MEMBERS: Final = (
     _count("Members by state, as all processes see them", "sum", "members", "group state"),
     _speed("Suspected, cleared, confirmed, left", "member_changes", "group result"),
-    Panel(
+    _shares(
         "Share of suspicions that were wrong",
-        (
-            _share(
-                _ask.rate("member_changes", "group", 'result="cleared"'),
-                _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
-                "{{group}} now",
-            ),
-            _gauge(
-                "max", "member_false_suspect_ratio", "group", legend="{{group}} worst process, ever"
-            ),
+        _share(
+            _ask.rate("member_changes", "group", 'result="cleared"'),
+            _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
+            "{{group}} now",
         ),
-        "percentunit",
+        _gauge("max", "member_false_suspect_ratio", "group", " worst process, ever"),
         warn=threshold.FALSE_SUSPECTS_WARN,
         bad=threshold.FALSE_SUSPECTS,
     ),
-    Panel(
+    _panel(
         "Most suspected members (suspected from 1)",
-        (_gauge("max", "member_level_ratio", "group member"),),
+        _gauge("max", "member_level_ratio", "group member"),
         bad=1.0,
     ),
     _quantiles("Time to confirm a member: p50, p95, p99", "member_detection_seconds", "group"),
     _quantiles("Round trips: p50, p95, p99", "member_round_trip_seconds", "group"),
     _speed("Own pauses", "member_own_pauses", "group instance"),
-    Panel(
-        "Share of time in own pauses",
-        (_rate("member_own_pause_seconds", "group instance"),),
-        "percentunit",
-    ),
+    _shares("Share of time in own pauses", _rate("member_own_pause_seconds", "group instance")),
     _count("Health score (0 is well)", "max", "member_health_score", "group instance"),
     _speed("Messages", "member_messages", "group result"),
-    Panel("Bytes", (_rate("member_bytes", "group result"),), "Bps"),
+    _panel("Bytes", _rate("member_bytes", "group result"), unit="Bps"),
 )
 
 _PIPELINES: Final = (
     _speed("Items read", "pipeline_read", "pipeline source"),
     _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
-    Panel(
+    _panel(
         "In flight, and as lesser items in sinks",
-        (
-            _gauge("sum", "pipeline_in_flight", "pipeline", legend="{{pipeline}} in flight"),
-            _rate("pipeline_degraded", "pipeline", legend="{{pipeline}} degraded a second"),
-            _rate("pipeline_replayed", "pipeline", legend="{{pipeline}} replayed a second"),
-        ),
+        _gauge("sum", "pipeline_in_flight", "pipeline", " in flight"),
+        _rate("pipeline_degraded", "pipeline", " degraded a second"),
+        _rate("pipeline_replayed", "pipeline", " replayed a second"),
     ),
     _seconds(
         "The oldest item has waited for a stage",
@@ -376,48 +344,25 @@ _PIPELINES: Final = (
         "pipeline stage",
         threshold.STAGE_AGE_SECONDS,
     ),
-    Panel(
+    _panel(
         "Oldest item, last item of each source",
-        (
-            _gauge("max", "pipeline_oldest_seconds", "pipeline", legend="{{pipeline}} oldest"),
-            _gauge(
-                "min",
-                "pipeline_source_silence_seconds",
-                "pipeline source",
-                legend="{{pipeline}} {{source}} silent",
-            ),
-        ),
-        "s",
+        _gauge("max", "pipeline_oldest_seconds", "pipeline", " oldest"),
+        _gauge("min", "pipeline_source_silence_seconds", "pipeline source", " silent"),
+        unit="s",
     ),
     _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
     _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
-    Panel(
+    _panel(
         "Workers of stages, and what waits for them",
-        (
-            _gauge(
-                "sum", "pipeline_stage_busy", "pipeline stage", legend="{{pipeline}} {{stage}} busy"
-            ),
-            _gauge(
-                "sum",
-                "pipeline_stage_workers",
-                "pipeline stage",
-                legend="{{pipeline}} {{stage}} workers",
-            ),
-            _gauge(
-                "sum",
-                "pipeline_stage_waiting",
-                "pipeline stage",
-                legend="{{pipeline}} {{stage}} waiting",
-            ),
-        ),
+        _gauge("sum", "pipeline_stage_busy", "pipeline stage", " busy"),
+        _gauge("sum", "pipeline_stage_workers", "pipeline stage", " workers"),
+        _gauge("sum", "pipeline_stage_waiting", "pipeline stage", " waiting"),
     ),
     _quantiles(
         "Time in a stage: p50, p95, p99", "pipeline_stage_duration_seconds", "pipeline stage"
     ),
-    Panel(
-        "Sources that fail",
-        (_gauge("max", "pipeline_source_failing", "pipeline source"),),
-        bad=1.0,
+    _panel(
+        "Sources that fail", _gauge("max", "pipeline_source_failing", "pipeline source"), bad=1.0
     ),
     _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
     _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
@@ -442,21 +387,17 @@ _LLM: Final = (
         "gen_ai_client_operation_time_to_first_chunk_seconds",
         "guard gen_ai_request_model",
     ),
-    Panel(
+    _panel(
         "Tokens a second",
-        (
-            Query(
-                _ask.sum_rate(
-                    "gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"
-                ),
-                _legend("gen_ai_request_model gen_ai_token_type"),
-            ),
+        Query(
+            _ask.sum_rate("gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"),
+            _legend("gen_ai_request_model gen_ai_token_type"),
         ),
         shape="stack",
     ),
-    Panel(
+    _panel(
         "Cost an hour",
-        (Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),),
+        Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),
     ),
     _speed(
         "Answers by model (level 0 is preferred)", "models_served", "models model level", "stack"
@@ -495,4 +436,4 @@ def _plain(metric: Metric) -> Panel:
     if metric.kind == "histogram":
         return _quantiles(metric.help, name, by)
     query = _rate(name, by) if metric.kind == "counter" else _gauge(metric.fold, name, by)
-    return Panel(metric.help, (query,), "s" if metric.unit == "s" else "short")
+    return _panel(metric.help, query, unit="s" if metric.unit == "s" else "short")
