@@ -390,11 +390,14 @@ def test_dead_letters_that_wait_for_somebody_are_one_trouble_of_the_pipeline():
 
 
 def test_dead_letters_in_a_database_count_as_it_last_said():
-    """It is asked now and then."""
-    stored = {"name": "flow", "stored": {"dead": 1, "waiting": 0, "claimed": 0}, "stored_age": 2.0}
-    view = Pair().look({"dead_letters": [stored]})
+    """It is asked now and then; each state has its number and the age of the oldest there."""
+    stored = {"dead": [3, 70.0], "waiting": [2, 40.0], "claimed": [0, 0.0]}
+    view = Pair().look({"dead_letters": [{"name": "flow", "stored": stored, "stored_age": 2.0}]})
     check_view(view)
-    assert [one["what"] for one in view["troubles"]] == ["1 dead letter waits for somebody"]
+    assert [one["what"] for one in view["troubles"]] == ["3 dead letters wait for somebody"]
+    (row,) = view["sections"]["Outbox and jobs"]
+    assert (row["state"], row["tone"]) == ("3 dead letters", "warn")
+    assert dict(row["facts"]) == {"to be replayed": "2", "asked": "2 s ago"}
 
 
 def test_no_dead_letters_are_no_row():

@@ -30,6 +30,7 @@ def readings_of(snapshot: Snapshot) -> list[MetricReading]:
             unreadable += "snapshot_error" in thing or "stored_error" in thing
             if thing.get("stored_age") is not None:
                 found.append(("reading_age_seconds", (kind, name), thing["stored_age"]))
+            found += _plain(kind, name, thing)
             if read is not None:
                 found += _read(read, kind, name, thing)
         if unreadable:
@@ -98,28 +99,18 @@ def _read(read: Reader, kind: str, name: str, thing: Mapping[str, Any]) -> list[
 
 
 def _guard(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    for outcome in ("succeeded", "failed", "cancelled", "rejected"):
-        yield "attempts_total", (name, outcome), seen.get(outcome)
-    yield from _plainly(
-        name,
-        seen,
-        timed_out="timeouts_total",
-        degraded="degraded_total",
-        stale="stale_total",
-        retries="retries_total",
-        error_rate="error_ratio",
-        abandoned="abandoned_threads",
-    )
     yield from _histogram("attempt_duration_seconds", (name,), seen.get("histogram"))
     yield from _histogram("queue_wait_seconds", (name,), seen.get("waits"))
     for policy in _policies(seen):
-        reader = _POLICIES.get(str(policy.get("policy")))
+        kind = str(policy.get("policy"))
         for metric in ("rejected", "would_reject"):
             if metric in policy:
-                yield f"{metric}_total", (name, str(policy["policy"])), policy[metric]
+                yield f"{metric}_total", (name, kind), policy[metric]
         shared = policy.get("shared")
         if isinstance(shared, Mapping) and "mode" in shared:
-            yield "policy_shared", (name, str(policy["policy"])), shared["mode"] == "shared"
+            yield "policy_shared", (name, kind), shared["mode"] == "shared"
+        yield from _plain(kind, name, policy)
+        reader = _POLICIES.get(kind)
         if reader is not None:
             yield from _read(reader, "guard", name, policy)
     if isinstance(family := seen.get("family"), Mapping):
@@ -180,7 +171,6 @@ def _breaker(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]
     yield from _states("breaker_state", (name,), seen["state"], BREAKER_STATES)
     for state, number in seen.get("transitions", {}).items():
         yield "breaker_transitions_total", (name, state), number
-    yield from _plainly(name, seen, open_keys="breaker_open_keys")
 
 
 def _rate_limit(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
@@ -191,14 +181,6 @@ def _rate_limit(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sampl
 def _request_limits(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for limit, one in seen.get("limits", {}).items():
         yield "rate_limited_total", (kind, name, limit), one["over"]
-
-
-def _cache(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _results("cache_total", (name,), seen, ("hits", "misses", "shared"))
-
-
-def _hedge(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _plainly(name, seen, hedges="hedges_total", wins="hedge_wins_total")
 
 
 def _fallback(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
@@ -214,97 +196,57 @@ _POLICIES: Final[dict[str, Reader]] = {
     "adaptive_limit": _slots,
     "breaker": _breaker,
     "rate_limit": _rate_limit,
-    "cache": _cache,
-    "hedge": _hedge,
     "fallback": _fallback,
 }
 
 
 def _pool(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _plainly(
-        name,
-        seen,
-        limit="pool_slots",
-        in_flight="pool_in_use",
-        idle="pool_idle",
-        waiting="pool_waiting",
-        borrowed="pool_borrowed_total",
-    )
-    troubles = ("rejected", "timed_out", "connect_failed", "leaked", "close_failed", "degraded")
-    yield from _results("pool_troubles_total", (name,), seen, troubles)
     for key in ("wait", "use"):
         times = seen.get(key)
         if isinstance(times, Mapping):
             yield from _histogram(f"pool_{key}_seconds", (name,), times.get("histogram"))
 
 
-def _executor(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _plainly(
-        name,
-        seen,
-        workers="executor_workers",
-        in_flight="executor_in_use",
-        waiting="executor_waiting",
-    )
-    outcomes = ("succeeded", "failed", "cancelled", "rejected")
-    yield from _results("executor_calls_total", (name,), seen, outcomes)
-
-
-def _serializer(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _plainly(
-        name, seen, waiting="serializer_waiting", rejected="serializer_rejected_total"
-    )
-
-
 def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Sample]:
     """Yield the waiting items of a queue, a channel, jobs, an outbox or deferred calls."""
-    seen = _flat(kind, thing)
+    seen = waiting_of(kind, thing)
     for key, metric in (
         ("waiting", "queue_depth"),
         ("oldest", "queue_age_seconds"),
         ("dead", "queue_dead"),
+        ("repeated", "duplicates_dropped_total"),
+        ("again", "duplicates_dropped_total"),
+        ("refused_late", "refused_late_total"),
     ):
         if key in seen:
             yield metric, (kind, name), seen[key]
-    for key in ("repeated", "again"):
-        if key in seen:
-            yield "duplicates_dropped_total", (kind, name), seen[key]
-    yield from _refused_late(kind, name, seen)
-    if kind == "channel":
-        results = ("put", "got", "dropped", "rejected")
-        yield from _results("channel_items_total", (name,), seen, results)
     if kind == "outbox" and "oldest" in seen:
         yield "outbox_age_seconds", (name,), seen["oldest"]
         yield "outbox_blocked_aggregates", (name,), seen["blocked"]
 
 
-def _flat(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of something in which items wait, with the same names for all kinds."""
+def waiting_of(kind: str, thing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of something in which items wait, with the same names for all kinds.
+
+    Databases return a count and the age of the oldest for each state.
+    """
     stored = thing.get("stored")
     if not isinstance(stored, Mapping):
         stored = {}
-    if kind == "jobs":
-        queued, failed = stored.get("queued", (0, 0.0)), stored.get("failed", (0, 0.0))
-        known = {"waiting": queued[0], "oldest": queued[1], "dead": failed[0]} if stored else {}
-        return {**thing, **known}
-    if kind == "dead_letters":
-        return _letters({**thing, **stored})
     names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
-    return {names.get(key, key): value for key, value in {**thing, **stored}.items()}
-
-
-def _letters(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counts of dead letters: numbers in memory; in a database, with an age each."""
-    known: dict[str, Any] = {}
-    for state in ("dead", "waiting"):
-        number = seen.get(state)
-        if isinstance(number, (list, tuple)):
-            number, age = number
-            if state == "waiting":
-                known["oldest"] = age
-        if number is not None:
-            known[state] = number
-    return known
+    seen: dict[str, Any] = {}
+    if kind == "jobs":
+        names = {"queued": "waiting", "failed": "dead"}
+        seen = {"waiting": 0, "oldest": 0.0, "dead": 0} if stored else {}
+    for key, value in {**thing, **stored}.items():
+        name = names.get(key, key)
+        if isinstance(value, (list, tuple)) and len(value) == 2:  # noqa: PLR2004
+            seen[name] = value[0]
+            if name == "waiting":
+                seen["oldest"] = value[1]
+        else:
+            seen[name] = value
+    return seen
 
 
 _WORKERS: Final = {
@@ -345,7 +287,6 @@ def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
 
 def _fifo(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield "duplicates_dropped_total", (kind, name), seen["duplicate"] + seen["late"]
-    yield "fifo_gaps_total", (name,), seen["gaps"]
 
 
 def _health(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
@@ -357,7 +298,6 @@ def _health(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
 def _lifecycle(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     phases = ("starting", "ready", "draining", "stopped")
     yield from _states("lifecycle_state", (name,), seen["state"], phases)
-    yield "requests_in_flight", (name,), seen["in_flight"]
 
 
 def _service_levels(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
@@ -382,18 +322,16 @@ def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]
         if isinstance(numbers := seen.get(key), Mapping):
             ways = ("sent", "received", "refused")
             yield from _results(f"member_{key}_total", (name,), numbers, ways)
-    yield from _plainly(name, seen, health_score="member_health_score")
     counts = seen["counts"]
-    names = {**counts, "suspected": counts.get("suspicions")}
+    changes = {**counts, "suspected": counts.get("suspicions")}
     results = ("suspected", "cleared", "confirmed", "left")
-    yield from _results("member_changes_total", (name,), names, results)
-    yield from _plainly(
-        name,
-        counts,
-        false_suspect_rate="member_false_suspect_ratio",
-        own_pauses="member_own_pauses_total",
-        paused_seconds="member_own_pause_seconds_total",
-    )
+    yield from _results("member_changes_total", (name,), changes, results)
+    names = {
+        "false_suspect_rate": "member_false_suspect_ratio",
+        "own_pauses": "member_own_pauses_total",
+        "paused_seconds": "member_own_pause_seconds_total",
+    }
+    yield from _numbers(name, counts, names)
     yield from _histogram("member_detection_seconds", (name,), counts.get("detection_times"))
     yield from _histogram("member_round_trip_seconds", (name,), counts.get("round_trips"))
     members = seen["members"]
@@ -428,15 +366,6 @@ _STAGE_RESULTS: Final = {
 
 def _pipeline(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield "pipeline_running", (name,), float(bool(seen["running"]))
-    endings = ("sink", "dead_letter", "dropped", "returned")
-    yield from _results("pipeline_ended_total", (name,), seen, endings)
-    yield from _plainly(
-        name,
-        seen,
-        degraded="pipeline_degraded_total",
-        replayed="pipeline_replayed_total",
-        in_flight="pipeline_in_flight",
-    )
     oldest = seen.get("oldest")
     yield "pipeline_oldest_seconds", (name,), oldest["age"] if oldest else 0.0
     for source in seen["sources"]:
@@ -498,7 +427,6 @@ def _llm(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
 def _models(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for level, (model, number) in enumerate(seen["served"].items()):
         yield "models_served_total", (name, model, str(level)), number
-    yield "models_failed_total", (name,), seen["failed"]
 
 
 _READERS: Final[dict[str, Reader]] = {
@@ -507,8 +435,6 @@ _READERS: Final[dict[str, Reader]] = {
     "models": _models,
     "request_limits": _request_limits,
     "pool": _pool,
-    "executor": _executor,
-    "serializer": _serializer,
     **dict.fromkeys(
         ("queue", "channel", "jobs", "deferred_calls", "outbox", "dead_letters"), _waiting
     ),
@@ -516,11 +442,6 @@ _READERS: Final[dict[str, Reader]] = {
     **dict.fromkeys(("idempotency", "idempotent_requests"), _idempotency),
     "inbox": _inbox,
     "fifo_receiver": _fifo,
-    "store": lambda _kind, name, seen: _plainly(name, seen, up="store_up"),
-    "lease": lambda _kind, name, seen: _plainly(name, seen, held="lease_held"),
-    "watchdog": lambda _kind, name, seen: _plainly(
-        name, seen, lag="loop_lag_seconds", blocks="loop_blocks_total"
-    ),
     "health": _health,
     "lifecycle": _lifecycle,
     "service_levels": _service_levels,
@@ -531,10 +452,71 @@ _READERS: Final[dict[str, Reader]] = {
 }
 
 
+# Plain numbers
+
+_NUMBERS: Final[dict[str, dict[str, str]]] = {
+    "guard": {
+        "timed_out": "timeouts_total",
+        "degraded": "degraded_total",
+        "stale": "stale_total",
+        "retries": "retries_total",
+        "error_rate": "error_ratio",
+        "abandoned": "abandoned_threads",
+    },
+    "breaker": {"open_keys": "breaker_open_keys"},
+    "hedge": {"hedges": "hedges_total", "wins": "hedge_wins_total"},
+    "pool": {
+        "limit": "pool_slots",
+        "in_flight": "pool_in_use",
+        "idle": "pool_idle",
+        "waiting": "pool_waiting",
+        "borrowed": "pool_borrowed_total",
+    },
+    "executor": {
+        "workers": "executor_workers",
+        "in_flight": "executor_in_use",
+        "waiting": "executor_waiting",
+    },
+    "serializer": {"waiting": "serializer_waiting", "rejected": "serializer_rejected_total"},
+    "fifo_receiver": {"gaps": "fifo_gaps_total"},
+    "store": {"up": "store_up"},
+    "lease": {"held": "lease_held"},
+    "lifecycle": {"in_flight": "requests_in_flight"},
+    "members": {"health_score": "member_health_score"},
+    "pipeline": {
+        "degraded": "pipeline_degraded_total",
+        "replayed": "pipeline_replayed_total",
+        "in_flight": "pipeline_in_flight",
+    },
+    "watchdog": {"lag": "loop_lag_seconds", "blocks": "loop_blocks_total"},
+    "models": {"failed": "models_failed_total"},
+}
+"""By kind, the numbers of a snapshot that are metrics as they are."""
+
+_RESULTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "guard": ("attempts_total", ("succeeded", "failed", "cancelled", "rejected")),
+    "cache": ("cache_total", ("hits", "misses", "shared")),
+    "pool": (
+        "pool_troubles_total",
+        ("rejected", "timed_out", "connect_failed", "leaked", "close_failed", "degraded"),
+    ),
+    "executor": ("executor_calls_total", ("succeeded", "failed", "cancelled", "rejected")),
+    "channel": ("channel_items_total", ("put", "got", "dropped", "rejected")),
+    "pipeline": ("pipeline_ended_total", ("sink", "dead_letter", "dropped", "returned")),
+}
+"""By kind, the metric whose last label says which of these numbers it is."""
+
+
+def _plain(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
+    yield from _numbers(name, seen, _NUMBERS.get(kind, {}))
+    metric, results = _RESULTS.get(kind, ("", ()))
+    yield from _results(metric, (name,), seen, results)
+
+
 # Helpers
 
 
-def _plainly(name: str, seen: Mapping[str, Any], **metrics: str) -> Iterator[Sample]:
+def _numbers(name: str, seen: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[Sample]:
     for key, metric in metrics.items():
         if key in seen:
             yield metric, (name,), seen[key]

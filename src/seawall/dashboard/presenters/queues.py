@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    number,
-)
+from seawall.dashboard.bounds import number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
+    Presenter,
     RowContent,
     Seen,
-    mapping,
+    Troubles,
     plain_facts,
+    plain_row,
     share_of,
 )
 from seawall.dashboard.views import Tone
 from seawall.telemetry import thresholds as limits
+from seawall.telemetry.readings import waiting_of
 
 
-def queue_row(kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe a queue, an outbox or jobs."""
+def _queue_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     known = waiting_of(kind, seen)
-    if not known:
-        return RowContent(facts=plain_facts(seen, ("stored_age",)))
+    if "waiting" not in known:
+        return plain_row(kind, name, seen, counters)
     age = number(known.get("oldest"))
     most = limits.OUTBOX_AGE_SECONDS if kind == "outbox" else limits.QUEUE_AGE_SECONDS
     dead, blocked = number(known.get("dead")), number(known.get("blocked"))
@@ -59,31 +58,7 @@ _QUEUE_FACTS: Final = (
 )
 
 
-def waiting_of(kind: str, seen: Seen) -> dict[str, Any]:
-    """Return the state of something in which items wait, with the same names for all kinds."""
-    stored = mapping(seen.get("stored"))
-    if kind == "jobs":
-        known: dict[str, Any] = {}
-        for key, value in stored.items():
-            if isinstance(value, (list, tuple)) and len(value) > 1:
-                known[str(key)] = value[0]
-        queued = stored.get("queued")
-        oldest = queued[1] if isinstance(queued, (list, tuple)) and len(queued) > 1 else 0.0
-        if not stored:
-            return {}
-        return {
-            **known,
-            "waiting": known.get("queued", 0),
-            "dead": known.get("failed", 0),
-            "oldest": oldest,
-        }
-    names = {"depth": "waiting", "pending": "waiting", "oldest_age": "oldest"}
-    counts = {names.get(key, key): value for key, value in {**seen, **stored}.items()}
-    return counts if "waiting" in counts else {}
-
-
-def queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Iterator[FoundTrouble]:
-    """Yield the troubles of a queue, an outbox or jobs."""
+def _queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     known = waiting_of(kind, seen)
     what = say.plainly(kind)
     age = number(known.get("oldest"))
@@ -105,20 +80,15 @@ def queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Ite
         )
 
 
-def letters_of(seen: Seen) -> Seen:
-    """Return the numbers of dead letters by state."""
-    return {**seen, **mapping(seen.get("stored"))}
-
-
 def has_no_letters(seen: Seen) -> bool:
     """Return whether a pipeline has no known dead letters, and so needs no row."""
-    counts = (letters_of(seen).get(state) for state in ("dead", "waiting", "claimed"))
+    known = waiting_of("dead_letters", seen)
+    counts = (known.get(state) for state in ("dead", "waiting", "claimed"))
     return "stored_error" not in seen and not any(map(number, counts))
 
 
-def dead_letter_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe dead letters."""
-    known = letters_of(seen)
+def _dead_letter_row(kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
+    known = waiting_of(kind, seen)
     dead = number(known.get("dead"))
     facts: Facts = [
         (label, say.amount(known[key]))
@@ -129,18 +99,14 @@ def dead_letter_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> 
     return RowContent(state, "warn" if dead > limits.DEAD else "ok", facts, None, dead)
 
 
-def dead_letter_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of dead letters."""
-    dead = number(letters_of(seen).get("dead"))
+def _dead_letter_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
+    dead = number(waiting_of(kind, seen).get("dead"))
     if dead > limits.DEAD:
         what = f"{say.several(dead, 'dead letter waits', 'dead letters wait')} for somebody"
         yield FoundTrouble(f"dead:{name}", "warn", name, what, REPLAY)
 
 
-def worker_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
-    """Describe a worker."""
+def _worker_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     slots, busy = number(seen.get("concurrency")), number(seen.get("at_work"))
     done = sum(number(seen.get(key)) for key in ("done", "succeeded", "delivered"))
     speed = counters.rate((kind, name, "done"), done)
@@ -155,8 +121,7 @@ def worker_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowConte
     return RowContent(state, "ok", facts, share_of(busy, slots), speed)
 
 
-def serializer_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe a serializer."""
+def _serializer_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     waiting = number(seen["waiting"])
     facts: Facts = [
         ("in turn", say.amount(seen.get("in_flight"))),
@@ -166,8 +131,7 @@ def serializer_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> R
     return RowContent(f"{say.amount(waiting)} waiting", "ok", facts, None, waiting)
 
 
-def fifo_troubles(kind: str, name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
-    """Yield the troubles of a receiver of ordered messages."""
+def _fifo_troubles(kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     counters.rate((kind, name, "gaps"), seen["gaps"])
     gaps = counters.recent((kind, name, "gaps"))
     if gaps > limits.FIFO_GAPS:
@@ -175,8 +139,7 @@ def fifo_troubles(kind: str, name: str, seen: Seen, counters: Counters) -> Itera
         yield FoundTrouble(f"gaps:{name}", "warn", name, what, "Look at its sender")
 
 
-def counters_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
-    """Describe counters other than 0; the history is the rate of all together."""
+def _counters_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     total = sum(number(value) for value in seen.values() if type(value) is int)
     speed = counters.rate((kind, name, "all"), total)
     facts = [one for one in plain_facts(seen, ("window", "in_flight")) if one[1] != "0"]
@@ -184,3 +147,20 @@ def counters_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowCon
 
 
 REPLAY: Final = "Look at why they failed; replay them, or drop them"
+
+PRESENTERS: Final = {
+    **dict.fromkeys(
+        ("queue", "channel", "outbox", "jobs", "deferred_calls"),
+        Presenter(_queue_row, _queue_troubles),
+    ),
+    **dict.fromkeys(
+        ("worker", "job_worker", "deferred_call_worker", "dispatcher"), Presenter(_worker_row)
+    ),
+    **dict.fromkeys(
+        ("idempotency", "idempotent_requests", "inbox", "fifo_sender", "jobs_api"),
+        Presenter(_counters_row),
+    ),
+    "fifo_receiver": Presenter(_counters_row, _fifo_troubles),
+    "dead_letters": Presenter(_dead_letter_row, _dead_letter_troubles),
+    "serializer": Presenter(_serializer_row),
+}
