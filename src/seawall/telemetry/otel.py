@@ -56,10 +56,7 @@ _stop_spans: Final[list[Callable[[], None]]] = []
 
 
 def export_opentelemetry(
-    meter_provider: MeterProvider | None = None,
-    *,
-    spans: bool = True,
-    max_series: int = CAP,
+    meter_provider: MeterProvider | None = None, *, spans: bool = True, max_series: int = CAP
 ) -> TelemetrySwitch:
     """Add all metrics to `meter_provider` (by default the global one).
 
@@ -110,13 +107,11 @@ class _Source:
         self._lock = Lock()  # another thread may have held it
 
     def start(self, switch: TelemetrySwitch, cap: int) -> None:
-        """Switch on."""
         with self._lock:
             self._series.cap, self._observations, self._asked = cap, {}, set()
             self.switch = switch
 
     def stop(self) -> None:
-        """Switch off."""
         self.switch = None
         _spans.discard(self)
         if not _spans and _stop_spans:

@@ -83,7 +83,6 @@ class SeawallCollector(Collector):
     """Reads all live objects at each scrape."""
 
     def __init__(self, max_series: int) -> None:
-        """Export up to `max_series` series of each metric with their own labels."""
         self.series = Series(max_series)
         self._lock = Lock()
         survives_fork(self)
@@ -124,5 +123,4 @@ def _family(metric: Metric) -> AnyFamily:
 
 
 def _buckets(reading: MetricReading) -> list[tuple[str, float]]:
-    """Return the number of values up to each bound."""
     return list(zip(_BOUNDS[reading.metric.name], accumulate(reading.counts), strict=True))

@@ -140,7 +140,6 @@ class _Remembered(NamedTuple):
     gone: Mapping[Labels, Numbers]
 
     def last(self, labels: Labels) -> Numbers | None:
-        """Return the last numbers of a series; None for a new one."""
         return self.there.get(labels, self.gone.get(labels))
 
     def rise(self, labels: Labels, numbers: Numbers) -> Numbers:
