@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any, Final
 
 from seawall._redaction import printable
-from seawall.dashboard.views import Tone
 
 MOST_GUARDS: Final = 200
 MOST_LAYERS: Final = 32
@@ -49,11 +48,6 @@ LONGEST_TEXT: Final = 200
 
 MOST_BYTES: Final = 240 * 1024
 """Maximum size of a view as JSON: it is sent each second, so it has to stay small."""
-
-TONES: Final = ("ok", "warn", "bad", "off")
-
-WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
-"""The tones in order of urgency."""
 
 HUGE: Final = 1e15
 """Largest number that is shown: all clients can represent it, as a float or not."""

@@ -1,12 +1,15 @@
 """The view of a process: one plain document, the same for the page, the terminal and other pods.
 
 It is all JSON. Names, keys and texts come from users and from other pods: code that displays them
-must escape them.
+must escape them. `Annotated` has the bounds that `validation` checks: the maximum length of a text,
+a list or a mapping, the maximum of a whole number, the range of another number.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+
+from seawall.dashboard import bounds
 
 FORMAT: Final = 1
 """Format number in each view; readers omit views of another format."""
@@ -14,41 +17,53 @@ FORMAT: Final = 1
 Tone = Literal["ok", "warn", "bad", "off"]
 """State of something: as it should be, worth a look, broken, or switched off."""
 
+WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
+"""The tones in order of urgency."""
+
+Word = Annotated[str, bounds.LONGEST_WORD]
+Name = Annotated[str, bounds.LONGEST_NAME]
+Text = Annotated[str, bounds.LONGEST_TEXT]
+Amount = Annotated[float, 0, bounds.HUGE]
+Share = Annotated[float, 0, 1]
+Place = Annotated[int, bounds.MOST_NODES - 1]
+Facts = Annotated[list[tuple[Text, Text]], bounds.MOST_FACTS]
+"""Labels and values, ready to be shown."""
+
 
 class Pod(TypedDict):
     """Identity of a process."""
 
-    name: str
-    host: str
+    name: Name
+    host: Name
     pid: int
-    version: str
-    up_seconds: float
+    version: Word
+    up_seconds: Amount
 
 
 class PodTrouble(TypedDict):
     """A current problem. `id` is the same for as long as it lasts."""
 
-    id: str
+    id: Text
     tone: Tone
-    where: str
-    what: str
+    where: Name
+    what: Text
     """One plain sentence."""
-    advice: str
+    advice: Text
     """What to check or do; may be empty."""
     since: float
     """Unix seconds."""
-    cause: NotRequired[str]
+    cause: NotRequired[Text]
     """The id of the problem that causes this one, if there is one."""
     degrades: NotRequired[bool]
     """Whether callers get degraded answers because of it."""
-    trace: NotRequired[str]
+    trace: NotRequired[Word]
     """The id of the trace in which it started, if the process is traced."""
 
 
 class SettingChange(TypedDict):
     """A setting that an operator may change: an argument of `policy.update`."""
 
-    name: str
+    name: Word
     value: Any
     kind: Literal["number", "text"]
 
@@ -56,148 +71,155 @@ class SettingChange(TypedDict):
 class LayerView(TypedDict):
     """One policy of a guard's stack."""
 
-    policy: str
+    policy: Word
     """Its kind: "breaker", "rate_limit"..."""
-    title: str
+    title: Word
     """As it is written in code: "Breaker"."""
-    settings: str
+    settings: Text
     """The settings in a few words, such as "3 attempts, backoff from 0.1 s"."""
     tone: Tone
-    state: str
+    state: Word
     """In a word or two: "closed", "3 of 20 in use", "shadow"; may be empty."""
-    facts: list[tuple[str, str]]
-    """Further facts as label and value, ready to be shown."""
-    sharing: str
+    facts: Facts
+    sharing: Word
     """Empty if it is this pod's own; otherwise "shared", or its mode without the store: "local"...
     """
-    acts: list[str]
+    acts: Annotated[list[Word], bounds.MOST_ACTS]
     """The possible actions of an operator: "isolate", "close"."""
-    changes: list[SettingChange]
+    changes: Annotated[list[SettingChange], bounds.MOST_CHANGES]
 
 
 class Rates(TypedDict):
     """Rates per second since the last sample."""
 
-    succeeded: float
-    degraded: float
-    failed: float
-    rejected: float
-    cancelled: float
-    retries: float
+    succeeded: Amount
+    degraded: Amount
+    failed: Amount
+    rejected: Amount
+    cancelled: Amount
+    retries: Amount
 
 
 class GuardView(TypedDict):
     """A guard and its stack, outermost first."""
 
-    name: str
+    name: Name
     tone: Tone
-    state: str
+    state: Word
     """The worst state of its stack in a word or two: "open", "shedding"; "well" if nothing is
     wrong.
     """
     edge: bool
     """Whether it is the edge of a service, not a guard of a dependency."""
-    breaker: str | None
+    breaker: Word | None
     """The state of its breaker, the worst if there are several."""
     rates: Rates
-    error_ratio: float
-    last_error: NotRequired[str]
+    error_ratio: Share
+    last_error: NotRequired[Text]
     """The error of the latest failed attempt, how often in a row, and how long ago."""
-    p50: float | None
-    p95: float | None
-    p99: float | None
+    p50: Amount | None
+    p95: Amount | None
+    p99: Amount | None
     """Latencies in seconds."""
-    stack: list[LayerView]
+    stack: Annotated[list[LayerView], bounds.MOST_LAYERS]
 
 
 class SourceReading(TypedDict):
     """One of the readings that a collecting source of a pipeline has."""
 
-    name: str
-    state: str
+    name: Word
+    state: Word
     """One of "ok", "stale" and "unavailable"."""
-    seconds: float
+    seconds: Amount
     """Seconds for which it has not answered."""
-    cause: str
+    cause: Text
 
 
 class PipeWork(TypedDict):
     """The current work of one worker of a stage."""
 
-    item: str
+    item: Word
     items: int
     """Number of items, in a batch."""
-    since: float
+    since: Amount
     """Seconds for which it has been working."""
-    waits_for: str
+    waits_for: Word
 
 
 class PipeNode(TypedDict):
     """A source, a stage, a branch or a sink of a pipeline."""
 
-    name: str
+    name: Word
     kind: Literal["source", "stage", "branch", "sink"]
     tone: Tone
-    state: str
+    state: Text
     """In a few words."""
-    to: list[int]
+    to: Annotated[list[Place], bounds.MOST_NODES]
     """Indices of the nodes to which its items go."""
-    rate: float
+    rate: Amount
     """Items per second."""
-    waiting: float
-    capacity: float
+    waiting: Amount
+    capacity: Amount
     """Maximum number of waiting items; 0 if it has no queue."""
-    busy: float
-    workers: float
-    oldest: float
+    busy: Amount
+    workers: Amount
+    oldest: Amount
     """Seconds for which the first item in its queue has waited."""
-    p50: float | None
-    p99: float | None
-    counts: dict[str, float]
+    p50: Amount | None
+    p99: Amount | None
+    counts: Annotated[dict[Word, Amount], bounds.MOST_FACTS]
     """Counters since the start, without zeros: done, retries, failed, degraded, dropped..."""
-    waits_for: str
+    waits_for: Text
     """Why it is blocked, if it is; waiting for the next stage is not a reason."""
-    failures: list[tuple[str, int]]
+    failures: Annotated[list[tuple[Name, int]], bounds.MOST_CAUSES]
     """Causes, the most frequent first."""
-    at_work: list[PipeWork]
-    readings: list[SourceReading]
-    facts: list[tuple[str, str]]
+    at_work: Annotated[list[PipeWork], bounds.MOST_AT_WORK]
+    readings: Annotated[list[SourceReading], bounds.MOST_READINGS]
+    facts: Facts
 
 
 class OldestItem(TypedDict):
     """The item that has been in a pipeline longest."""
 
-    item: str
-    age: float
-    stage: str
+    item: Word
+    age: Amount
+    stage: Word
 
 
 class Pipes(TypedDict):
     """Data for drawing a pipeline."""
 
     oldest: OldestItem | None
-    nodes: list[PipeNode]
+    nodes: Annotated[list[PipeNode], bounds.MOST_NODES]
     """The sources come first."""
-    slow: int | None
+    slow: Place | None
     """Index of the stage that the others wait for, if there is one."""
     more: int
     """Number of omitted nodes."""
 
 
+class MemberFigures(TypedDict):
+    """Facts of a member as numbers for programs."""
+
+    seconds: float
+    level: float
+    threshold: float
+    round_trip: NotRequired[float]
+
+
 class RowView(TypedDict):
     """Any other object: a limit, a queue, an outbox, a pool, a store..."""
 
-    kind: str
-    name: str
+    kind: Word
+    name: Name
     tone: Tone
-    state: str
-    facts: list[tuple[str, str]]
-    gauge: float | None
+    state: Word
+    facts: Facts
+    gauge: Share | None
     """How full or used up it is, from 0 to 1; None if it has no size."""
     track: float | None
     """The number whose history is drawn: waiting items, refusals per second..."""
-    figures: NotRequired[dict[str, float]]
-    """Facts of a member as numbers for programs: seconds, level, threshold, round_trip."""
+    figures: NotRequired[MemberFigures]
     pipes: NotRequired[Pipes]
     """Data for drawing, if it is a pipeline."""
 
@@ -214,14 +236,14 @@ class PodEvent(TypedDict):
     """Time of the first event."""
     tone: Tone
     """Tone of the last event."""
-    where: str
-    what: str
+    where: Name
+    what: Text
     """The last event, as a sentence."""
-    about: str
+    about: Text
     """The subject of the events: "the breaker". The whole sentence if they have none."""
-    counts: dict[str, int]
+    counts: Annotated[dict[Word, int], bounds.MOST_VERBS]
     """How often the subject did what: {"opened": 7, "closed": 6}. {"": 3} if it has no states."""
-    trace: NotRequired[str]
+    trace: NotRequired[Word]
     """The id of the last trace in which it happened, if the process is traced."""
 
 
@@ -232,21 +254,23 @@ class View(TypedDict):
     pod: Pod
     at: float
     """Unix seconds."""
-    every: float
+    every: Amount
     """Seconds between two samples."""
-    load: float
+    load: Amount
     """Utilization: 1.0 is full."""
     operable: bool
     """Whether an operator can act on this pod from where it is shown."""
-    troubles: list[PodTrouble]
-    guards: list[GuardView]
+    troubles: Annotated[list[PodTrouble], bounds.MOST_TROUBLES]
+    guards: Annotated[list[GuardView], bounds.MOST_GUARDS]
     all_guards: NotRequired[int]
     """The number of all guards, if that is more than are shown."""
-    sections: dict[str, list[RowView]]
+    sections: Annotated[
+        dict[Word, Annotated[list[RowView], bounds.MOST_ROWS]], bounds.MOST_SECTIONS
+    ]
     """Rows by title, in order of display: "Limits", "Queues", "Outbox and jobs"..."""
-    happenings: list[PodEvent]
+    happenings: Annotated[list[PodEvent], bounds.MOST_HAPPENINGS]
     """The latest last."""
-    age: NotRequired[float]
+    age: NotRequired[Amount]
     """Age of another pod's view in seconds, by the store's clock."""
     gone: NotRequired[float]
     """Time since which a pod is gone, in Unix seconds."""
