@@ -13,41 +13,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from seawall import events
 from seawall._forks import survives_fork
 from seawall.dashboard.events import listen
-from seawall.events import (
-    BreakerChanged,
-    CollectionChanged,
-    Event,
-    HealthChanged,
-    HostEjected,
-    HostRestored,
-    LeaseChanged,
-    LevelChanged,
-    LifecycleChanged,
-    MemberChanged,
-    OutboxBlocked,
-    SettingsChanged,
-    SourceChanged,
-    StageChanged,
-    StoreModeChanged,
-)
 
 RARE: Final = (
-    BreakerChanged,
-    CollectionChanged,
-    HealthChanged,
-    HostEjected,
-    HostRestored,
-    LeaseChanged,
-    LevelChanged,
-    LifecycleChanged,
-    MemberChanged,
-    OutboxBlocked,
-    SettingsChanged,
-    SourceChanged,
-    StageChanged,
-    StoreModeChanged,
+    events.BreakerChanged,
+    events.CollectionChanged,
+    events.HealthChanged,
+    events.HostEjected,
+    events.HostRestored,
+    events.LeaseChanged,
+    events.LevelChanged,
+    events.LifecycleChanged,
+    events.MemberChanged,
+    events.OutboxBlocked,
+    events.SettingsChanged,
+    events.SourceChanged,
+    events.StageChanged,
+    events.StoreModeChanged,
 )
 """The events that cause an immediate sample."""
 
@@ -83,7 +67,7 @@ class EventDebounce:
         if self._timer is not None:
             self._timer.cancel()
 
-    def hear(self, _event: Event | None = None, /) -> None:
+    def hear(self, _event: events.Event | None = None, /) -> None:
         """Record an event, from any thread: it may hold any lock."""
         if self._heard or self._over:
             return

@@ -61,7 +61,6 @@ class EventHistory:
     """The latest entries. `take_in` and `latest` are not safe for concurrent use."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
-        """Start listening; `wall` returns unix seconds."""
         self._wall = wall
         self._heard: deque[RecordedEvent] = deque(maxlen=MOST_HAPPENINGS)
         self._known: dict[tuple[str, str], PodEvent] = {}
@@ -95,7 +94,7 @@ class EventHistory:
 
     def note(self, where: str, tone: Tone, what: str) -> None:
         """Add an entry for which there is no event."""
-        self._add(self._wall(), where, tone, what, (what, ""), "")
+        self._add(self._wall(), where, Sentence(tone, what), "")
 
     def take_in(self) -> None:
         """Turn the events recorded since the last call into entries."""
@@ -108,25 +107,25 @@ class EventHistory:
             where = event.guard
             self.touched.add(where)
             try:
-                tone, what = say_it(event)
-                subject = _SUBJECTS.get(type(event))
-                did = (what, "") if subject is None else subject(event)
+                said = say_it(event)
                 if isinstance(event, events.StoreModeChanged):
                     where = event.store  # a lost store is one entry, whatever shares it
             except Exception:  # noqa: BLE001 - an event may hold a key whose repr raises
-                tone, what = "warn", f"{say.plainly(event.name)}, which cannot be shown"
-                did = what, ""
-            self._add(at, where, tone, what, did, trace)
+                said = Sentence("warn", f"{say.plainly(event.name)}, which cannot be shown")
+            self._add(at, where, said, trace)
             self._remember(at, event, trace)
         wall = self._wall()
         for key in [key for key, at in self.differing.items() if wall - at > DIFFER_FOR]:
             del self.differing[key]
 
-    def _add(
-        self, at: float, where: str, tone: Tone, what: str, did: tuple[str, str], trace: str
-    ) -> None:
-        where, what = shown(where, LONGEST_NAME), shown(what, LONGEST_TEXT - 40)
-        about, verb = shown(did[0], LONGEST_TEXT - 40), shown(did[1], LONGEST_WORD)
+    def _add(self, at: float, where: str, said: Sentence, trace: str) -> None:
+        tone, where, what = (
+            said.tone,
+            shown(where, LONGEST_NAME),
+            shown(said.what, LONGEST_TEXT - 40),
+        )
+        about = shown(said.about or said.what, LONGEST_TEXT - 40)
+        verb = shown(said.verb, LONGEST_WORD)
         known = self._known.get((where, about))
         if known is None or at - known["at"] > TOGETHER or at - known["began"] > LONGEST:
             known = PodEvent(
@@ -238,119 +237,26 @@ _LASTING: Final[dict[type[Event], Callable[[Any], tuple[tuple[str, bool], ...]]]
 
 # Sentences
 
-Sentence = tuple[Tone, str]
+
+class Sentence(NamedTuple):
+    """What an event says.
+
+    If its subject has states, `about` is the subject and `verb` what it did: such events are
+    grouped and counted. Other events are grouped by the sentence.
+    """
+
+    tone: Tone
+    what: str
+    about: str = ""
+    verb: str = ""
 
 
 def _word(value: object) -> str:
     return say.plainly(shown(value, LONGEST_WORD))
 
 
-def _breaker(event: events.BreakerChanged) -> Sentence:
-    tones: dict[str, Tone] = {"open": "bad", "isolated": "bad", "half_open": "warn"}
-    key = "" if event.key is None else f" for {shown(event.key, LONGEST_KEY)}"
-    what = f"the breaker{key} is {_word(event.after)}, it was {_word(event.before)}"
-    return tones.get(event.after, "ok"), f"{what} ({_word(event.cause)})"
-
-
-def _store_mode(event: events.StoreModeChanged) -> Sentence:
-    if event.after == _SHARED:
-        return "ok", "the store is back: what shares it decides together again"
-    return "bad", "the store was lost: what shares it decides without it"
-
-
-def _settings(event: events.SettingsChanged) -> Sentence:
-    changes = [
-        f"{_word(name)} {say.amount(value)}"
-        if type(value) in {int, float}
-        else f"{_word(name)} {shown(value, LONGEST_KEY)}"
-        if name in {"limits", "mode", "level"} and isinstance(value, str)
-        else _word(name)
-        for name, value in event.changes.items()
-    ]
-    return "ok", f"settings of the {_word(event.policy)} were changed: {', '.join(changes)}"
-
-
-def _differ(event: events.SettingsDiffer) -> Sentence:
-    return "warn", f"pods do not agree on the settings of the {_word(event.policy)}"
-
-
-def _implausible(event: events.ImplausibleReport) -> Sentence:
-    limit, reported = shown(event.limit, LONGEST_KEY), say.amount(event.reported)
-    what = f"the limit {limit} was given a {_word(event.what)} of {reported}"
-    return "warn", f"{what}, which cannot be true; {say.amount(event.counted)} counts"
-
-
-def _level(event: events.LevelChanged) -> Sentence:
-    tone: Tone = "ok" if event.after == "full" else "warn"
-    return tone, f"the level of service is {_word(event.after)}, it was {_word(event.before)}"
-
-
-def _loop(event: events.LoopBlocked) -> Sentence:
-    if event.over:
-        return "ok", f"the event loop comes round again, after {say.seconds(event.seconds)}"
-    return "bad", f"the event loop has been blocked for {say.seconds(event.seconds)}"
-
-
-def _lease(event: events.LeaseChanged) -> Sentence:
-    if event.held:
-        return "ok", f"the lease is held here, with token {event.token}"
-    return "warn", f"the lease is not held here any more ({_word(event.cause)})"
-
-
-def _health(event: events.HealthChanged) -> Sentence:
-    tones: dict[str, Tone] = {"healthy": "ok", "unhealthy": "bad"}
-    what = f"the check {shown(event.check, LONGEST_KEY)} is {_word(event.after)}"
-    return tones.get(event.after, "warn"), f"{what}, it was {_word(event.before)}"
-
-
-def _lifecycle(event: events.LifecycleChanged) -> Sentence:
-    tone: Tone = "ok" if event.after == "ready" else "warn"
-    return tone, f"the service is {_word(event.after)}, {event.in_flight} requests in flight"
-
-
-def _ejected(event: events.HostEjected) -> Sentence:
-    until = f"for {say.seconds(event.seconds)}" if event.seconds else f"while {event.cause}"
-    return "warn", f"{say.address(event.host)} gets no requests {until}"
-
-
-def _gap(event: events.FifoGap) -> Sentence:
-    goes_on = "" if event.skipped_to is None else f"; it goes on with {event.skipped_to}"
-    return "warn", f"a message is missing for {say.seconds(event.age)}{goes_on}"
-
-
-def _member(event: events.MemberChanged) -> Sentence:
-    if event.after == "suspected":
-        return "warn", f"{event.member} is suspected: {event.reason}"
-    if event.after == "confirmed":
-        return "bad", f"{event.member} is confirmed as failed: {event.reason}"
-    if event.after == "alive":
-        was = {"suspected": "is cleared of suspicion", "unknown": "is alive"}
-        return "ok", f"{event.member} {was.get(event.before, 'is back')}"
-    return "ok", f"{event.member} is {event.after}"
-
-
-def _member_verb(event: events.MemberChanged) -> str:
-    if event.after == "alive":
-        return {"suspected": "was cleared", "unknown": "joined"}.get(event.before, "came back")
-    verbs = {"suspected": "was suspected", "confirmed": "was confirmed as failed", "left": "left"}
-    return verbs.get(event.after, f"became {_word(event.after)}")
-
-
-def _source(event: events.SourceChanged) -> Sentence:
-    name = shown(event.source, LONGEST_KEY)
-    if event.after == "ok":
-        return "ok", f"source {name} is back after {say.seconds(event.duration)}"
-    if event.after == "missing":
-        return "warn", f"source {name} is missing"
-    return "bad", f"source {name} cannot be read"
-
-
-def _ended(event: events.PipelineEnded) -> Sentence:
-    words = {"over": "its sources are over", "stopped": "it was stopped", "failed": "it failed"}
-    tone: Tone = "bad" if event.result == "failed" else "ok"
-    returned = f", {event.returned} returned" if event.returned else ""
-    what = f"the pipeline ended: {words.get(event.result, _word(event.result))}"
-    return tone, f"{what}; {event.read} read, {event.stored} stored{returned}"
+def _key(value: object) -> str:
+    return shown(value, LONGEST_KEY)
 
 
 _BREAKER_VERBS: Final = {
@@ -360,117 +266,203 @@ _BREAKER_VERBS: Final = {
     "isolated": "was isolated",
 }
 
-_SUBJECTS: Final[dict[type[Event], Callable[[Any], tuple[str, str]]]] = {
-    events.BreakerChanged: lambda event: (
-        "the breaker" if event.key is None else f"the breaker for {shown(event.key, LONGEST_KEY)}",
-        _BREAKER_VERBS.get(event.after, _word(event.after)),
-    ),
-    events.StoreModeChanged: lambda event: (
-        "the store",
-        "came back" if event.after == _SHARED else "was lost",
-    ),
-    events.LevelChanged: lambda event: (
-        "the level of service",
-        f"went to {_word(event.after)}",
-    ),
-    events.LoopBlocked: lambda event: (
-        "the event loop",
-        "came round again" if event.over else "was blocked",
-    ),
-    events.LeaseChanged: lambda event: ("the lease", "was won" if event.held else "was lost"),
-    events.HealthChanged: lambda event: (
-        f"the check {shown(event.check, LONGEST_KEY)}",
-        f"became {_word(event.after)}",
-    ),
-    events.LifecycleChanged: lambda event: ("the service", f"became {_word(event.after)}"),
-    events.OverloadChanged: lambda event: (
-        "the edge",
-        "became overloaded" if event.overloaded else "recovered from overload",
-    ),
-    events.HostEjected: lambda event: (say.address(event.host), "was ejected"),
-    events.HostRestored: lambda event: (say.address(event.host), "came back"),
-    events.MemberChanged: lambda event: (shown(event.member, LONGEST_KEY), _member_verb(event)),
-    events.SourceChanged: lambda event: (
-        f"source {shown(event.source, LONGEST_KEY)}",
-        {"ok": "came back", "missing": "went missing"}.get(event.after, "failed"),
-    ),
-    events.StageChanged: lambda event: (
-        f"stage {shown(event.stage, LONGEST_KEY)}",
-        "flowed again" if event.after == "flows" else "was blocked",
-    ),
-    events.CollectionChanged: lambda event: (
-        "the collection",
-        "had enough again" if event.after == "enough" else "had too few values",
-    ),
-}
-"""Subjects that have states, and what they did. Other events are grouped by their sentence."""
+
+def _breaker(event: events.BreakerChanged) -> Sentence:
+    tones: dict[str, Tone] = {"open": "bad", "isolated": "bad", "half_open": "warn"}
+    about = "the breaker" if event.key is None else f"the breaker for {_key(event.key)}"
+    what = f"{about} is {_word(event.after)}, it was {_word(event.before)} ({_word(event.cause)})"
+    verb = _BREAKER_VERBS.get(event.after, _word(event.after))
+    return Sentence(tones.get(event.after, "ok"), what, about, verb)
+
+
+def _store_mode(event: events.StoreModeChanged) -> Sentence:
+    about = "the store"
+    if event.after == _SHARED:
+        what = "the store is back: what shares it decides together again"
+        return Sentence("ok", what, about, "came back")
+    return Sentence(
+        "bad", "the store was lost: what shares it decides without it", about, "was lost"
+    )
+
+
+def _settings(event: events.SettingsChanged) -> Sentence:
+    changes = [
+        f"{_word(name)} {say.amount(value)}"
+        if type(value) in {int, float}
+        else f"{_word(name)} {_key(value)}"
+        if name in {"limits", "mode", "level"} and isinstance(value, str)
+        else _word(name)
+        for name, value in event.changes.items()
+    ]
+    what = f"settings of the {_word(event.policy)} were changed: {', '.join(changes)}"
+    return Sentence("ok", what)
+
+
+def _implausible(event: events.ImplausibleReport) -> Sentence:
+    limit, reported = _key(event.limit), say.amount(event.reported)
+    what = f"the limit {limit} was given a {_word(event.what)} of {reported}"
+    return Sentence("warn", f"{what}, which cannot be true; {say.amount(event.counted)} counts")
+
+
+def _level(event: events.LevelChanged) -> Sentence:
+    tone: Tone = "ok" if event.after == "full" else "warn"
+    about = "the level of service"
+    what = f"{about} is {_word(event.after)}, it was {_word(event.before)}"
+    return Sentence(tone, what, about, f"went to {_word(event.after)}")
+
+
+def _loop(event: events.LoopBlocked) -> Sentence:
+    about, lasted = "the event loop", say.seconds(event.seconds)
+    if event.over:
+        return Sentence(
+            "ok", f"{about} comes round again, after {lasted}", about, "came round again"
+        )
+    return Sentence("bad", f"{about} has been blocked for {lasted}", about, "was blocked")
+
+
+def _lease(event: events.LeaseChanged) -> Sentence:
+    about = "the lease"
+    if event.held:
+        return Sentence("ok", f"{about} is held here, with token {event.token}", about, "was won")
+    what = f"{about} is not held here any more ({_word(event.cause)})"
+    return Sentence("warn", what, about, "was lost")
+
+
+def _health(event: events.HealthChanged) -> Sentence:
+    tones: dict[str, Tone] = {"healthy": "ok", "unhealthy": "bad"}
+    about, after = f"the check {_key(event.check)}", _word(event.after)
+    what = f"{about} is {after}, it was {_word(event.before)}"
+    return Sentence(tones.get(event.after, "warn"), what, about, f"became {after}")
+
+
+def _lifecycle(event: events.LifecycleChanged) -> Sentence:
+    tone: Tone = "ok" if event.after == "ready" else "warn"
+    about, after = "the service", _word(event.after)
+    what = f"{about} is {after}, {event.in_flight} requests in flight"
+    return Sentence(tone, what, about, f"became {after}")
+
+
+def _overload(event: events.OverloadChanged) -> Sentence:
+    if event.overloaded:
+        what = "the event loop is overloaded: requests are shed"
+        return Sentence("warn", what, "the edge", "became overloaded")
+    what = "the event loop is not overloaded any more"
+    return Sentence("ok", what, "the edge", "recovered from overload")
+
+
+def _ejected(event: events.HostEjected) -> Sentence:
+    host = say.address(event.host)
+    until = f"for {say.seconds(event.seconds)}" if event.seconds else f"while {event.cause}"
+    return Sentence("warn", f"{host} gets no requests {until}", host, "was ejected")
+
+
+def _restored(event: events.HostRestored) -> Sentence:
+    host = say.address(event.host)
+    return Sentence("ok", f"{host} gets requests again", host, "came back")
+
+
+def _gap(event: events.FifoGap) -> Sentence:
+    goes_on = "" if event.skipped_to is None else f"; it goes on with {event.skipped_to}"
+    return Sentence("warn", f"a message is missing for {say.seconds(event.age)}{goes_on}")
+
+
+def _member(event: events.MemberChanged) -> Sentence:
+    about = _key(event.member)
+    if event.after == "suspected":
+        what = f"{event.member} is suspected: {event.reason}"
+        return Sentence("warn", what, about, "was suspected")
+    if event.after == "confirmed":
+        what = f"{event.member} is confirmed as failed: {event.reason}"
+        return Sentence("bad", what, about, "was confirmed as failed")
+    if event.after == "alive":
+        state, verb = {
+            "suspected": ("is cleared of suspicion", "was cleared"),
+            "unknown": ("is alive", "joined"),
+        }.get(event.before, ("is back", "came back"))
+        return Sentence("ok", f"{event.member} {state}", about, verb)
+    verb = "left" if event.after == "left" else f"became {_word(event.after)}"
+    return Sentence("ok", f"{event.member} is {event.after}", about, verb)
+
+
+def _source(event: events.SourceChanged) -> Sentence:
+    about = f"source {_key(event.source)}"
+    if event.after == "ok":
+        what = f"{about} is back after {say.seconds(event.duration)}"
+        return Sentence("ok", what, about, "came back")
+    if event.after == "missing":
+        return Sentence("warn", f"{about} is missing", about, "went missing")
+    return Sentence("bad", f"{about} cannot be read", about, "failed")
+
+
+def _stage(event: events.StageChanged) -> Sentence:
+    about = f"stage {_key(event.stage)}"
+    if event.after == "flows":
+        return Sentence("ok", f"{about} flows again", about, "flowed again")
+    what = f"{about} is blocked: a dead letter cannot be stored"
+    return Sentence("bad", what, about, "was blocked")
+
+
+def _collection(event: events.CollectionChanged) -> Sentence:
+    about = "the collection"
+    if event.after == "enough":
+        return Sentence("ok", "enough sources have a value again", about, "had enough again")
+    what = f"{event.values} sources have a value, {event.minimum} are needed"
+    return Sentence("bad", what, about, "had too few values")
+
+
+def _ended(event: events.PipelineEnded) -> Sentence:
+    words = {"over": "its sources are over", "stopped": "it was stopped", "failed": "it failed"}
+    tone: Tone = "bad" if event.result == "failed" else "ok"
+    returned = f", {event.returned} returned" if event.returned else ""
+    what = f"the pipeline ended: {words.get(event.result, _word(event.result))}"
+    return Sentence(tone, f"{what}; {event.read} read, {event.stored} stored{returned}")
+
 
 _SENTENCES: Final[dict[type[Event], Callable[[Any], Sentence]]] = {
     events.BreakerChanged: _breaker,
     events.StoreModeChanged: _store_mode,
     events.SettingsChanged: _settings,
-    events.SettingsDiffer: _differ,
+    events.SettingsDiffer: lambda event: Sentence(
+        "warn", f"pods do not agree on the settings of the {_word(event.policy)}"
+    ),
     events.ImplausibleReport: _implausible,
     events.LevelChanged: _level,
     events.LoopBlocked: _loop,
     events.LeaseChanged: _lease,
-    events.ResourceLeaked: lambda event: (
-        "warn",
-        f"a resource has been out for {say.seconds(event.seconds)}: {event.borrowed_at}",
+    events.ResourceLeaked: lambda event: Sentence(
+        "warn", f"a resource has been out for {say.seconds(event.seconds)}: {event.borrowed_at}"
     ),
-    events.WorkerReplaced: lambda event: (
-        "warn",
-        f"a worker process died (exit code {event.exit_code}) and was replaced",
+    events.WorkerReplaced: lambda event: Sentence(
+        "warn", f"a worker process died (exit code {event.exit_code}) and was replaced"
     ),
-    events.JobDied: lambda event: (
-        "bad",
-        f"a job was given up after {say.several(event.attempts, 'attempt')}",
+    events.JobDied: lambda event: Sentence(
+        "bad", f"a job was given up after {say.several(event.attempts, 'attempt')}"
     ),
-    events.DeadLetterDropped: lambda _event: (
-        "bad",
-        "a dead letter was dropped: there are too many",
+    events.DeadLetterDropped: lambda _event: Sentence(
+        "bad", "a dead letter was dropped: there are too many"
     ),
     events.HealthChanged: _health,
     events.LifecycleChanged: _lifecycle,
-    events.OverloadChanged: lambda event: (
-        ("warn", "the event loop is overloaded: requests are shed")
-        if event.overloaded
-        else ("ok", "the event loop is not overloaded any more")
-    ),
+    events.OverloadChanged: _overload,
     events.HostEjected: _ejected,
-    events.HostRestored: lambda event: ("ok", f"{say.address(event.host)} gets requests again"),
-    events.OutboxBlocked: lambda event: (
-        "bad",
-        f"events of an aggregate wait: one failed {say.several(event.attempts, 'time')}",
+    events.HostRestored: _restored,
+    events.OutboxBlocked: lambda event: Sentence(
+        "bad", f"events of an aggregate wait: one failed {say.several(event.attempts, 'time')}"
     ),
-    events.EventDied: lambda event: (
-        "bad",
-        f"an event was put aside after {say.several(event.attempts, 'attempt')}",
+    events.EventDied: lambda event: Sentence(
+        "bad", f"an event was put aside after {say.several(event.attempts, 'attempt')}"
     ),
     events.FifoGap: _gap,
     events.MemberChanged: _member,
-    events.ItemDied: lambda event: (
-        "bad",
-        f"an item became a dead letter of stage {shown(event.stage, LONGEST_KEY)}",
+    events.ItemDied: lambda event: Sentence(
+        "bad", f"an item became a dead letter of stage {_key(event.stage)}"
     ),
     events.SourceChanged: _source,
-    events.StageChanged: lambda event: (
-        ("ok", f"stage {shown(event.stage, LONGEST_KEY)} flows again")
-        if event.after == "flows"
-        else (
-            "bad",
-            f"stage {shown(event.stage, LONGEST_KEY)} is blocked: a dead letter cannot be stored",
-        )
-    ),
-    events.CollectionChanged: lambda event: (
-        ("ok", "enough sources have a value again")
-        if event.after == "enough"
-        else ("bad", f"{event.values} sources have a value, {event.minimum} are needed")
-    ),
+    events.StageChanged: _stage,
+    events.CollectionChanged: _collection,
     events.PipelineEnded: _ended,
-    events.OwnPause: lambda event: (
-        "warn",
-        f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody",
+    events.OwnPause: lambda event: Sentence(
+        "warn", f"this process was stopped for {say.seconds(event.seconds)}, and accuses nobody"
     ),
 }
 """The subscribed events, and how each becomes a sentence."""
