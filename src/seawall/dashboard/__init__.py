@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from seawall.dashboard.sampler import PodSource
     from seawall.dashboard.visit import Visit
 
-__all__ = [
-    "Dashboard",
-    "PodSource",
-    "Visit",
-]
+__all__ = ["Dashboard", "PodSource", "Visit"]
 
 _HOMES = {
     "dashboard.sampler": "PodSource",

@@ -67,6 +67,7 @@ from seawall.dashboard.responses import (
     send_refusal,
     to_json,
     unavailable,
+    unprocessable,
 )
 from seawall.dashboard.sampler import Sampler
 from seawall.dashboard.stream import Stream
@@ -174,7 +175,6 @@ class Dashboard:
         raise NotImplementedError
 
     def _new_watcher(self) -> Watcher:
-        """Return the watcher of this process."""
         from seawall.dashboard.watcher import Watcher
 
         return Watcher(pod=self.pod, every=self.every)
@@ -270,7 +270,6 @@ class Dashboard:
             return self._telling
 
     def _after_fork(self) -> None:
-        """Forget the parent's loops."""
         self._mutex = Mutex()
         self._lives = {}
         self._viewers = set()
@@ -457,7 +456,7 @@ class Dashboard:
             try:
                 return await self._post(name, body, operator)
             except ValueError as error:
-                raise RequestRefused(422, "Unprocessable content", str(error)[:500]) from error
+                raise unprocessable(str(error)[:500]) from error
         asked = parse_action(body)
         live = self._live()
         view = live.watcher.sample()  # what is offered depends on the current state

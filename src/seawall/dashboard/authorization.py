@@ -166,7 +166,7 @@ class Authorization:
         if answer is not None and not isinstance(answer, bool if name == "allow" else (bool, str)):
             self.tell(
                 name, logging.ERROR, "%s() returned %r, so it is refused; return %s",
-                name, type(answer), wanted,
+                name, type(answer), wanted
             )  # fmt: skip
         return answer
 

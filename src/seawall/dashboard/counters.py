@@ -32,7 +32,6 @@ class Counters:
     """The counters of the last readings. Not safe for concurrent use."""
 
     def __init__(self, apart: float = 0.0) -> None:
-        """Start empty."""
         self._apart = apart
         self._now = 0.0
         self._current: dict[Hashable, float] | None = None

@@ -56,7 +56,6 @@ class PodHistory:
     """The history of one pod. Not safe for concurrent use."""
 
     def __init__(self, keep: int = 180) -> None:
-        """Keep the last `keep` points."""
         self.keep = check.count("keep", keep, maximum=LONGEST)
         self._at: deque[float] = deque(maxlen=keep)
         self._guards: dict[str, _Track] = {}
@@ -136,7 +135,6 @@ class CoarseHistory:
     """History of guards in coarse points: means of rates and p50, the worst p99 and breaker."""
 
     def __init__(self, step: HistoryStep) -> None:
-        """Start empty."""
         self.step = step
         self._at: array[float] = array("d")
         self._guards: dict[str, _CoarseTrack] = {}
@@ -271,7 +269,6 @@ class _Track:
     __slots__ = ("gone", "points")
 
     def __init__(self, keep: int, gap: Point, before: int) -> None:
-        """Start absent at the first `before` points."""
         self.gone = 0
         self.points: deque[Point] = deque([gap] * before, maxlen=keep)
 
@@ -326,7 +323,6 @@ class OtherHistories:
     """The histories of other pods, for one event loop."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._pasts: dict[str, PodHistory] = {}
         self._last_at: dict[str, float] = {}
 

@@ -59,6 +59,11 @@ def forbidden(detail: str) -> RequestRefused:
     return RequestRefused(403, "Forbidden", detail)
 
 
+def unprocessable(detail: str) -> RequestRefused:
+    """Return the refusal of a request that says something invalid."""
+    return RequestRefused(422, "Unprocessable content", detail)
+
+
 def unavailable(detail: str) -> RequestRefused:
     """Return the refusal of a client that may retry soon."""
     return RequestRefused(503, "Service unavailable", detail, retry_after=5.0)

@@ -371,7 +371,6 @@ class Sampler:
     # Other pods
 
     async def _ask_pods(self, at: float) -> None:
-        """Fetch the views of other pods, without waiting long."""
         if self.pods is None:
             return
         now = asyncio.get_running_loop().time()

@@ -80,7 +80,6 @@ class Broadcast:
     """The newest frame, and a way to wait for the next one; for one event loop."""
 
     def __init__(self) -> None:
-        """Start without a frame."""
         self.frame: Frame | None = None
         self.over = False
         """Whether there will be no more frames: streams end."""

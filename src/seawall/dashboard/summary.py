@@ -16,12 +16,13 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import LONGEST_TEXT, MOST_TROUBLES, WORST, shown
+from seawall.dashboard.bounds import LONGEST_TEXT, MOST_TROUBLES, shown
 from seawall.dashboard.events import TOGETHER
 from seawall.dashboard.presenters.members import GROUP
 from seawall.dashboard.presenters.members import TITLE as MEMBERS
 from seawall.dashboard.presenters.members import WORDS as MEMBER_WORDS
 from seawall.dashboard.views import (
+    WORST,
     PodEvent,
     PodTrouble,
     ServiceEvent,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from seawall.dashboard.bounds import MOST_BYTES, WORST
+from seawall.dashboard.bounds import MOST_BYTES
 from seawall.dashboard.responses import to_json
-from seawall.dashboard.views import GuardView, LayerView, View
+from seawall.dashboard.views import WORST, GuardView, LayerView, View
 
 
 class ViewWriter:

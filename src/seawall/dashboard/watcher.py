@@ -62,7 +62,6 @@ class GuardRotation:
     """The last reading of each guard. Not safe for concurrent use."""
 
     def __init__(self, apart: float) -> None:
-        """Start without guards; `apart` as for `Counters`."""
         self._apart = apart
         self._looks: dict[str, GuardReading] = {}
         """By name, the one that was read longest ago first."""
@@ -238,7 +237,6 @@ class Watcher:
     def _looks(
         self, snapshot: Snapshot, kept: Mapping[str, Seen], now: float
     ) -> list[GuardReading]:
-        """Return the readings of all guards."""
         stacks = {guard.name: guard.policies for guard in registry.guards()}
         families = {family.name: family.policies for family in registry.families()}
         edges = {str(edge.get("name", "")) for edge in things(snapshot, "edge")}

@@ -16,14 +16,14 @@ from math import isfinite
 from typing import Any, Final, NamedTuple
 
 from seawall import registry
-from seawall.dashboard.responses import RequestRefused
+from seawall.dashboard.bounds import MOST_CHANGES
+from seawall.dashboard.responses import RequestRefused, unprocessable
 from seawall.dashboard.views import LayerView, SettingChange, View
 from seawall.policies.breaker import Breaker
 from seawall.runtime.policy import Policy
 
 log: Final = logging.getLogger("seawall.dashboard")
 
-MOST_CHANGES: Final = 16
 LONGEST: Final = 500
 """Maximum length of a name or a value in characters."""
 
@@ -53,21 +53,21 @@ class GuardAction(NamedTuple):
 def parse_action(body: Any) -> GuardAction:
     """Parse the JSON of a request; raise `RequestRefused` if it is no valid action."""
     if not isinstance(body, dict) or not body.keys() <= _MEMBERS:
-        raise _refused(f"Write an object with {', '.join(sorted(_MEMBERS))}.")
+        raise unprocessable(f"Write an object with {', '.join(sorted(_MEMBERS))}.")
     for name in ("pod", "guard", "act"):
         if not _is_text(body.get(name)):
-            raise _refused(f"{name}: write text.")
+            raise unprocessable(f"{name}: write text.")
     layer = body.get("layer")
     if isinstance(layer, bool) or not isinstance(layer, int):
-        raise _refused("layer: write its place in the stack, from 0.")
+        raise unprocessable("layer: write its place in the stack, from 0.")
     act, key = body["act"], body.get("key")
     if act not in _DONE:
-        raise _refused(f"act: write one of {', '.join(_DONE)}.")
+        raise unprocessable(f"act: write one of {', '.join(_DONE)}.")
     if key is not None and (act == "change" or not _is_text(key)):
-        raise _refused("key: write text for a breaker that has one for each key, else null.")
+        raise unprocessable("key: write text for a breaker that has one for each key, else null.")
     changes = _read_changes(body.get("changes"))
     if (act == "change") != bool(changes):
-        raise _refused("changes: they belong to the act 'change', and to no other.")
+        raise unprocessable("changes: they belong to the act 'change', and to no other.")
     return GuardAction(body["pod"], body["guard"], layer, act, key, changes)
 
 
@@ -75,10 +75,10 @@ def _read_changes(changes: Any) -> dict[str, Any]:
     if changes is None:
         return {}
     if not isinstance(changes, dict) or len(changes) > MOST_CHANGES:
-        raise _refused(f"changes: write an object with at most {MOST_CHANGES} settings.")
+        raise unprocessable(f"changes: write an object with at most {MOST_CHANGES} settings.")
     for name, value in changes.items():
         if not _is_text(name) or not (_is_text(value) or _is_number(value)):
-            raise _refused("changes: write numbers or text by the name of the setting.")
+            raise unprocessable("changes: write numbers or text by the name of the setting.")
     return changes
 
 
@@ -116,7 +116,7 @@ def log_action(asked: GuardAction, operator: str, client: str) -> None:
     log.warning(
         "dashboard: operator %r (%s) did %s to guard %r, layer %d, key %r, changes %r, pod %r",
         operator, client, asked.act, asked.guard, asked.layer, asked.key, asked.changes, asked.pod,
-        extra={"seawall_operator": operator, "seawall_act": asked.act},
+        extra={"seawall_operator": operator, "seawall_act": asked.act}
     )  # fmt: skip
 
 
@@ -124,19 +124,23 @@ def _offered(asked: GuardAction, view: View) -> LayerView:
     """Return the layer of the action, if it offers that action."""
     stack = next((guard["stack"] for guard in view["guards"] if guard["name"] == asked.guard), None)
     if stack is None:
-        raise _refused("There is no such guard.")
+        raise unprocessable("There is no such guard.")
     if not 0 <= asked.layer < len(stack):
-        raise _refused("The guard has no such layer.")
+        raise unprocessable("The guard has no such layer.")
     layer = stack[asked.layer]
     if asked.act != "change":
         if asked.act not in layer["acts"]:
-            raise _refused(f"{layer['title']} cannot be {_DONE[asked.act].lower()} as it is now.")
+            raise unprocessable(
+                f"{layer['title']} cannot be {_DONE[asked.act].lower()} as it is now."
+            )
         return layer
     offered = {change["name"] for change in layer["changes"]}
     unknown = sorted(asked.changes.keys() - offered)
     if unknown:
         listed = ", ".join(sorted(offered)) or "nothing"
-        raise _refused(f"{layer['title']}: {unknown[0]!r} cannot be changed here; {listed} can.")
+        raise unprocessable(
+            f"{layer['title']}: {unknown[0]!r} cannot be changed here; {listed} can."
+        )
     return layer
 
 
@@ -145,37 +149,37 @@ def _policy(asked: GuardAction, layer: LayerView) -> Policy:
     try:
         policy: Policy = registry.get_guard(asked.guard).bounds[asked.layer].policy
     except LookupError:
-        raise _refused("The guard is not there any more.") from None
+        raise unprocessable("The guard is not there any more.") from None
     if policy.kind != layer["policy"]:
-        raise _refused("The guard is another one by now: look again.")
+        raise unprocessable("The guard is another one by now: look again.")
     return policy
 
 
 def _command(policy: Policy, asked: GuardAction) -> None:
     if not isinstance(policy, Breaker):
-        raise _refused(f"{type(policy).__name__} cannot be {_DONE[asked.act].lower()}.")
+        raise unprocessable(f"{type(policy).__name__} cannot be {_DONE[asked.act].lower()}.")
     key: Hashable = None
     if policy.key is None:
         if asked.key is not None:
-            raise _refused("key: this breaker has none; write null.")
+            raise unprocessable("key: this breaker has none; write null.")
     else:
         key = _known_key(policy, asked.key)
     try:
         policy.isolate(key) if asked.act == "isolate" else policy.close(key)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise _refused(str(error)[:LONGEST]) from error
+        raise unprocessable(str(error)[:LONGEST]) from error
 
 
 def _known_key(policy: Breaker, key: str | None) -> Hashable:
     """Return the key that is shown as `key`: the text itself, or the key with that text."""
     known = policy.models()
     if key is None:
-        raise _refused("key: this breaker has one for each key; write which.")
+        raise unprocessable("key: this breaker has one for each key; write which.")
     if key in known:
         return key
     found = [one for one in known if str(one) == key]
     if len(found) != 1:
-        raise _refused("key: the breaker knows no such key.")
+        raise unprocessable("key: the breaker knows no such key.")
     return found[0]
 
 
@@ -185,17 +189,17 @@ def _change(policy: Policy, layer: LayerView, changes: Mapping[str, Any]) -> Non
     try:
         policy.update(**values)
     except (TypeError, ValueError) as error:
-        raise _refused(str(error)[:LONGEST]) from error
+        raise unprocessable(str(error)[:LONGEST]) from error
 
 
 def _fitting(change: SettingChange, value: Any) -> Any:
     """Return a value of the type that the setting has; JavaScript has only one type of numbers."""
     if change["kind"] == "text":
         if not isinstance(value, str):
-            raise _refused(f"{change['name']}: write text.")
+            raise unprocessable(f"{change['name']}: write text.")
         return value
     if isinstance(value, str):
-        raise _refused(f"{change['name']}: write a number.")
+        raise unprocessable(f"{change['name']}: write a number.")
     whole = isinstance(change["value"], int) and isinstance(value, float) and value.is_integer()
     return int(value) if whole else value
 
@@ -208,7 +212,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) < 2**53 and isfinite(value)
-
-
-def _refused(detail: str) -> RequestRefused:
-    return RequestRefused(422, "Unprocessable content", detail)

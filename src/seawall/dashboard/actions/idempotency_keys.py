@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from seawall import registry
-from seawall.dashboard.responses import RequestRefused, unavailable
+from seawall.dashboard.responses import RequestRefused, unavailable, unprocessable
 from seawall.errors import KeyInFlight
 
 log: Final = logging.getLogger("seawall.dashboard")
@@ -32,7 +32,7 @@ async def answer_about_keys(
     """Answer a request's JSON; raise `RequestRefused` if it is invalid."""
     act = body.get("act") if isinstance(body, dict) else None
     if act not in _ACTS:
-        raise _refused(f"act: write one of {', '.join(_ACTS)}.")
+        raise unprocessable(f"act: write one of {', '.join(_ACTS)}.")
     if act == "list":
         return {"records": sorted({entry.name for _, entry in _entered()})}
     records, named = _asked(body)
@@ -46,7 +46,7 @@ async def answer_about_keys(
             409, "Conflict", "It is in flight: ask again when it has ended."
         ) from None
     except (TypeError, ValueError) as error:
-        raise _refused(str(error)[:LONGEST]) from error
+        raise unprocessable(str(error)[:LONGEST]) from error
     except Exception as error:
         tell("keys", logging.WARNING, "a key could not be looked up: %r", error)
         raise unavailable("The database could not be asked.") from error
@@ -63,14 +63,14 @@ def _asked(body: dict[str, Any]) -> tuple[Any, tuple[str | None, str, str]]:
         said = body.get(name)
         given = isinstance(said, str) and 0 < len(said) <= LONGEST
         if not given and not (name == "scope" and said is None):
-            raise _refused(f"{name}: write text.")
+            raise unprocessable(f"{name}: write text.")
     records = next((it for it, entry in _entered() if entry.name == body["records"]), None)
     if records is None:
-        raise _refused("records: this process has none of that name.")
+        raise unprocessable("records: this process has none of that name.")
     try:
         scope = None if body.get("scope") is None else read_scope(body["scope"])
     except (TypeError, ValueError):
-        raise _refused('scope: write text, or a JSON list such as ["acme", 7].') from None
+        raise unprocessable('scope: write text, or a JSON list such as ["acme", 7].') from None
     return records, (scope, body["operation"], body["key"])
 
 
@@ -91,9 +91,5 @@ def _log(operator: str, client: str, scope: str | None, operation: str, key: str
     log.warning(
         "dashboard: operator %r (%s) forgot a key of %r, scope %r, digest %s",
         operator, client, operation, scope, key_digest(scope or "", operation, key).hex()[:16],
-        extra={"seawall_operator": operator, "seawall_act": "forget"},
+        extra={"seawall_operator": operator, "seawall_act": "forget"}
     )  # fmt: skip
-
-
-def _refused(detail: str) -> RequestRefused:
-    return RequestRefused(422, "Unprocessable content", detail)

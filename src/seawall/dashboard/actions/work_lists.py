@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from seawall import registry
 from seawall._redaction import printable, redacted
 from seawall.dashboard.bounds import LONGEST_NAME, LONGEST_TEXT, shown
-from seawall.dashboard.responses import RequestRefused, unavailable
+from seawall.dashboard.responses import RequestRefused, unavailable, unprocessable
 from seawall.errors import QueueFull, UnknownJob
 
 log: Final = logging.getLogger("seawall.dashboard")
@@ -159,10 +159,10 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
     Return the number of items done, and for a search the position to continue from.
     """
     if not isinstance(body, dict):
-        raise _refused("Write an object.")
+        raise unprocessable("Write an object.")
     act = body.get("act")
     if not isinstance(act, str) or act not in _DONE:
-        raise _refused(f"act: write one of {', '.join(_DONE)}.")
+        raise unprocessable(f"act: write one of {', '.join(_DONE)}.")
     listed = _named(body)
     acting = _WorkAction(listed.things, act, *_chosen(body))
     problem = ""
@@ -170,7 +170,7 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
         async with asyncio.timeout(WITHIN):
             await acting.run()
     except (TypeError, ValueError) as error:
-        raise _refused(shown(str(error), LONGEST_TEXT)) from error
+        raise unprocessable(shown(str(error), LONGEST_TEXT)) from error
     except QueueFull:
         problem = "There is no room for more in the queue."
     except Exception as error:
@@ -218,10 +218,10 @@ def _chosen(body: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:
     """Return the ids in a request, or the search that selects items."""
     ids, state = body.get("ids"), body.get("state")
     if (ids is None) == (state is None):
-        raise _refused("ids, state: write one of them.")
+        raise unprocessable("ids, state: write one of them.")
     if ids is not None:
         if not isinstance(ids, list) or not 0 < len(ids) <= MOST_AT_ONCE:
-            raise _refused(f"ids: write a list of 1 to {MOST_AT_ONCE}.")
+            raise unprocessable(f"ids: write a list of 1 to {MOST_AT_ONCE}.")
         return list(dict.fromkeys(_id(one) for one in ids)), None
     return [], {"state": state, "search": body.get("search", ""), "after": body.get("after")}
 
@@ -231,7 +231,7 @@ def _log(operator: str, client: str, act: str, listed: WorkListEntry, ids: list[
     log.warning(
         "dashboard: operator %r (%s) did %s to %d of %s %r: %r",
         operator, client, act, len(ids), listed.kind, listed.name, ids,
-        extra={"seawall_operator": operator, "seawall_act": act},
+        extra={"seawall_operator": operator, "seawall_act": act}
     )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def _named(asked: Mapping[str, Any]) -> WorkListEntry:
 def _id(value: object) -> str:
     if isinstance(value, str) and 0 < len(value) <= LONGEST_ID and value.isprintable():
         return value
-    raise _refused(f"id: write text of 1 to {LONGEST_ID} characters.")
+    raise unprocessable(f"id: write text of 1 to {LONGEST_ID} characters.")
 
 
 async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
@@ -259,7 +259,7 @@ async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
     except RequestRefused:
         raise
     except (TypeError, ValueError) as error:
-        raise _refused(shown(str(error), LONGEST_TEXT)) from error
+        raise unprocessable(shown(str(error), LONGEST_TEXT)) from error
     except Exception as error:
         tell("work", logging.WARNING, "a list could not be read: %r", error)
         raise unavailable("The store or database could not be asked.") from error
@@ -332,7 +332,6 @@ def _is_secret(name: str) -> bool:
 
 
 def _lines(text: str, longest: int) -> str:
-    """Return several lines, without terminal control characters, and truncated."""
     return "\n".join(printable(line, longest) for line in text[:longest].split("\n"))
 
 
@@ -351,7 +350,3 @@ def _counts(listed: WorkListEntry) -> dict[str, int]:
         if state in listed.things.WORK_STATES and isinstance(number, int):
             counts[state] = number
     return counts
-
-
-def _refused(detail: str) -> RequestRefused:
-    return RequestRefused(422, "Unprocessable content", detail)

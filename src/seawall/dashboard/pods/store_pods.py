@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from threading import Thread
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall._forks import survives_fork
@@ -42,6 +41,7 @@ from seawall.redis.store import RedisStore, core_of
 
 if TYPE_CHECKING:
     from seawall.dashboard.views import View
+    from seawall.dashboard.watcher import Watcher
     from seawall.runtime.background import Handle
 
 MOST: Final = 64
@@ -91,21 +91,10 @@ _of_parents: list[object] = []
 """Tasks of a parent process's loop, which must not be collected in the child."""
 
 
-class ViewSource(Protocol):
-    """The source of this pod's view: a `Watcher`."""
-
-    @property
-    def view(self) -> View | None:
-        """The last view."""
-
-    def sample(self) -> View:
-        """Take a sample and return its view."""
-
-
 class StorePods:
     """The other pods, through the store that is shared with them."""
 
-    def __init__(self, store: RedisStore, watcher: ViewSource, *, every: float = 1.0) -> None:
+    def __init__(self, store: RedisStore, watcher: Watcher, *, every: float = 1.0) -> None:
         """Start publishing the views of `watcher`, one each `every` seconds."""
         if not isinstance(store, RedisStore):
             raise TypeError(f"StorePods({store!r}, ...): pass the RedisStore that the pods share")
@@ -306,7 +295,7 @@ class StorePods:
                 self._cost = thread_time() - began
             return data
 
-        return look() if self._cost < HEAVY else await _aside(look)
+        return look() if self._cost < HEAVY else await asyncio.to_thread(look)
 
     async def _leave(self, patience: float = PATIENCE) -> None:
         if self._published:
@@ -341,33 +330,6 @@ def _view_or_reason(data: bytes) -> View | str:
         return unpack(data)
     except ValueError as error:
         return str(error)
-
-
-async def _aside(work: Callable[[], bytes]) -> bytes:
-    """Run `work` in a thread, so that other tasks can run in the loop."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[bytes] = loop.create_future()
-
-    def deliver(result: bytes | None, error: Exception | None) -> None:
-        if done.done():
-            return  # cancelled
-        if error is not None:
-            done.set_exception(error)
-        elif result is not None:
-            done.set_result(result)
-
-    def run() -> None:
-        try:
-            outcome: tuple[bytes | None, Exception | None] = work(), None
-        except Exception as error:  # noqa: BLE001 - passed to the waiter
-            outcome = None, error
-        try:
-            loop.call_soon_threadsafe(deliver, *outcome)
-        except RuntimeError:
-            pass  # the loop is closed
-
-    Thread(target=run, name="seawall-view", daemon=True).start()
-    return await done
 
 
 def _ended(task: asyncio.Task[Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from seawall.dashboard.bounds import LONGEST_NAME, shown
 from seawall.dashboard.validation import valid_view
 from seawall.dashboard.view_writer import fit_view
-from seawall.dashboard.views import FORMAT, Pod, PodTrouble, View
+from seawall.dashboard.views import FORMAT, Pod, PodTrouble, Rates, View
 from seawall.errors import StoreUnavailable
 from seawall.registry import plain
 
@@ -104,7 +104,6 @@ def unpack(data: bytes) -> View:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress `data`, to at most `LARGEST` bytes."""
     inflating = zlib.decompressobj()
     try:
         whole = inflating.decompress(data, LARGEST)
@@ -227,9 +226,7 @@ def _gone(one: PodReading, now: int) -> View:
         "It was killed, it hangs, or it cannot reach the store.",
         since,
     )
-    nothing: Any = dict.fromkeys(
-        ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries"), 0.0
-    )
+    nothing: Any = dict.fromkeys(Rates.__annotations__, 0.0)
     guards: list[Any] = [
         {
             **guard,
@@ -239,21 +236,13 @@ def _gone(one: PodReading, now: int) -> View:
             "rates": nothing,
             "error_ratio": 0.0,
             "last_error": "",
-            "p50": None,
-            "p95": None,
-            "p99": None,
+            **dict.fromkeys(("p50", "p95", "p99"), None),
             "stack": [],
         }
         for guard in view["guards"]
     ]
     bare = _bare(view["pod"], view["at"], view["every"], [trouble])
-    return {
-        **bare,
-        "guards": guards,
-        "happenings": view["happenings"],
-        "age": age,
-        "gone": since,
-    }
+    return {**bare, "guards": guards, "happenings": view["happenings"], "age": age, "gone": since}
 
 
 def left_out(now: float, unread: Sequence[str], more: int, since: tuple[float, float]) -> View:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    MOST_KEYS,
-    number,
-)
+from seawall.dashboard.bounds import MOST_KEYS, number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
+    Presenter,
     RowContent,
     Seen,
+    Troubles,
     listed,
     mapping,
     share_of,
@@ -23,8 +22,7 @@ from seawall.dashboard.views import Tone
 from seawall.telemetry import thresholds as limits
 
 
-def upstreams_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
-    """Describe upstream hosts."""
+def _upstreams_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     hosts = {say.address(url): mapping(host) for url, host in mapping(seen["hosts"]).items()}
     out = [url for url, host in hosts.items() if host.get("state") != "serving"]
     facts: Facts = [("in flight", say.amount(seen.get("in_flight")))]
@@ -42,10 +40,7 @@ def upstreams_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowC
     return RowContent(state, tone, facts, share_of(serving, len(hosts)), speed)
 
 
-def upstreams_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of upstream hosts."""
+def _upstreams_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     hosts = mapping(seen["hosts"])
     out = [say.address(url) for url, one in hosts.items() if mapping(one).get("state") != "serving"]
     if out:
@@ -54,8 +49,7 @@ def upstreams_troubles(
         yield FoundTrouble(f"upstreams:{name}", tone, name, what, "", f"upstreams:{name}")
 
 
-def models_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
-    """Describe a choice of models."""
+def _models_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     served = mapping(seen["served"])
     speed = counters.rate(("models", name, "served"), sum(number(one) for one in served.values()))
     facts: Facts = [(str(model), say.amount(times)) for model, times in served.items()]
@@ -64,8 +58,7 @@ def models_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowCont
     )
 
 
-def llm_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
-    """Describe requests, tokens and cost by the requested model."""
+def _llm_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:
     models: dict[str, dict[str, float]] = {}
     for one in seen["operations"]:
         found = models.setdefault(str(one["request_model"]) or "unnamed", {})
@@ -96,3 +89,10 @@ def llm_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent
     total = sum(of["requests"] for of in models.values())
     speed = counters.rate(("llm", name, "requests"), total)
     return RowContent(say.rate(speed), "ok", facts, None, speed)
+
+
+PRESENTERS: Final = {
+    "upstreams": Presenter(_upstreams_row, _upstreams_troubles),
+    "models": Presenter(_models_row),
+    "llm": Presenter(_llm_row),
+}

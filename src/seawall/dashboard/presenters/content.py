@@ -58,7 +58,10 @@ class FoundTrouble(NamedTuple):
     """Minimum number of seconds that it has lasted, if the snapshot has it."""
 
 
-def found_by(rule: Iterator[FoundTrouble]) -> list[FoundTrouble]:
+Troubles = Iterator[FoundTrouble]
+
+
+def found_by(rule: Troubles) -> list[FoundTrouble]:
     """Return what a rule finds before it fails on data of another shape."""
     found: list[FoundTrouble] = []
     try:
@@ -67,9 +70,6 @@ def found_by(rule: Iterator[FoundTrouble]) -> list[FoundTrouble]:
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
         pass  # a user's own policy may show anything
     return found
-
-
-Rule = Callable[[str, str, Seen, Counters], Iterator[FoundTrouble]]
 
 
 #  # Reading snapshots
@@ -149,3 +149,21 @@ def plain_facts(seen: Seen, leave_out: Iterable[str] = ()) -> Facts:
         if key not in left and isinstance(value, (bool, int, float))
     ]
     return facts[:MOST_FACTS]
+
+
+#  # Presenters
+
+
+def plain_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
+    """Describe an object by its plain numbers."""
+    return RowContent(facts=plain_facts(seen, ("stored_age",)))
+
+
+class Presenter(NamedTuple):
+    """How a kind of object is shown: its row, and its troubles.
+
+    Both get the kind, the name and the snapshot of the object.
+    """
+
+    row: Callable[[str, str, Seen, Counters], RowContent] = plain_row
+    troubles: Callable[[str, str, Seen, Counters], Troubles] | None = None

@@ -5,7 +5,7 @@ Pure except for the counters; nothing raises, whatever a snapshot holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from seawall.dashboard import wording as say
@@ -15,7 +15,6 @@ from seawall.dashboard.bounds import (
     LONGEST_WORD,
     MOST_FACTS,
     MOST_LAYERS,
-    WORST,
     number,
     shown,
 )
@@ -23,6 +22,7 @@ from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     FoundTrouble,
     Seen,
+    Troubles,
     fact,
     found_by,
     mapping,
@@ -31,12 +31,11 @@ from seawall.dashboard.presenters.content import (
 )
 from seawall.dashboard.presenters.policies import ENDS, TROUBLES, describe_policy, refused_facts
 from seawall.dashboard.presenters.settings import PolicySettings, settings_of
-from seawall.dashboard.views import GuardView, LayerView, Rates, Tone
+from seawall.dashboard.views import WORST, GuardView, LayerView, Rates, Tone
 from seawall.telemetry import thresholds as limits
 
 Asked = Callable[[str, Any], PolicySettings]
 """Returns the settings of a policy of some kind."""
-
 
 COUNTS: Final = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
 
@@ -137,7 +136,6 @@ def _layer(
 ENOUGH_CALLS: Final = 5.0
 """Minimum number of calls in the last `LONG` seconds for a share of them to be meaningful."""
 
-
 LONGEST_AGO: Final = 40
 """Maximum length of the text about how often and when an error occurred."""
 
@@ -180,12 +178,12 @@ def last_error(seen: Seen, *, when: bool = True) -> str:
 #  # Troubles
 
 
-def guard_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
+def guard_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of a guard."""
     yield from _with_causes(found_by(_guard(name, seen, counters)))
 
 
-def _with_causes(found: list[FoundTrouble]) -> Iterator[FoundTrouble]:
+def _with_causes(found: list[FoundTrouble]) -> Troubles:
     """Set the causes among the problems of one guard.
 
     When a dependency fails, the breaker opens, attempts fail, the retry budget is spent, slots stay
@@ -216,7 +214,6 @@ def _kind(one: FoundTrouble) -> str:
 
 _LIMITING: Final = ("rate_limit", "throttle", "shed", "loop_admission")
 
-
 _EXPLAINS: Final = (
     "breaker",
     "errors",
@@ -229,7 +226,7 @@ _EXPLAINS: Final = (
 """Kinds of a guard's problems: each may be caused by those before it."""
 
 
-def _guard(name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
+def _guard(name: str, seen: Seen, counters: Counters) -> Troubles:
     for place, policy in enumerate(policies_of(seen)):
         if policy.get("mode") != "off":
             rule = TROUBLES.get(str(policy.get("policy")))
@@ -263,7 +260,7 @@ def _guard(name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
         yield FoundTrouble(f"abandoned:{name}", "warn", name, what, advice)
 
 
-def _without_store(name: str, place: int, seen: Seen) -> Iterator[FoundTrouble]:
+def _without_store(name: str, place: int, seen: Seen) -> Troubles:
     shared = seen.get("shared")
     mode = shared.get("mode", "shared") if isinstance(shared, Mapping) else "shared"
     if mode != "shared":

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    MOST_KEYS,
-    number,
-)
+from seawall.dashboard.bounds import MOST_KEYS, number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
     RowContent,
     Seen,
+    Troubles,
     full,
     mapping,
     policies_of,
@@ -92,9 +90,7 @@ def request_limit_rows(
             yield f"{name}: {limit}", RowContent(state, "warn" if over else "ok", facts, None, over)
 
 
-def request_limit_troubles(
-    _kind: str, name: str, seen: Seen, counters: Counters
-) -> Iterator[FoundTrouble]:
+def request_limit_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of the limits of requests."""
     for limit in mapping(seen.get("limits")):
         over = counters.recent(("request_limits", name, "limits", limit))

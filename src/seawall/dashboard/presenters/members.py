@@ -13,48 +13,37 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    LONGEST_KEY,
-    MOST_KEYS,
-    WORST,
-    number,
-    shown,
-)
+from seawall.dashboard.bounds import LONGEST_KEY, MOST_KEYS, number, shown
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
     RowContent,
     Seen,
+    Troubles,
     listed,
     mapping,
 )
-from seawall.dashboard.views import RowView, Tone
+from seawall.dashboard.views import WORST, RowView, Tone
 from seawall.telemetry import thresholds as limits
 
 GROUP: Final = "members"
 
-
 MEMBER: Final = "member"
 """The kinds of the rows."""
 
-
 TITLE: Final = "Members"
 """The section of these rows."""
-
 
 MOST_MEMBERS: Final = 200
 """Maximum number of members of a group, the worst first; beyond that, only their number is shown.
 """
 
-
 MOST_LEVEL: Final = 100.0
 """The highest level that is shown as a number."""
 
-
 TONES: Final[dict[str, Tone]] = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}
 """Tones by state; others are "off"."""
-
 
 WORDS: Final = {"suspected": "suspected", "confirmed": "confirmed as failed"}
 """The states that are problems, as worded in sentences."""
@@ -169,9 +158,7 @@ def _level(level: float, threshold: float) -> str:
 #  # Troubles
 
 
-def member_troubles(
-    _kind: str, name: str, seen: Seen, counters: Counters
-) -> Iterator[FoundTrouble]:
+def member_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of a group and its members."""
     for state in WORDS:
         found = [
@@ -214,7 +201,6 @@ def _many_members(name: str, state: str, found: list[Seen], seen: Seen) -> Found
 def _member_trouble(
     state: str, key: str, group: str, what: str, advice: str, lasted: float
 ) -> FoundTrouble:
-    """Return a problem; another pod's confirmation explains a suspicion of this pod."""
     cause = f"confirmed:{key}" if state == "suspected" else ""
     return FoundTrouble(
         f"{state}:{key}", TONES[state], group, what, advice, cause=cause, lasted=lasted

@@ -9,7 +9,6 @@ Pure except for `Counters`. Values that are missing or have another shape are om
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from seawall.dashboard import wording as say
@@ -24,7 +23,6 @@ from seawall.dashboard.bounds import (
     MOST_KEYS,
     MOST_NODES,
     MOST_READINGS,
-    WORST,
     number,
     shown,
 )
@@ -34,6 +32,7 @@ from seawall.dashboard.presenters.content import (
     FoundTrouble,
     RowContent,
     Seen,
+    Troubles,
     fact,
     listed,
     mapping,
@@ -41,32 +40,34 @@ from seawall.dashboard.presenters.content import (
     time_of,
 )
 from seawall.dashboard.presenters.queues import REPLAY
-from seawall.dashboard.views import OldestItem, PipeNode, Pipes, PipeWork, SourceReading, Tone
+from seawall.dashboard.views import (
+    WORST,
+    OldestItem,
+    PipeNode,
+    Pipes,
+    PipeWork,
+    SourceReading,
+    Tone,
+)
 from seawall.telemetry import thresholds as limits
 
 PIPELINE: Final = "pipeline"
 """The kind of the rows."""
 
-
 COLLECT: Final = "collect"
 """The kind of an object that reads many sources at once, in a pipeline or not."""
-
 
 NO_ROOM: Final = "no room in "
 """Prefix by which a stage reports that it waits for the next one, which is the slow one."""
 
-
 BACKED_UP: Final = 0.4
 """Share of a queue in use from which it is backed up: a full one accepts items again at 0.5."""
-
 
 LONG_WAIT: Final = 0.25
 """Seconds from which the wait in a backed-up queue is reported."""
 
-
 TITLE: Final = "Pipelines"
 """The section of these rows."""
-
 
 COUNTS: Final = (
     "done",
@@ -80,7 +81,6 @@ COUNTS: Final = (
 )
 """The counters in a stage's snapshot."""
 
-
 _OWN: Final = frozenset({"name", "kind", "read", "rate", "waits", "last_at", "error"})
 """Values of a source that are not shown as facts, but in another way."""
 
@@ -89,7 +89,6 @@ class PipelineRows:
     """The pipelines of one process at one moment, up to a limit."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._room = MOST_DRAWN
         self._collects: set[str] = set()
         """Names of collecting sources that a pipeline shows."""
@@ -226,7 +225,6 @@ def _source_facts(seen: Seen) -> Facts:
 
 
 def _note(name: str, seen: Seen, counters: Counters) -> None:
-    """Record the counters of a stage that the rules need."""
     stage = str(seen.get("name", ""))
     for counter in ("done", "failed", "dead_letters"):
         counters.rate((PIPELINE, name, stage, counter), seen.get(counter))
@@ -345,7 +343,6 @@ def _node(kind: Any, seen: Seen) -> PipeNode:
 
 
 def _link(nodes: list[PipeNode], links: Any) -> None:
-    """Set the targets of each node."""
     places = {node["name"]: place for place, node in enumerate(nodes)}
     for link in links if isinstance(links, (list, tuple)) else ():
         if not isinstance(link, (list, tuple)) or len(link) != 2:  # noqa: PLR2004 - from and to
@@ -409,9 +406,7 @@ def _facts(seen: Seen) -> Facts:
 #  # Troubles
 
 
-def pipeline_troubles(
-    _kind: str, name: str, seen: Seen, counters: Counters
-) -> Iterator[FoundTrouble]:
+def pipeline_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of a pipeline."""
     if seen.get("running") is not True:
         return
@@ -426,7 +421,7 @@ def pipeline_troubles(
         yield from _stage_troubles(name, str(stage.get("name", "")), stage, counters)
 
 
-def _missing(name: str, where: str, seen: Seen) -> Iterator[FoundTrouble]:
+def _missing(name: str, where: str, seen: Seen) -> Troubles:
     """Yield what is missing in a collecting source, in a pipeline or not."""
     missing = [one for one in readings_of(seen) if one["state"] != "ok"]
     if not missing:
@@ -472,9 +467,7 @@ def _missing_trouble(
     )
 
 
-def _stage_troubles(
-    name: str, stage: str, seen: Seen, counters: Counters
-) -> Iterator[FoundTrouble]:
+def _stage_troubles(name: str, stage: str, seen: Seen, counters: Counters) -> Troubles:
     its_name = shown(stage, LONGEST_KEY)
     guard = seen.get("guard")
     cause = f"{GUARD_OF_STAGE}{guard}" if guard else ""
@@ -508,9 +501,7 @@ def _stage_troubles(
         yield FoundTrouble(f"dead:{name}", "warn", name, what, REPLAY, cause=cause)
 
 
-def collect_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
+def collect_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     """Yield the troubles of a `Collect` outside of pipelines."""
     yield from _missing(name, name, seen)
 

@@ -7,19 +7,17 @@ its plain numbers. `settings` describes the settings of a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    MOST_KEYS,
-    number,
-)
+from seawall.dashboard.bounds import MOST_KEYS, number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
     Seen,
+    Troubles,
     fact,
     full,
     listed,
@@ -131,9 +129,7 @@ def broken_keys(keys: Seen) -> list[str]:
     ]
 
 
-def _breaker_troubles(
-    name: str, place: int, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
+def _breaker_troubles(name: str, place: int, seen: Seen, _counters: Counters) -> Troubles:
     state = seen.get("state")
     if state not in ("open", "half_open", "isolated"):
         return
@@ -224,9 +220,7 @@ def _retry(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState
     return PolicyState(state, tone, state, facts)
 
 
-def _retry_troubles(
-    name: str, place: int, seen: Seen, counters: Counters
-) -> Iterator[FoundTrouble]:
+def _retry_troubles(name: str, place: int, seen: Seen, counters: Counters) -> Troubles:
     state = budget_state(name, place, seen, counters)
     key = f"budget:{name}:{place}"
     if state == "refusing":
@@ -260,7 +254,7 @@ def _slots(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState
     return PolicyState(say.use(used, slots), tone, "full" if crowded else "", facts)
 
 
-def _slot_troubles(name: str, place: int, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
+def _slot_troubles(name: str, place: int, seen: Seen, counters: Counters) -> Troubles:
     slots = seen.get("limit", seen.get("workers"))
     kind = str(seen["policy"])
     if full(seen):
@@ -325,7 +319,7 @@ def _loop_admission(name: str, place: int, seen: Seen, counters: Counters) -> Po
     return PolicyState(busy, tone, "shedding" if shedding else "", facts)
 
 
-def _refusing(name: str, place: int, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
+def _refusing(name: str, place: int, seen: Seen, counters: Counters) -> Troubles:
     kind = str(seen["policy"])
     what, most, advice = {
         "rate_limit": (
@@ -414,8 +408,7 @@ _READERS: Final[dict[str, Callable[[str, int, Seen, Counters], PolicyState]]] = 
     "chaos": _chaos,
 }
 
-
-TROUBLES: Final[dict[str, Callable[[str, int, Seen, Counters], Iterator[FoundTrouble]]]] = {
+TROUBLES: Final[dict[str, Callable[[str, int, Seen, Counters], Troubles]]] = {
     "breaker": _breaker_troubles,
     "retry": _retry_troubles,
     **dict.fromkeys(("rate_limit", "throttle", "shed", "loop_admission"), _refusing),

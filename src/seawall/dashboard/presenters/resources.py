@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    number,
-)
+from seawall.dashboard.bounds import number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
+    Presenter,
     RowContent,
     Seen,
+    Troubles,
     full,
     mapping,
     share_of,
@@ -23,8 +22,7 @@ from seawall.dashboard.views import Tone
 from seawall.telemetry import thresholds as limits
 
 
-def pool_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe a pool."""
+def _pool_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     used, size, waiting = (number(seen.get(key)) for key in ("in_flight", "limit", "waiting"))
     facts: Facts = [("idle", say.amount(seen.get("idle"))), ("waiting", say.amount(waiting))]
     for label, key in (("waits (p99)", "wait"), ("uses (p99)", "use")):
@@ -44,8 +42,7 @@ OUT_FOR: Final = 60.0
 """Seconds after which a borrowed resource counts as one that is not returned."""
 
 
-def pool_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Iterator[FoundTrouble]:
-    """Yield the troubles of a pool."""
+def _pool_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     waiting = number(seen.get("waiting"))
     if waiting:
         slow = number(mapping(seen.get("wait")).get("p99"))
@@ -65,8 +62,7 @@ def pool_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Iter
         yield FoundTrouble(f"leak:{name}", "warn", name, what, "Borrow in a with block")
 
 
-def executor_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe an executor."""
+def _executor_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     used, size, waiting = (number(seen.get(key)) for key in ("in_flight", "workers", "waiting"))
     facts: Facts = [("waiting", say.amount(waiting))]
     if seen.get("p99") is not None:
@@ -79,10 +75,7 @@ def executor_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> Row
     return RowContent(say.use(used, size), tone, facts, share_of(used, size), waiting)
 
 
-def executor_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of an executor."""
+def _executor_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     if full(seen):
         what = f"No worker of {say.amount(seen.get('workers'))} is free,"
         what += f" {say.several(seen.get('waiting'), 'call waits', 'calls wait')}"
@@ -91,8 +84,7 @@ def executor_troubles(
         )
 
 
-def store_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe a store."""
+def _store_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     up = seen["up"] is True
     facts: Facts = [("at", say.address(seen.get("at", "")))]
     if number(seen.get("dropped")):
@@ -100,18 +92,14 @@ def store_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowCon
     return RowContent("up" if up else "down", "ok" if up else "bad", facts, None, float(up))
 
 
-def store_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of a store."""
+def _store_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     if seen.get("up") is False:
         what = f"The store at {say.address(seen.get('at', ''))} does not answer"
         advice = "What is shared goes on as its on_store_failure says"
         yield FoundTrouble(f"store:{name}", "bad", name, what, advice, f"store:{name}")
 
 
-def lease_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe a lease."""
+def _lease_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     held = seen["held"] is True
     facts: Facts = [("token", say.amount(seen.get("token")))]
     if held:
@@ -119,3 +107,11 @@ def lease_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowCon
     return RowContent(
         "held" if held else "not held", "ok" if held else "off", facts, None, float(held)
     )
+
+
+PRESENTERS: Final = {
+    "pool": Presenter(_pool_row, _pool_troubles),
+    "executor": Presenter(_executor_row, _executor_troubles),
+    "store": Presenter(_store_row, _store_troubles),
+    "lease": Presenter(_lease_row),
+}

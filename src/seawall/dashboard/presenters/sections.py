@@ -6,32 +6,21 @@ name within its kind. Nothing raises, whatever a snapshot holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, cast
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    LONGEST_NAME,
-    LONGEST_WORD,
-    MOST_FACTS,
-    MOST_ROWS,
-    shown,
-)
+from seawall.dashboard.bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
 from seawall.dashboard.counters import Counters
-from seawall.dashboard.presenters.clients import (
-    llm_row,
-    models_row,
-    upstreams_row,
-    upstreams_troubles,
-)
+from seawall.dashboard.presenters import clients, queues, resources, service
 from seawall.dashboard.presenters.content import (
+    Presenter,
     RowContent,
-    Rule,
     Seen,
     Snapshot,
     fact,
-    plain_facts,
+    plain_row,
     things,
 )
 from seawall.dashboard.presenters.guards import guard_troubles
@@ -50,37 +39,7 @@ from seawall.dashboard.presenters.pipelines import (
     pipeline_troubles,
 )
 from seawall.dashboard.presenters.pipelines import TITLE as PIPELINES
-from seawall.dashboard.presenters.queues import (
-    counters_row,
-    dead_letter_row,
-    dead_letter_troubles,
-    fifo_troubles,
-    has_no_letters,
-    queue_row,
-    queue_troubles,
-    serializer_row,
-    worker_row,
-)
-from seawall.dashboard.presenters.resources import (
-    executor_row,
-    executor_troubles,
-    lease_row,
-    pool_row,
-    pool_troubles,
-    store_row,
-    store_troubles,
-)
-from seawall.dashboard.presenters.service import (
-    health_row,
-    health_troubles,
-    lifecycle_row,
-    lifecycle_troubles,
-    service_levels_row,
-    service_levels_troubles,
-    watchdog_row,
-    watchdog_troubles,
-)
-from seawall.dashboard.views import RowView
+from seawall.dashboard.views import MemberFigures, RowView
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Service": ("health", "lifecycle", "service_levels", "watchdog"),
@@ -100,17 +59,10 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Pools and executors": ("pool", "executor"),
     "Stores and leases": ("store", "lease"),
     "Upstreams": ("upstreams", "models", "llm", COLLECT),
-    "Once only": (
-        "idempotency",
-        "idempotent_requests",
-        "inbox",
-        "fifo_sender",
-        "fifo_receiver",
-    ),
+    "Once only": ("idempotency", "idempotent_requests", "inbox", "fifo_sender", "fifo_receiver"),
     MEMBERS: ("members",),  # they may be many, so other rows come first
 }
 """The sections and their kinds, in order; other kinds come last."""
-
 
 OTHERS: Final = "Others"
 
@@ -163,7 +115,6 @@ def _rows(snapshot: Snapshot, counters: Counters) -> Iterator[tuple[str, RowView
 def _lines(
     kind: str, thing: Seen, counters: Counters, drawing: PipelineRows
 ) -> Iterable[tuple[str, str, RowContent]]:
-    """Return kind, name and line of each row of an object."""
     name = str(thing.get("name", ""))
     if kind == "request_limits":
         return ((kind, limit, line) for limit, line in request_limit_rows(name, thing, counters))
@@ -172,7 +123,7 @@ def _lines(
             return group_rows(name, thing, counters)
         if kind == PIPELINE:
             return [(kind, name, drawing.pipeline(name, thing, counters))]
-        if kind == "dead_letters" and has_no_letters(thing):
+        if kind == "dead_letters" and queues.has_no_letters(thing):
             return ()
         if kind == COLLECT:
             return [(kind, name, line) for line in drawing.collect(name, thing)]
@@ -186,7 +137,7 @@ def describe_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowCon
     try:
         line = PRESENTERS.get(kind, _UNKNOWN).row(kind, name, seen, counters)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        line = _unknown(kind, name, seen, counters)
+        line = plain_row(kind, name, seen, counters)
     if "stored_error" in seen:
         return line._replace(state="cannot be asked", tone="warn")
     if "stored_age" in seen:
@@ -209,56 +160,25 @@ def _row(kind: str, name: str, line: RowContent) -> RowView:
         track=None if line.track is None else round(line.track, 3),
     )
     if line.figures is not None:
-        row["figures"] = {name: round(value, 6) for name, value in line.figures.items()}
+        figures = {name: round(value, 6) for name, value in line.figures.items()}
+        row["figures"] = cast("MemberFigures", figures)
     if line.pipes is not None:
         row["pipes"] = line.pipes
     return row
 
 
-def _unknown(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    return RowContent(facts=plain_facts(seen, ("stored_age",)))
-
-
-class Presenter(NamedTuple):
-    """How a kind of object is shown: its row, and its troubles."""
-
-    row: Callable[[str, str, Seen, Counters], RowContent]
-    troubles: Rule | None = None
-
-
 PRESENTERS: Final[dict[str, Presenter]] = {
-    **dict.fromkeys(
-        ("queue", "channel", "outbox", "jobs", "deferred_calls"),
-        Presenter(queue_row, queue_troubles),
-    ),
-    **dict.fromkeys(
-        ("worker", "job_worker", "deferred_call_worker", "dispatcher"), Presenter(worker_row)
-    ),
-    **dict.fromkeys(
-        ("idempotency", "idempotent_requests", "inbox", "fifo_sender", "jobs_api"),
-        Presenter(counters_row),
-    ),
-    "fifo_receiver": Presenter(counters_row, fifo_troubles),
-    "dead_letters": Presenter(dead_letter_row, dead_letter_troubles),
-    "serializer": Presenter(serializer_row),
-    "pool": Presenter(pool_row, pool_troubles),
-    "executor": Presenter(executor_row, executor_troubles),
-    "store": Presenter(store_row, store_troubles),
-    "lease": Presenter(lease_row),
-    "health": Presenter(health_row, health_troubles),
-    "lifecycle": Presenter(lifecycle_row, lifecycle_troubles),
-    "service_levels": Presenter(service_levels_row, service_levels_troubles),
-    "watchdog": Presenter(watchdog_row, watchdog_troubles),
-    "upstreams": Presenter(upstreams_row, upstreams_troubles),
-    "models": Presenter(models_row),
-    "llm": Presenter(llm_row),
+    **queues.PRESENTERS,
+    **resources.PRESENTERS,
+    **service.PRESENTERS,
+    **clients.PRESENTERS,
     # Their rows come from `_lines`.
-    "guard": Presenter(_unknown, guard_troubles),
-    "members": Presenter(_unknown, member_troubles),
-    "request_limits": Presenter(_unknown, request_limit_troubles),
-    PIPELINE: Presenter(_unknown, pipeline_troubles),
-    COLLECT: Presenter(_unknown, collect_troubles),
+    "guard": Presenter(troubles=guard_troubles),
+    "members": Presenter(troubles=member_troubles),
+    "request_limits": Presenter(troubles=request_limit_troubles),
+    PIPELINE: Presenter(troubles=pipeline_troubles),
+    COLLECT: Presenter(troubles=collect_troubles),
 }
-"""The presenters by kind. An unknown kind is described by its plain numbers."""
+"""The presenters by kind."""
 
-_UNKNOWN: Final = Presenter(_unknown)
+_UNKNOWN: Final = Presenter()

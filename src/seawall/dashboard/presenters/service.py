@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    number,
-)
+from seawall.dashboard.bounds import number
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
     Facts,
     FoundTrouble,
+    Presenter,
     RowContent,
     Seen,
+    Troubles,
     listed,
     mapping,
 )
@@ -23,12 +22,10 @@ from seawall.telemetry import thresholds as limits
 
 _HEALTH: Final[dict[str, Tone]] = {"healthy": "ok", "degraded": "warn", "unhealthy": "bad"}
 
-
 _WORST: Final = ("unhealthy", "degraded", "healthy")
 
 
-def health_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe the service's health."""
+def _health_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     levels = mapping(seen["levels"])
     worst = worst_health(seen)
     facts: Facts = [(say.plainly(str(level)), str(state)) for level, state in levels.items()]
@@ -54,10 +51,7 @@ def ill_checks(seen: Seen) -> list[str]:
     ]
 
 
-def health_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of the service's health."""
+def _health_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     worst = worst_health(seen)
     if worst in ("degraded", "unhealthy"):
         ill = ill_checks(seen)
@@ -67,8 +61,7 @@ def health_troubles(
         yield FoundTrouble(key, tone, name, what, "", key, degrades=True)
 
 
-def lifecycle_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe the service's lifecycle."""
+def _lifecycle_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     state = str(seen["state"])
     in_flight = number(seen.get("in_flight"))
     facts: Facts = [("in flight", say.amount(in_flight))]
@@ -80,17 +73,13 @@ def lifecycle_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> Ro
     return RowContent(state, tone, facts, None, in_flight)
 
 
-def lifecycle_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of the service's lifecycle."""
+def _lifecycle_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     if seen.get("state") == "draining":
         what = f"The service is draining, {say.several(seen.get('in_flight'), 'request')} in flight"
         yield FoundTrouble(f"lifecycle:{name}", "warn", name, what, "", f"lifecycle:{name}")
 
 
-def service_levels_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe the level of service."""
+def _service_levels_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     level = str(seen["level"])
     facts: Facts = [("for", say.seconds(seen.get("seconds")))]
     if seen.get("pinned") is True:
@@ -105,10 +94,7 @@ def service_levels_row(_kind: str, _name: str, seen: Seen, _counters: Counters) 
     return RowContent(level, "ok" if level == "full" else "warn", facts)
 
 
-def service_levels_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of the level of service."""
+def _service_levels_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     level = str(seen["level"])
     if level != "full":
         pinned = ", since somebody pinned it" if seen.get("pinned") is True else ""
@@ -118,8 +104,7 @@ def service_levels_troubles(
         yield FoundTrouble(key, tone, name, what, "", key, degrades=True)
 
 
-def watchdog_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
-    """Describe an event loop's watchdog."""
+def _watchdog_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
     lag = number(seen["lag"])
     facts: Facts = [
         ("loops", say.amount(seen.get("loops"))),
@@ -130,12 +115,17 @@ def watchdog_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> Row
     return RowContent(f"{say.seconds(lag)} late", "bad" if late else "ok", facts, None, lag)
 
 
-def watchdog_troubles(
-    _kind: str, name: str, seen: Seen, _counters: Counters
-) -> Iterator[FoundTrouble]:
-    """Yield the troubles of an event loop's watchdog."""
+def _watchdog_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
     lag = number(seen.get("lag"))
     if lag > limits.LOOP_LAG_SECONDS:
         what = f"The event loop is {say.seconds(lag)} late, and so are all its requests"
         advice = "Move what blocks it to an executor: LoopBlocked tells where it stands"
         yield FoundTrouble(f"watchdog:{name}", "bad", name, what, advice, f"watchdog:{name}")
+
+
+PRESENTERS: Final = {
+    "health": Presenter(_health_row, _health_troubles),
+    "lifecycle": Presenter(_lifecycle_row, _lifecycle_troubles),
+    "service_levels": Presenter(_service_levels_row, _service_levels_troubles),
+    "watchdog": Presenter(_watchdog_row, _watchdog_troubles),
+}

@@ -32,10 +32,9 @@ def settings_of(kind: str, policy: Any) -> PolicySettings:
     title = kind.replace("_", " ").title().replace(" ", "") if policy is None else _title(policy)
     words, changes = "", list[SettingChange]()
     if policy is not None:
-        describe, names = _KNOWN.get(kind, (None, ()))
-        if describe is not None:
-            words = _read(describe, policy, "")
-        changes = _read(lambda one: list(_changes(one, kind, names)), policy, [])
+        describe, names = _KNOWN.get(kind, (lambda _policy: "", ""))
+        words = _read(describe, policy, "")
+        changes = _read(lambda one: list(_changes(one, kind, names.split())), policy, [])
     title = shown(title or "Policy", LONGEST_WORD)
     return PolicySettings(title, shown(words, LONGEST_TEXT), changes[:MOST_CHANGES])
 
@@ -48,7 +47,6 @@ class SettingsCache:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._known: WeakKeyDictionary[Any, tuple[int, PolicySettings]] = WeakKeyDictionary()
         self._changes = 0
         self._looks = 0
@@ -143,10 +141,6 @@ def _waits(policy: Any) -> str:
     return f", waits up to {seconds(wait)}" if wait else ", nobody waits"
 
 
-def _bulkhead(policy: Any) -> str:
-    return f"{amount(policy.limit)} at once{_waits(policy)}"
-
-
 def _adaptive_limit(policy: Any) -> str:
     model = policy.model
     bounds = f"{amount(model.minimum)} to {amount(model.maximum)} at once"
@@ -163,18 +157,10 @@ def _rate_limit(policy: Any) -> str:
     return "; ".join(parts) + waits
 
 
-def _shed(policy: Any) -> str:
-    return "by " + ", ".join(rule.name for rule in policy.rules)
-
-
 def _cache(policy: Any) -> str:
     stale = policy.stale_if_error
     more = f", {seconds(stale)} more if the call fails" if stale else ""
     return f"for {seconds(policy.ttl)}{more}"
-
-
-def _fallback(policy: Any) -> str:
-    return ", then ".join(level_name(name) for name in policy.names)
 
 
 def level_name(name: Any) -> str:
@@ -195,54 +181,36 @@ def _throttle(policy: Any) -> str:
     return f"sends {k} what was accepted in {seconds(policy.window)}"
 
 
-def _threads(policy: Any) -> str:
-    return f"{several(policy.pool.size, 'thread')}, {amount(policy.pool.queue)} may wait"
+_GATE: Final = "max_wait max_waiting mode"
 
-
-def _loop_admission(policy: Any) -> str:
-    return f"turns of {seconds(policy.slice)}, waits of {seconds(policy.target)}"
-
-
-def _chaos(policy: Any) -> str:
-    return f"disturbs {share(policy.share)} of calls"
-
-
-def _service_levels(policy: Any) -> str:
-    return f"needs the level {policy.level.label}"
-
-
-_GATE: Final = ("max_wait", "max_waiting", "mode")
-
-_KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = {
+_KNOWN: Final[dict[str, tuple[Callable[[Any], str], str]]] = {
     "breaker": (
         _breaker,
         (
-            "failure_ratio",
-            "window",
-            "window_calls",
-            "min_calls",
-            "consecutive",
-            "slow_after",
-            "slow_ratio",
-            "break_for",
-            "probe_timeout",
-            "mode",
+            "failure_ratio window window_calls min_calls consecutive slow_after slow_ratio break_for"
+            " probe_timeout mode"
         ),
     ),
-    "retry": (_retry, ("attempts", "max_retry_after")),
-    "timeout": (_timeout, ("seconds",)),
-    "bulkhead": (_bulkhead, ("limit", *_GATE)),
-    "adaptive_limit": (_adaptive_limit, ("minimum", "maximum", *_GATE)),
+    "retry": (_retry, "attempts max_retry_after"),
+    "timeout": (_timeout, "seconds"),
+    "bulkhead": (lambda one: f"{amount(one.limit)} at once{_waits(one)}", f"limit {_GATE}"),
+    "adaptive_limit": (_adaptive_limit, f"minimum maximum {_GATE}"),
     "rate_limit": (_rate_limit, _GATE),
-    "shed": (_shed, ("mode",)),
-    "cache": (_cache, ("ttl", "stale_if_error", "max_entries")),
-    "fallback": (_fallback, ()),
-    "hedge": (_hedge, ("delay", "most", "cap", "burst")),
-    "throttle": (_throttle, ("k", "window", "mode")),
-    "thread_bulkhead": (_threads, ()),
-    "loop_admission": (_loop_admission, ("slice", "target", "cheap", "patience", "mode")),
-    "chaos": (_chaos, ()),
-    "service_levels": (_service_levels, ("mode",)),
+    "shed": (lambda one: "by " + ", ".join(rule.name for rule in one.rules), "mode"),
+    "cache": (_cache, "ttl stale_if_error max_entries"),
+    "fallback": (lambda one: ", then ".join(map(level_name, one.names)), ""),
+    "hedge": (_hedge, "delay most cap burst"),
+    "throttle": (_throttle, "k window mode"),
+    "thread_bulkhead": (
+        lambda one: f"{several(one.pool.size, 'thread')}, {amount(one.pool.queue)} may wait",
+        "",
+    ),
+    "loop_admission": (
+        lambda one: f"turns of {seconds(one.slice)}, waits of {seconds(one.target)}",
+        "slice target cheap patience mode",
+    ),
+    "chaos": (lambda one: f"disturbs {share(one.share)} of calls", ""),
+    "service_levels": (lambda one: f"needs the level {one.level.label}", "mode"),
 }
 """The description of each kind's settings, and which of them `update` takes."""
 
@@ -250,7 +218,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str] | None, tuple[str, ...]]]] = 
 # Changeable settings
 
 
-def _changes(policy: Any, kind: str, names: tuple[str, ...]) -> Iterator[SettingChange]:
+def _changes(policy: Any, kind: str, names: list[str]) -> Iterator[SettingChange]:
     if kind == "rate_limit":
         yield from _rates(policy)
     for name in names:

@@ -12,21 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from seawall.dashboard import wording as say
-from seawall.dashboard.bounds import (
-    LONGEST_NAME,
-    LONGEST_TEXT,
-    MOST_TROUBLES,
-    number,
-    shown,
-)
+from seawall.dashboard.bounds import LONGEST_NAME, LONGEST_TEXT, MOST_TROUBLES, number, shown
 from seawall.dashboard.counters import Counters
-from seawall.dashboard.presenters.content import (
-    FoundTrouble,
-    Seen,
-    Snapshot,
-    found_by,
-    things,
-)
+from seawall.dashboard.presenters.content import FoundTrouble, Seen, Snapshot, found_by, things
 from seawall.dashboard.presenters.pipelines import GUARD_OF_STAGE
 from seawall.dashboard.presenters.sections import PRESENTERS
 from seawall.dashboard.views import PodTrouble, Tone
@@ -40,7 +28,6 @@ class TroubleStarts:
     """Start times of the problems. Not safe for concurrent use."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._kept: dict[str, list[float]] = {}
 
     def date(
