@@ -4,7 +4,7 @@ import gc
 import json
 import os
 import threading
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +16,7 @@ from seawall.dashboard import watcher as watcher_module
 from seawall.dashboard.bounds import MOST_BYTES, MOST_GUARDS
 from seawall.dashboard.summary import service_troubles
 from seawall.dashboard.view_writer import ViewWriter, fit_view, keep_worst, size_of
+from seawall.dashboard.views import WORST, Tone
 from seawall.dashboard.watcher import AT_ONCE, Watcher
 from seawall.events import BreakerChanged, bus
 from seawall.events.bus import emit
@@ -408,4 +409,4 @@ def test_a_child_process_is_another_pod() -> None:
 def test_bounds_agree() -> None:
     """What a watcher makes of too much is within what a reader accepts."""
     assert bounds.MOST_BYTES < 256 * 1024
-    assert set(bounds.TONES) == {"ok", "warn", "bad", "off"}
+    assert set(WORST) == set(get_args(Tone))

@@ -171,9 +171,6 @@ def _version() -> str:
         return "(not installed)"
 
 
-# Exit status and errors
-
-
 def _status(ended: SystemExit) -> int:
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0

@@ -155,9 +155,6 @@ def _found(
             return
 
 
-# Output
-
-
 def _facts(item: WorkItem) -> dict[str, Any]:
     value, is_cut = payload_text(item.payload, item.size)
     return {

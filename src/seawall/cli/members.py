@@ -128,9 +128,6 @@ def _status(members: Iterable[MemberSummary]) -> int:
     return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
 
 
-# Input
-
-
 def _read(raw: dict[str, Any]) -> list[MemberSummary]:
     message = understood(raw).message
     return members_of(message["views"], message["at"])
@@ -167,9 +164,6 @@ def _is_old(view: View, at: float) -> bool:
 
 def _rank(member: MemberSummary) -> tuple[str, int, str]:
     return member.group, WORST.index(member.worst.row["tone"]), member.name
-
-
-# Output
 
 
 def _print_json(members: list[MemberSummary]) -> None:

@@ -235,8 +235,8 @@ class Dashboard:
         return live
 
     def _new_live(self) -> Sampler:
-        alone = self._shared is None
-        watcher, pods = (self._new_watcher(), self._pods) if alone else self._publisher()
+        shared = self._shared is not None
+        watcher, pods = self._publisher() if shared else (self._new_watcher(), self._pods)
         operates = self._door.operate is not None
         return Sampler(
             watcher,
@@ -246,9 +246,8 @@ class Dashboard:
             operable=(operates, operates and self._acts_elsewhere),
             extra=_weakly(self._extra),
             tell=self._door.tell,
-            closing=[watcher] if alone else [],
             context=self._context.copy(),
-            checked=not alone,
+            shared=shared,
             shows_itself=self._shows_itself,
             owner=ref(self),
             links=self._links,

@@ -209,9 +209,6 @@ def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
     return end
 
 
-# Lasting states, with their start and end
-
-
 def _no_time(_event: Any) -> tuple[tuple[str, bool], ...]:
     return ()
 
@@ -233,9 +230,6 @@ _LASTING: Final[dict[type[Event], Callable[[Any], tuple[tuple[str, bool], ...]]]
     events.HostEjected: lambda event: ((f"upstreams:{event.guard}", True),),
     events.HostRestored: lambda event: ((f"upstreams:{event.guard}", False),),
 }
-
-
-# Sentences
 
 
 class Sentence(NamedTuple):

@@ -13,7 +13,6 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
@@ -26,7 +25,6 @@ from seawall.dashboard.history import OtherHistories
 from seawall.dashboard.responses import to_json
 from seawall.dashboard.stream import Broadcast, Frame
 from seawall.dashboard.summary import (
-    NO_LINKS,
     PODS_UNKNOWN,
     PageLinks,
     service_events,
@@ -99,21 +97,18 @@ class Sampler:
         operable: tuple[bool, bool],
         extra: Callable[[], Awaitable[dict[str, Any] | None]],
         tell: Tell,
-        closing: list[Any],
         context: Context,
-        checked: bool = False,
-        shows_itself: bool = True,
-        owner: Callable[[], object] = object,
-        links: PageLinks = NO_LINKS,
+        shared: bool,
+        shows_itself: bool,
+        owner: Callable[[], object],
+        links: PageLinks,
     ) -> None:
         """Start sampling.
 
-        `operable`: whether an operator can act on this pod, and on the others. Without
-        `shows_itself`, only the other pods are shown.
-
-        The objects in `closing` are closed at the end. A source of pods that is not among them
-        belongs to the user, and its views are validated, unless `checked`. Once `owner()` is None,
-        sampling ends.
+        `operable`: whether an operator can act on this pod, and on the others. With `shared`,
+        other loops use the watcher too, so it is not closed at the end, and the views of `pods`
+        are valid already. Without `shows_itself`, only the other pods are shown. Once `owner()` is
+        None, sampling ends.
         """
         self.watcher = watcher
         self.pods = pods
@@ -123,7 +118,7 @@ class Sampler:
         self._operable = operable
         self._extra = extra
         self._tell = tell
-        self._closing = closing
+        self._shared = shared
         self._hurry = asyncio.Event()
         self._number = 0
         self._sampling = False
@@ -134,7 +129,6 @@ class Sampler:
         self._blind = False
         self._owner = owner
         self._links = links
-        self._checked = checked or pods in closing
         self._others: list[View] = []
         self._known: tuple[float, list[View]] = (0.0, [])
         self._past: tuple[int, bytes] = (-1, b"")
@@ -262,16 +256,16 @@ class Sampler:
         await self._end()  # a task that is cancelled before it starts does not run its `finally`
 
     async def _end(self) -> None:
+        if self.broadcast.over:
+            return  # it has ended already
         self._server_stop.ignore(self.cancel)
         self.broadcast.end()
         self._rush.close()
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.cancel()
-        while self._closing:
-            waited = self._closing.pop(0).close()
-            if inspect.isawaitable(waited):
-                await waited
+        if not self._shared:
+            self.watcher.close()
         await self._stored.end()
 
     async def _run(self) -> None:
@@ -353,12 +347,9 @@ class Sampler:
 
     def _summary(self, views: list[View], at: float) -> bytes:
         problems = service_troubles(views, at, self._links)
-        members = {
-            "verdict": service_verdict(views, problems),
-            "troubles": problems,
-            "happened": service_events(views, self._links),
-        }
-        return b",".join(_member(name, value) for name, value in members.items())
+        verdict = _member("verdict", service_verdict(views, problems))
+        happened = _member("happened", service_events(views, self._links))
+        return b",".join((verdict, _member("troubles", problems), happened))
 
     async def _more(self) -> bytes:
         try:
@@ -434,7 +425,7 @@ class Sampler:
         usable: list[View] = []
         for raw in views[:MOST_PODS]:
             try:
-                view = cast("View", raw) if self._checked else valid_view(raw)
+                view = cast("View", raw) if self._shared else valid_view(raw)
             except ValueError as error:
                 self._tell("view", logging.WARNING, "a pod's view is left out: %s", error)
                 continue

@@ -40,40 +40,31 @@ _HEADERS: Final = [
 class Frame:
     """One sample, ready to send: everything that is the same for all viewers, as JSON."""
 
-    __slots__ = ("_body", "_once", "at", "extra", "number", "title")
-
     def __init__(
         self,
         number: int,
         title: bytes,
         at: bytes,
-        body: bytes | Callable[[], Awaitable[bytes]],
+        write: Callable[[], Awaitable[bytes]],
         extra: bytes,
     ) -> None:
-        """Store what is to be sent; `body` may be a function that writes it on demand.
-
-        It is the part of a message that shows the pods, as JSON.
-        """
+        """Store what is to be sent; `write` writes the part that shows the pods, on demand."""
         self.number = number
-        self.title = title
-        self.at = at
-        self._body = body
+        self._title = title
+        self._at = at
+        self._write = write
+        self._extra = extra
+        self._body: bytes | None = None
         self._once = asyncio.Lock()
-        self.extra = extra
 
     async def message(self, operator: str | None, history: bytes = b"null") -> bytes:
         """Return the message for one viewer."""
-        parts = [b'{"title":', self.title, b',"at":', self.at, b',"operator":', to_json(operator)]
-        parts += [b",", await self._written(), b',"history":', history]
-        return b"".join([*parts, b',"extra":', self.extra, b"}"])
-
-    async def _written(self) -> bytes:
-        if isinstance(self._body, bytes):
-            return self._body
         async with self._once:  # other viewers wait for it; one that disconnects does no harm
-            if not isinstance(self._body, bytes):
-                self._body = await self._body()
-            return self._body
+            if self._body is None:
+                self._body = await self._write()
+        head = b'{"title":%b,"at":%b,"operator":' % (self._title, self._at)
+        parts = [head, to_json(operator), b",", self._body, b',"history":', history]
+        return b"".join([*parts, b',"extra":', self._extra, b"}"])
 
 
 class Broadcast:

@@ -49,9 +49,6 @@ def valid_view(view: object) -> View:
     return cast("View", cleaned)
 
 
-# Readers of values
-
-
 class _WrongValue(ValueError):
     """A value is invalid; the readers of the enclosing values add its path.
 

@@ -82,9 +82,6 @@ class Visit(Incoming):
         return MappingProxyType({key: said for key, said in found.items() if key not in twice})
 
 
-# Bodies
-
-
 async def json_body(visit: Visit, receive: Callable[[], Awaitable[Any]]) -> Any:
     """Parse the JSON of a request; raise `RequestRefused` if it is too large, slow or invalid."""
     length = visit.header("content-length") or "0"

@@ -65,8 +65,6 @@ def _is_address(text: object) -> bool:
     return scheme in {"http", "https"} and bool(host) and "{" not in host
 
 
-# Rules
-
 _page: Final = partial(Alert, "page")
 _ticket: Final = partial(Alert, "ticket")
 
@@ -371,9 +369,6 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
 )
 """All rules, in the order of the file."""
-
-
-# Output
 
 
 def _written(alert: Alert, runbooks: str | None) -> Iterator[str]:

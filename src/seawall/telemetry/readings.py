@@ -83,8 +83,6 @@ def autoscale_load(snapshot: Snapshot) -> float:
     return max(loads)
 
 
-# Readers of each kind
-
 Reader = Callable[[str, str, Mapping[str, Any]], Iterator[Sample]]
 
 
@@ -452,8 +450,6 @@ _READERS: Final[dict[str, Reader]] = {
 }
 
 
-# Plain numbers
-
 _NUMBERS: Final[dict[str, dict[str, str]]] = {
     "guard": {
         "timed_out": "timeouts_total",
@@ -511,9 +507,6 @@ def _plain(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _numbers(name, seen, _NUMBERS.get(kind, {}))
     metric, results = _RESULTS.get(kind, ("", ()))
     yield from _results(metric, (name,), seen, results)
-
-
-# Helpers
 
 
 def _numbers(name: str, seen: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[Sample]:

@@ -86,9 +86,6 @@ def main(args: argparse.Namespace) -> int:
     return _once(options) if args.once else _live(options)
 
 
-# One-time output
-
-
 def _once_json(options: Options) -> int:
     raw = options.source.once()
     status = _status(_seen(understood(raw), options))
@@ -159,9 +156,6 @@ def _print_json(raw: dict[str, Any]) -> None:
     """Print a message on one line, in ASCII: terminal control sequences stay escaped."""
     sys.stdout.write(json.dumps(raw, ensure_ascii=True) + "\n")
     sys.stdout.flush()
-
-
-# Live output
 
 
 def _live_json(options: Options) -> int:

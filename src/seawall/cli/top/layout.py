@@ -131,9 +131,6 @@ def joined(columns: Iterable[Column], cells: Mapping[str, Text], glyphs: Glyphs)
     return row
 
 
-# Charts of the history
-
-
 def bars(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
     """Return the last `width` values as bars, the tallest for the largest; None is a gap."""
     last = list(values[-width:])
@@ -192,9 +189,6 @@ def gauge(value: float, width: int, glyphs: Glyphs) -> str:
     return glyphs.full * filled + glyphs.empty * (width - filled)
 
 
-# Numbers as text
-
-
 def span(seconds: float) -> str:
     """Return a duration in its largest unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
@@ -236,9 +230,6 @@ def moment(at: float, now: float) -> str:
         return ""
     old = abs(now - at) > 20 * 3600
     return f"{when:%Y-%m-%d %H:%M}" if old else f"{when:%H:%M:%S}"
-
-
-# Blocks
 
 
 class Unit(NamedTuple):

@@ -157,9 +157,6 @@ class _Screen:
         )
 
 
-# The terminal
-
-
 @contextmanager
 def _keys() -> Iterator[int | None]:
     """Yield the file descriptor that keys are read from one by one; None if there is none."""

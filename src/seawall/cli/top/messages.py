@@ -212,9 +212,6 @@ def _about(view: View, patterns: tuple[str, ...]) -> View:
     }
 
 
-# History
-
-
 def _histories(histories: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
     shown_pods = set(views)
     named = ((legible(pod), past) for pod, past in histories.items())

@@ -82,9 +82,6 @@ def work_lists() -> list[WorkListEntry]:
     return ordered[:MOST_LISTS]
 
 
-# Reading
-
-
 async def read_lists(_query: Mapping[str, str], *, payloads: bool, tell: Tell) -> dict[str, Any]:
     """Return the lists, with the counts that are known without a query."""
     del payloads, tell
@@ -148,9 +145,6 @@ async def read_item(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> 
 
 READS: Final = {"lists": read_lists, "list": read_list, "item": read_item}
 """The read functions by path."""
-
-
-# Acting
 
 
 async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict[str, Any]:
@@ -235,9 +229,6 @@ def _log(operator: str, client: str, act: str, listed: WorkListEntry, ids: list[
     )  # fmt: skip
 
 
-# Requests
-
-
 def _named(asked: Mapping[str, Any]) -> WorkListEntry:
     kind, name = asked.get("kind"), asked.get("name")
     for one in work_lists():
@@ -264,9 +255,6 @@ async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
         tell("work", logging.WARNING, "a list could not be read: %r", error)
         raise unavailable("The store or database could not be asked.") from error
     return answer
-
-
-# Output
 
 
 def _row(item: Any, *, payloads: bool) -> dict[str, Any]:

@@ -56,9 +56,6 @@ OTHERS: Final = "other pods"
 """Name under which pods that are not shown are reported."""
 
 
-# One view
-
-
 def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
     """Serialize `view`; the next one follows after `every` seconds.
 
@@ -118,9 +115,6 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
 
 
-# Replies of the store
-
-
 class PodData(NamedTuple):
     """The data of one pod, and its time in microseconds of the store's clock."""
 
@@ -159,9 +153,6 @@ def _whole(value: Any) -> int:
     if not 0 <= number < EXACT:
         raise StoreUnavailable("the store's answer makes no sense")
     return number
-
-
-# All views together
 
 
 class PodReading(NamedTuple):

@@ -72,9 +72,6 @@ def found_by(rule: Troubles) -> list[FoundTrouble]:
     return found
 
 
-#  # Reading snapshots
-
-
 def mapping(value: Any) -> Seen:
     """Return `value` if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
@@ -125,9 +122,6 @@ def share_of(used: Any, of: Any) -> float | None:
     return number(used) / most if most > 0 else None
 
 
-#  # Facts
-
-
 def fact(label: str, value: str) -> tuple[str, str]:
     """Return a label and its value, shortened and sanitized."""
     return shown(label, LONGEST_WORD), shown(value, LONGEST_TEXT)
@@ -149,9 +143,6 @@ def plain_facts(seen: Seen, leave_out: Iterable[str] = ()) -> Facts:
         if key not in left and isinstance(value, (bool, int, float))
     ]
     return facts[:MOST_FACTS]
-
-
-#  # Presenters
 
 
 def plain_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:

@@ -130,9 +130,6 @@ def _layer(
     return layer, word
 
 
-#  # Recent calls
-
-
 ENOUGH_CALLS: Final = 5.0
 """Minimum number of calls in the last `LONG` seconds for a share of them to be meaningful."""
 
@@ -173,9 +170,6 @@ def last_error(seen: Seen, *, when: bool = True) -> str:
     times, age = say.several(last.get("count"), "time"), number(last.get("age"))
     ago = "just now" if age < 1 else f"{say.seconds(int(age))} ago"
     return f"{text}, {times}, {ago}"
-
-
-#  # Troubles
 
 
 def guard_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:

@@ -155,9 +155,6 @@ def _level(level: float, threshold: float) -> str:
     return f"{shown_level} of {say.amount(threshold)}"
 
 
-#  # Troubles
-
-
 def member_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of a group and its members."""
     for state in WORDS:

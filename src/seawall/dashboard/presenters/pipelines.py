@@ -403,9 +403,6 @@ def _facts(seen: Seen) -> Facts:
     return facts
 
 
-#  # Troubles
-
-
 def pipeline_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
     """Yield the troubles of a pipeline."""
     if seen.get("running") is not True:

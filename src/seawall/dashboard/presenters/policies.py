@@ -76,7 +76,7 @@ def recent_share(name: str, place: int, counter: str, counters: Counters) -> flo
     return counted / max(counted, recent_calls(name, counters)) if counted else 0.0
 
 
-#  # Breakers
+# Breakers
 
 
 def _breaker(_name: str, _place: int, seen: Seen, _counters: Counters) -> PolicyState:
@@ -152,7 +152,7 @@ def _breaker_troubles(name: str, place: int, seen: Seen, _counters: Counters) ->
     yield FoundTrouble(f"breaker:{name}:{place}", tone, name, what, advice, f"breaker:{name}")
 
 
-#  # Retries
+# Retries
 
 
 BudgetState = Literal["", "low", "unfilled", "refusing"]
@@ -236,7 +236,7 @@ def _retry_troubles(name: str, place: int, seen: Seen, counters: Counters) -> Tr
         yield FoundTrouble(key, "warn", name, what, "Look at what it calls: much of it is retried")
 
 
-#  # Slots and limits
+# Slots and limits
 
 
 def _slots(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState:
@@ -341,7 +341,7 @@ def _refusing(name: str, place: int, seen: Seen, counters: Counters) -> Troubles
     yield FoundTrouble(f"{kind}:{name}:{place}", tone, name, text, advice)
 
 
-#  # Other policies
+# Other policies
 
 
 def _fallback(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState:

@@ -82,9 +82,6 @@ def _read(read: Callable[[Any], Any], policy: Any, default: Any) -> Any:
         return default
 
 
-# Descriptions
-
-
 def _breaker(policy: Any) -> str:
     settings = policy.settings
     rules = []
@@ -187,8 +184,8 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str], str]]] = {
     "breaker": (
         _breaker,
         (
-            "failure_ratio window window_calls min_calls consecutive slow_after slow_ratio break_for"
-            " probe_timeout mode"
+            "failure_ratio window window_calls min_calls consecutive slow_after slow_ratio"
+            " break_for probe_timeout mode"
         ),
     ),
     "retry": (_retry, "attempts max_retry_after"),
@@ -213,9 +210,6 @@ _KNOWN: Final[dict[str, tuple[Callable[[Any], str], str]]] = {
     "service_levels": (lambda one: f"needs the level {one.level.label}", "mode"),
 }
 """The description of each kind's settings, and which of them `update` takes."""
-
-
-# Changeable settings
 
 
 def _changes(policy: Any, kind: str, names: list[str]) -> Iterator[SettingChange]:

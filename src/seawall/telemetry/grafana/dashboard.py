@@ -108,9 +108,6 @@ def _openings() -> dict[str, Any]:
     }
 
 
-# Panels
-
-
 def _panels() -> Iterator[dict[str, Any]]:
     number = 0
     top = 0

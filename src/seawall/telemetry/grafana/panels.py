@@ -44,9 +44,6 @@ class Panel(NamedTuple):
     """Text and colour of the states 0, 1, 2..."""
 
 
-# Queries
-
-
 def _legend(by: str) -> str:
     return " ".join(f"{{{{{label}}}}}" for label in by.split()) or "all"
 
@@ -116,8 +113,6 @@ _BREAKER: Final = Query(
 """One number for the state over time, the worst if a guard has several breakers."""
 
 _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
-
-# Panels
 
 _OVERVIEW: Final = (
     _panel(
