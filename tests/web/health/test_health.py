@@ -625,8 +625,8 @@ def test_without_sharing_probes_would_be_load(monkeypatch: pytest.MonkeyPatch):
     """The property fails if a probe does not join the run that is under way."""
 
     def ask(self: Any) -> Any:
-        self.runs += 1
-        self._run = _health_watch._Run(self, asyncio.get_running_loop(), self._clock.now())
+        self.run_count += 1
+        self._run = _health_watch._Run(self, asyncio.get_running_loop(), self.clock.now())
         return self._run.answer
 
     monkeypatch.setattr(_health_watch.Watch, "ask", ask)

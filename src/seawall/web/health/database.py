@@ -2,6 +2,9 @@
 
 `connect()` returns a connection: as it is, as an awaitable, or in a context manager, async or not.
 It is closed, or returned to its pool, at the end, also if the statement fails.
+
+What a check does is written once, as a generator: it yields the result of each call of a
+connection, which an async connection has to be awaited for.
 """
 
 from __future__ import annotations
@@ -10,18 +13,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, TypeAlias
 
+from seawall.runtime.driver import Steps, adrive, drive
+
 Connect: TypeAlias = Callable[[], Any]
+Execute: TypeAlias = Callable[[str], Any]
 
 
 def reading(connect: Connect, statement: str) -> Any:
     """Read with a blocking connection, or return a coroutine that reads with an async one."""
-    given = connect()
-    if _is_async(given):
-        return _aread(given, statement)
-    with ExitStack() as stack:
-        connection = _enter(stack, given)
-        _execute(connection, statement, fetch=True)
-    return None
+
+    def steps(_connection: Any, execute: Execute) -> Steps[None]:
+        yield execute(statement)
+
+    return _run(connect(), steps)
 
 
 def writing(connect: Connect, create: str | None, statements: Sequence[str]) -> Any:
@@ -30,98 +34,71 @@ def writing(connect: Connect, create: str | None, statements: Sequence[str]) -> 
     If that fails and `create` is given, run and commit `create`, and try once more: a role that may
     write to a table need not have the right to create it.
     """
-    given = connect()
-    if _is_async(given):
-        return _awrite(given, create, statements)
-    with ExitStack() as stack:
-        connection = _enter(stack, given)
+
+    def steps(connection: Any, execute: Execute) -> Steps[None]:
         try:
-            _try(connection, statements)
+            yield from _write_and_undo(connection, execute, statements)
         except Exception:
             if create is None:
                 raise
-            _execute(connection, create)
-            connection.commit()
-            _try(connection, statements)
-    return None
-
-
-def _try(connection: Any, statements: Sequence[str]) -> None:
-    try:
-        for statement in statements:
-            _execute(connection, statement)
-    finally:
-        connection.rollback()
-
-
-async def _aread(given: Any, statement: str) -> None:
-    async with AsyncExitStack() as stack:
-        connection = await _aenter(stack, given)
-        await _aexecute(connection, statement)
-
-
-async def _awrite(given: Any, create: str | None, statements: Sequence[str]) -> None:
-    async with AsyncExitStack() as stack:
-        connection = await _aenter(stack, given)
-        try:
-            await _atry(connection, statements)
-        except Exception:
-            if create is None:
-                raise
-            await _aexecute(connection, create)
+            yield execute(create)
             if hasattr(connection, "commit"):
-                await connection.commit()
-            await _atry(connection, statements)
+                yield connection.commit()
+            yield from _write_and_undo(connection, execute, statements)
+
+    return _run(connect(), steps)
 
 
-async def _atry(connection: Any, statements: Sequence[str]) -> None:
+def _write_and_undo(connection: Any, execute: Execute, statements: Sequence[str]) -> Steps[None]:
     # asyncpg commits each statement separately, unless a transaction is started.
-    begin = None if hasattr(connection, "rollback") else connection.transaction()
-    if begin is not None:
-        await begin.start()
+    begun = None if hasattr(connection, "rollback") else connection.transaction()
+    if begun is not None:
+        yield begun.start()
     try:
         for statement in statements:
-            await _aexecute(connection, statement)
+            yield execute(statement)
     finally:
-        await (connection if begin is None else begin).rollback()
+        yield (connection if begun is None else begun).rollback()
 
 
-def _is_async(given: Any) -> bool:
-    return hasattr(given, "__aenter__") or hasattr(given, "__await__")
+def _run(given: Any, steps: Callable[[Any, Execute], Steps[None]]) -> Any:
+    """Run `steps` with the connection that `connect()` has `given`, or return what to await."""
+    if hasattr(given, "__aenter__") or hasattr(given, "__await__"):
+        return _arun(given, steps)
+    with ExitStack() as stack:
+        if not _is_connection(given) and hasattr(given, "__enter__"):
+            given = stack.enter_context(given)
+        else:
+            stack.callback(given.close)  # leaving the `with` of some connections closes nothing
+        return drive(steps(given, lambda statement: _execute(given, statement)), lambda done: done)
+
+
+async def _arun(given: Any, steps: Callable[[Any, Execute], Steps[None]]) -> None:
+    async def result(awaitable: Any) -> Any:
+        return await awaitable
+
+    async with AsyncExitStack() as stack:
+        if hasattr(given, "__aenter__"):
+            connection = await stack.enter_async_context(given)
+        else:
+            connection = await given
+            stack.push_async_callback(connection.close)
+        execute = getattr(connection, "exec_driver_sql", None) or connection.execute
+        await adrive(steps(connection, execute), result)
 
 
 def _is_connection(given: Any) -> bool:
     return hasattr(given, "cursor") or hasattr(given, "exec_driver_sql") or hasattr(given, "fetch")
 
 
-def _enter(stack: ExitStack, given: Any) -> Any:
-    if not _is_connection(given) and hasattr(given, "__enter__"):
-        return stack.enter_context(given)
-    stack.callback(given.close)  # leaving the `with` of some connections does not close them
-    return given
-
-
-async def _aenter(stack: AsyncExitStack, given: Any) -> Any:
-    if hasattr(given, "__aenter__"):
-        return await stack.enter_async_context(given)
-    connection = await given
-    stack.push_async_callback(connection.close)
-    return connection
-
-
-def _execute(connection: Any, statement: str, *, fetch: bool = False) -> None:
+def _execute(connection: Any, statement: str) -> None:
     if hasattr(connection, "exec_driver_sql"):
         connection.exec_driver_sql(statement)
         return
     cursor = connection.cursor()
     try:
         cursor.execute(statement)
-        if fetch:
+        if cursor.description is not None:
             cursor.fetchone()
     finally:
         cursor.close()
-
-
-async def _aexecute(connection: Any, statement: str) -> None:
-    run = getattr(connection, "exec_driver_sql", None) or connection.execute
-    await run(statement)

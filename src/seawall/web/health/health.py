@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from asyncio import wait
 from collections.abc import Callable, Mapping
+from json import dumps
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from seawall import _checks as check
@@ -22,7 +23,6 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.events import HealthChanged
 from seawall.events.bus import emit
 from seawall.web.asgi_types import Headers, Message, Receive, Scope, Send
-from seawall.web.health.json_format import CONTENT_TYPE, document
 from seawall.web.health.watch import (
     RANKS,
     Damping,
@@ -49,6 +49,8 @@ LEVELS: Final[tuple[Level, ...]] = ("live", "ready", "deep")
 
 TIMEOUTS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
 TTLS: Final[dict[Level, float]] = {"live": 1.0, "ready": 5.0, "deep": 30.0}
+CONTENT_TYPE: Final = b"application/health+json"  # draft-inadarei-api-health-check-06
+STATUSES: Final[dict[State, str]] = {"healthy": "pass", "degraded": "warn", "unhealthy": "fail"}
 MOST_CHECKS: Final = 100
 """Maximum number of checks. More than a service has: beyond it, the same checks are probably being
 added repeatedly."""
@@ -158,10 +160,10 @@ class Health:
             level,
             TIMEOUTS[level] if timeout is None else check.seconds("timeout", timeout),
             TTLS[level] if ttl is None else check.seconds("ttl", ttl, zero=True),
-            critical=check.flag("critical", critical),
-            damping=Damping(failures, successes),
-            clock=self._clock,
-            wall=self._wall,
+            check.flag("critical", critical),
+            Damping(failures, successes),
+            self._clock,
+            self._wall,
         )
         return check_
 
@@ -247,9 +249,15 @@ class Health:
         if method not in {"GET", "HEAD"}:
             return _answer(405, b'{"status":"fail","output":"GET or HEAD"}', method)
         state = await self.state_of(level)
-        shown = self._of(level) if self._shows(level, scope) else None
-        phase = "" if level == "live" else self._phase()
-        body = document(state, self.name, self.version, phase, shown)
+        members: dict[str, Any] = {"status": STATUSES[state]}
+        if level != "live" and self._phase():  # not ready, even if all checks pass
+            members["output"] = self._phase()
+        if self._shows(level, scope):
+            members["serviceId"] = self.name
+            if self.version is not None:
+                members["version"] = self.version
+            members["checks"] = dict(map(_result_of, self._of(level)))
+        body = dumps(members, separators=(",", ":")).encode()
         return _answer(503 if state == "unhealthy" else 200, body, method)
 
     def _level_of(self, scope: Mapping[str, Any]) -> Level | None:
@@ -282,6 +290,39 @@ def _answer(status: int, body: bytes, method: str) -> tuple[int, Headers, bytes]
     if status == 405:  # noqa: PLR2004
         headers.append((b"allow", b"GET, HEAD"))
     return status, headers, b"" if method == "HEAD" else body
+
+
+def _result_of(watch: Watch) -> tuple[str, list[dict[str, Any]]]:
+    """Return the last result of a check, by the name of what was measured."""
+    result, measured = watch.result, "responseTime"
+    members: dict[str, Any] = {
+        "componentId": watch.name,
+        "componentType": getattr(watch.check, "component_type", "component"),
+        # The check's own state: `critical` only affects the status of the service.
+        "status": STATUSES["unhealthy" if result is None else result.state],
+    }
+    if result is not None:
+        if result.value is None:
+            value, unit = round(result.seconds * 1000, 3), "ms"
+        else:
+            value, unit = result.value, result.unit
+            measured = getattr(watch.check, "measurement", "value")
+        members["observedValue"] = value
+        if unit:
+            members["observedUnit"] = unit
+        members["time"] = _rfc3339(result.at)
+        if result.output:
+            members["output"] = result.output
+    return f"{watch.name}:{measured}", [members]
+
+
+def _rfc3339(wall: float) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return "1970-01-01T00:00:00.000+00:00"
 
 
 def _wall() -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future, Task, TimerHandle, get_running_loop
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -93,10 +94,7 @@ class Damping:
     The first result is accepted immediately.
     """
 
-    __slots__ = ("_failures", "_row", "_successes", "_worse", "state")
-
     def __init__(self, failures: int, successes: int) -> None:
-        """Start without a state."""
         self._failures = check.count("failures", failures)
         self._successes = check.count("successes", successes)
         self._row = 0
@@ -118,46 +116,31 @@ class Damping:
         return self.state
 
 
+@dataclass(eq=False, repr=False)
 class Watch:
     """A registered check and its known results."""
 
-    def __init__(
-        self,
-        service: str,
-        name: str,
-        doing: RegisteredCall,
-        level: Level,
-        timeout: float,
-        ttl: float,
-        *,
-        critical: bool,
-        damping: Damping,
-        clock: Clock,
-        wall: Callable[[], float],
-    ) -> None:
-        """Start without a result."""
-        self.name = name
-        self.level = level
-        self.timeout = timeout
-        self.ttl = ttl
-        self.critical = critical
-        self.result: CheckResult | None = None
-        self.runs = 0
-        """Number of runs."""
-        self._service = service
-        self._call = doing
-        self._damping = damping
-        self._clock = clock
-        self._wall = wall
-        self._fresh_until = float("-inf")
-        self._runs: dict[AbstractEventLoop, _Run] = {}
-        """Runs in progress, by event loop; a loop cannot wait for a run of another loop, which may
-        never end."""
+    service: str
+    name: str
+    call: RegisteredCall
+    level: Level
+    timeout: float
+    ttl: float
+    critical: bool
+    damping: Damping
+    clock: Clock
+    wall: Callable[[], float]
+    result: CheckResult | None = None
+    run_count: int = 0
+    _fresh_until: float = float("-inf")
+    _runs: dict[AbstractEventLoop, _Run] = field(default_factory=dict)
+    """Runs in progress, by event loop; a loop cannot wait for a run of another loop, which may
+    never end."""
 
     @property
     def check(self) -> Callable[[], Any]:
         """The function of the check."""
-        return self._call.function
+        return self.call.function
 
     @property
     def state(self) -> State | None:
@@ -172,7 +155,7 @@ class Watch:
 
         All callers share the future: wait for it in a way that does not cancel it.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         if now < self._fresh_until:
             return None
         loop = get_running_loop()
@@ -180,35 +163,33 @@ class Watch:
         if run is None:
             for ended in [known for known in list(self._runs) if known.is_closed()]:
                 self._runs.pop(ended, None)
-            self.runs += 1
+            self.run_count += 1
             run = self._runs[loop] = _Run(self, loop, now)
             return run.answer
         if not run.answer.done():
             return run.answer
-        self._still_running(now - run.began)
-        return None
-
-    def _still_running(self, seconds: float) -> None:
-        """Report, once per `ttl`, a check that neither ended nor could be cancelled."""
+        # The check neither ended nor could be cancelled: report that once per `ttl`.
+        seconds = now - run.began
         finding = Unhealthy(f"it has been running for {seconds:.1f} s and does not stop")
         self._note(finding, finding.output, seconds)
+        return None
 
     def _note(self, finding: Finding, cause: str, seconds: float) -> None:
-        before = self._damping.state
-        state = self._damping.settle(finding.state)
+        before = self.damping.state
+        state = self.damping.settle(finding.state)
         self.result = CheckResult(
             state, finding.output, cause, finding.value, finding.unit, seconds, self._time_of_day()
         )
-        self._fresh_until = self._clock.now() + self.ttl
+        self._fresh_until = self.clock.now() + self.ttl
         if state != (before or "healthy"):
             emit(
-                HealthChanged, self._service, check=self.name, before=before or "unknown",
+                HealthChanged, self.service, check=self.name, before=before or "unknown",
                 after=state, output=cause,
             )  # fmt: skip
 
     def _time_of_day(self) -> float:
         try:
-            return float(self._wall())
+            return float(self.wall())
         except Exception:
             import logging
 
@@ -225,22 +206,20 @@ class Watch:
             "output": "" if result is None else result.cause,
             "value": None if result is None else result.value,
             "seconds": None if result is None else result.seconds,
-            "runs": self.runs,
-            "abandoned": self._call.hung,
+            "runs": self.run_count,
+            "abandoned": self.call.hung,
         }
 
 
 class _Run:
     """One run of a check: ends with the check, or at its timeout."""
 
-    __slots__ = ("_task", "_timer", "_watch", "answer", "began", "loop")
-
     def __init__(self, watch: Watch, loop: AbstractEventLoop, now: float) -> None:
         self._watch = watch
         self.loop = loop
         self.began = now
         self.answer: Future[None] = loop.create_future()
-        doing = watch._call
+        doing = watch.call
         context = doing.context()
         self._task: Task[Any] = loop.create_task(doing(), context=context)
         self._task.add_done_callback(self._ended, context=context)
@@ -250,7 +229,7 @@ class _Run:
         seconds = self._watch.timeout
         finding = Unhealthy(f"no answer within {seconds:g} s")
         try:
-            self._tell(finding, finding.output)
+            self._settle(finding, finding.output)
         finally:
             self._task.cancel()
 
@@ -261,21 +240,21 @@ class _Run:
             if self.answer.done():
                 return
             if task.cancelled():  # by the check itself, or because the loop ends
-                self._tell(Unhealthy("it was cancelled"), "it was cancelled")
+                self._settle(Unhealthy("it was cancelled"), "it was cancelled")
             elif error is None:
                 finding = _found(task.result())
-                self._tell(finding, finding.output)
-            elif isinstance(error, BulkheadFull) and not self._watch._call.hung:
+                self._settle(finding, finding.output)
+            elif isinstance(error, BulkheadFull) and not self._watch.call.hung:
                 self.answer.set_result(None)  # another loop is running the check: its result counts
             else:
-                self._tell(*_found_by(error, hung=bool(self._watch._call.hung)))
+                self._settle(*_found_by(error, hung=bool(self._watch.call.hung)))
         finally:
             self._watch._runs.pop(self.loop, None)
 
-    def _tell(self, finding: Finding, cause: str) -> None:
+    def _settle(self, finding: Finding, cause: str) -> None:
         watch = self._watch
         try:
-            watch._note(finding, cause, watch._clock.now() - self.began)
+            watch._note(finding, cause, watch.clock.now() - self.began)
         finally:  # in any case, so that no caller waits forever
             self.answer.set_result(None)
 
