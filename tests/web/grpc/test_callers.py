@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Bulkhead, Guard, TimedOut
-from seawall.web.grpc import AioServerInterceptor, ServerInterceptor
-from seawall.web.grpc import admission as grpc_admission
+from seawall.web.grpc import AioServerInterceptor, ServerInterceptor, interceptors
 from seawall.web.grpc import interceptors as served
 from seawall.web.trust import Trust
 from tests.clients.grpc.support import (
@@ -208,7 +207,7 @@ def test_nor_on_a_sync_server() -> None:
 @given(st.lists(st.tuples(st.just("x-user"), st.text() | st.binary())))
 def test_whatever_metadata_says(metadata: list[tuple[str, str | bytes]]) -> None:
     """No text in metadata makes admission raise: gRPC hands out whatever was UTF-8."""
-    incoming = grpc_admission._incoming(full(UU), _Context(metadata), Trust())
+    incoming = interceptors._incoming(full(UU), _Context(metadata), Trust())
     values = [value if isinstance(value, bytes) else value.encode() for _, value in metadata]
     assert [value for _, value in incoming.headers] == values
 

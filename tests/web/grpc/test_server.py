@@ -37,7 +37,7 @@ from seawall.errors import (
     UnknownJob,
 )
 from seawall.web.edge import inbound
-from seawall.web.grpc import AioServerInterceptor, ServerInterceptor, admission
+from seawall.web.grpc import AioServerInterceptor, ServerInterceptor, interceptors
 from seawall.web.trust import Trust
 from seawall.wire.attempts import read_attempt
 from tests.clients.grpc.support import (
@@ -562,7 +562,7 @@ def test_they_would_if_gates_were_not_left(monkeypatch: pytest.MonkeyPatch) -> N
         yield
         leave(None)
 
-    monkeypatch.setattr(admission, "_left", only_if_well)
+    monkeypatch.setattr(interceptors, "_left", only_if_well)
     assert arun(_left_after([(0, 5)])) == 1
 
 
@@ -673,13 +673,13 @@ def test_the_attempt_header_is_what_stops_it(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_peers_are_read(peer: str, address: str | None) -> None:
     """The address in gRPC's name of a peer is what trust is about."""
-    assert admission.peer_address(peer) == address
+    assert interceptors._peer_address(peer) == address
 
 
 @given(st.text())
 def test_whatever_a_peer_is_called(peer: str) -> None:
     """No name makes it raise, and none that is no address is believed."""
-    address = admission.peer_address(peer)
+    address = interceptors._peer_address(peer)
     trust = Trust(callers=["10.0.0.0/8"])
     trust.believes(address)
     assert isinstance(trust.client_address(address, []), str)
