@@ -21,7 +21,7 @@ import pytest
 from seawall.clock import SYSTEM
 from seawall.testing import run_virtual
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.lifecycle.signals import Signals
+from seawall.web.lifecycle.server_stop import Signals
 from tests.redis.support import eventually
 from tests.support import let_pass
 from tests.web.health.support import Server, plain_app

@@ -538,11 +538,11 @@ def test_a_signal_within_a_drain_that_was_begun_by_hand_keeps_delay_and_deadline
         began = now()
         drain = asyncio.create_task(lifecycle.drain())
         await let_pass(1.0)
-        lifecycle._on_signal(lambda left: stops.append((now() - began, left)))
+        lifecycle._draining(lambda left: stops.append((now() - began, left)))
         await drain
         assert stops == [(5.0, 15.0)]
         await let_pass(1.0)
-        lifecycle._on_signal(lambda left: stops.append((now() - began, left)))
+        lifecycle._draining(lambda left: stops.append((now() - began, left)))
         assert stops[1:] == [(6.0, 14.0)]
 
     run_virtual(main())

@@ -23,22 +23,27 @@ from asyncio import (
 )
 from asyncio import timeout as time_limit
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
+from random import SystemRandom
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import described
 from seawall.events import LifecycleChanged
 from seawall.events.bus import emit
+from seawall.models.backoff import exponential
+from seawall.runtime.driver import sleep_async
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
-from seawall.web.lifecycle.lifespan import Lifespan
-from seawall.web.lifecycle.server_stop import ServerStop
-from seawall.web.lifecycle.signals import Signals, Stop
-from seawall.web.lifecycle.steps import OnFailure, StepFunction, WarmUpStep, warm
+from seawall.web.lifecycle.server_stop import ServerStop, Signals, Stop
+from seawall.web.registered_calls import RegisteredCall, legible
 
 __all__ = ["Drained", "Lifecycle"]
 
 State: TypeAlias = Literal["starting", "ready", "draining", "stopped"]
+StepFunction: TypeAlias = Callable[[], Any]
+OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
 
 LOOK_AFTER: Final = 1.0
 """Seconds after the start at which servers have installed their own signal handlers too."""
@@ -46,6 +51,10 @@ LOOK_AFTER: Final = 1.0
 MOST_STEPS: Final = 100
 """Maximum number of warm-up steps. More than any service has: beyond it, the same steps are
 probably being added repeatedly."""
+
+PAUSES: Final = exponential(0.5, cap=30.0, jitter="equal")
+"""Pauses between attempts of a step, with jitter: pods that start together must not retry together.
+"""
 
 
 class Drained(NamedTuple):
@@ -92,7 +101,7 @@ class Lifecycle:
         self._counted: Callable[[], int] | None = None
         """Function that returns the number of requests in flight, where others count them."""
         self._signals = Signals() if check.flag("signals", signals) else None
-        self._steps: list[WarmUpStep] = []
+        self._steps: list[_WarmUpStep] = []
         self._alive = False
         self._begin_life()
         registry.enter(self, "lifecycle", name)
@@ -106,8 +115,6 @@ class Lifecycle:
         self._state: State = "starting"
         self.draining = False
         """Whether the service is draining: connections should be closed after the response."""
-        self.calm = False
-        """Whether the service accepts requests and is not draining."""
         self._accepts = False
         self._refuses = False
         self._idle: Future[None] | None = None
@@ -135,10 +142,13 @@ class Lifecycle:
 
     def begin(self) -> bool:
         """Count a request in; return False if it must be refused as the service is stopping."""
-        if self._accepts:
-            self._in_flight += 1
-            return True
-        return self._begin_otherwise()
+        if not self._accepts:
+            self.notice()
+            if self._refuses:
+                self.refused += 1
+                return False
+        self._in_flight += 1
+        return True
 
     def end(self) -> None:
         """Count out a request that was counted in."""
@@ -161,20 +171,13 @@ class Lifecycle:
             set_done(self._closed)
         self.end()
 
-    def _begin_otherwise(self) -> bool:
-        self.notice()
-        if self._refuses:
-            self.refused += 1
-            return False
-        self._in_flight += 1
-        return True
-
     def notice(self) -> None:
         """Start without a lifespan event: some servers serve without the lifespan protocol."""
         if self._alive:
             return
-        if self._refuses and self._was_elsewhere():
-            self._begin_life()
+        over = self._drain is None or _is_gone(self._drain)
+        if self._refuses and over and self._loop is not get_running_loop():
+            self._begin_life()  # the last life belonged to another event loop
         if not self._accepts and not self._refuses:
             if self._signals is not None:
                 self._warn_of_delay("its server does not tell of its start (ASGI lifespan)")
@@ -186,11 +189,6 @@ class Lifecycle:
         """Accept requests from now on, and warm up; for servers that do not tell of their start."""
         self._begin_to_accept()
         self._warm_up()
-
-    def _was_elsewhere(self) -> bool:
-        """Return whether the last life is over, and belonged to another event loop."""
-        over = self._drain is None or _is_gone(self._drain)
-        return over and self._loop is not get_running_loop()
 
     def answering(self, scope: Scope, send: Send) -> Send:
         """Return `send`; while draining, one that closes the connection after the response.
@@ -264,11 +262,11 @@ class Lifecycle:
             raise RuntimeError("warm_up(): the service is up already; add steps before it starts")
         if len(self._steps) >= MOST_STEPS:
             raise ValueError(f"warm_up(): at most {MOST_STEPS} steps; add each of them once")
-        self._steps.append(WarmUpStep(function, timeout, on_failure))
+        self._steps.append(_WarmUpStep(function, timeout, on_failure))
         return function
 
     def _begin_to_accept(self) -> None:
-        self._accepts = self.calm = True
+        self._accepts = True
         self._loop = get_running_loop()
         for step in self._steps:
             step.done = False
@@ -280,9 +278,9 @@ class Lifecycle:
             return
         self._warming = get_running_loop().create_task(self._warm_in_background(left))
 
-    async def _warm_in_background(self, steps: list[WarmUpStep]) -> None:
+    async def _warm_in_background(self, steps: list[_WarmUpStep]) -> None:
         for step in steps:
-            await warm(step, self.name)
+            await step.run(self.name)
         if self._warming is current_task():  # otherwise another life has begun
             self._move("ready")
 
@@ -300,26 +298,22 @@ class Lifecycle:
         loop = get_running_loop()
         self._stop = stop or self._stop
         if self._drain is None:
-            self._leave()
+            if self._warming is not None:
+                self._warming.cancel()
+            self._move("draining")
+            self._drain_begun.set()
             self._over = loop.time() + self.drain_timeout
             self._drain = loop.create_task(self._run_drain())
         elif stop is not None and self._stops:  # the signal came after the decision to stop
             stop(self._over - loop.time())
         return self._drain
 
-    def _leave(self) -> None:
-        """End readiness immediately."""
-        if self._warming is not None:
-            self._warming.cancel()
-        self._move("draining")
-        self._drain_begun.set()
-
     async def _run_drain(self) -> Drained:
         loop = get_running_loop()
         over = self._over
         if self.delay:
             await _passed(self._hurry.wait(), self.delay)
-        self._accepts = self.calm = False
+        self._accepts = False
         self._refuses = True
         if self.sockets:
             self._closed = loop.create_future()
@@ -344,7 +338,6 @@ class Lifecycle:
     def _move(self, state: State) -> None:
         before, self._state = self._state, state
         self.draining = state == "draining"
-        self.calm = self._accepts and not self.draining
         if before != state:
             emit(LifecycleChanged, self.name, before=before, after=state, in_flight=self.in_flight)
 
@@ -363,7 +356,7 @@ class Lifecycle:
         if self._loop is not None:
             self._begin_life()
         self._alive = True
-        talk = Lifespan(self, receive, send)
+        talk = _LifespanExchange(self, receive, send)
         try:
             try:
                 await app(scope, talk.receive, talk.send)
@@ -384,9 +377,9 @@ class Lifecycle:
         self._begin_to_accept()
         for step in self._steps:
             if step.on_failure == "fail":
-                await warm(step, self.name)
+                await step.run(self.name)
         if self._signals is not None:
-            why = self._signals.install(self._on_signal)
+            why = self._signals.install(self._draining)
             if why is not None:
                 self._warn_of_delay(why)
             elif self.delay:
@@ -410,14 +403,11 @@ class Lifecycle:
         """Drain without delay: the server accepts no more requests."""
         signals = self._signals
         unheard = self._drain is None and signals is not None and signals.holds()
-        if unheard and not signals.stands_before_uvicorn():  # type: ignore[union-attr]
+        if unheard and not signals.is_before_uvicorn():  # type: ignore[union-attr]
             # Under uvicorn that was Ctrl+C, which is not delayed.
             self._warn_of_delay("its server stopped without a SIGTERM for this process")
         self._hurry.set()
         await self.drain()
-
-    def _on_signal(self, stop: Stop) -> None:
-        self._draining(stop)
 
     def _end_life(self) -> None:
         self._alive = False
@@ -429,9 +419,100 @@ class Lifecycle:
             self._warming.cancel()
         if self._drain is not None and not self._drain.done():
             self._drain.cancel()  # the server did not wait: its loop is ending
-        self._accepts = self.calm = False
+        self._accepts = False
         self._refuses = True
         self._move("stopped")
+
+
+class _LifespanExchange:
+    """Lifespan messages between a server and the app, with the actions of the lifecycle."""
+
+    def __init__(self, lifecycle: Lifecycle, receive: Receive, send: Send) -> None:
+        self._lifecycle = lifecycle
+        self._receive = receive
+        self._send = send
+        self._asked = False
+        self.listened = False
+        """Whether the app has called `receive`."""
+        self.answered = False
+        """Whether a message was sent to the server."""
+        self.failure: Exception | None = None
+        """The exception that prevented the start, if it was not raised by the app itself."""
+
+    async def receive(self) -> Message:
+        """Receive from the server; pass a shutdown on only after draining."""
+        self.listened = True
+        message = await self._receive()
+        if message["type"] == "lifespan.startup":
+            self._asked = True
+        elif message["type"] == "lifespan.shutdown":
+            await self._lifecycle._shut()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send to the server; report a complete startup only after the lifecycle's own start."""
+        if message["type"] == "lifespan.startup.complete":
+            try:
+                await self._lifecycle._start()
+            except Exception as error:
+                self.failure = error
+                raise  # in the app, so that it closes what it has opened
+        self.answered = True
+        await self._send(message)
+
+    async def refuse(self, error: Exception) -> None:
+        """Report to the server that the service could not start."""
+        self.answered = True
+        await self._send({"type": "lifespan.startup.failed", "message": str(error)})
+
+    async def alone(self) -> None:
+        """Run the exchange for an app that does not know the protocol."""
+        if not self._asked:
+            await self.receive()
+        try:
+            await self.send({"type": "lifespan.startup.complete"})
+        except Exception as error:
+            if not self.answered:
+                await self.refuse(error)
+            raise
+        await self.receive()
+        await self.send({"type": "lifespan.shutdown.complete"})
+
+
+class _WarmUpStep:
+    """One warm-up step, and whether it is done."""
+
+    def __init__(self, function: StepFunction, timeout: float, on_failure: OnFailure) -> None:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.name = legible(str(name)).rpartition("<locals>.")[2]
+        self._call = RegisteredCall(
+            self.name, function, "a function without arguments, def or async def"
+        )
+        self._timeout = check.seconds("timeout", timeout)
+        self.on_failure = check.choice("on_failure", on_failure, ("retry", "ignore", "fail"))
+        self.done = False
+        self._tries = 0
+
+    async def run(self, service: str) -> None:
+        """Run the step as often as `on_failure` says; raise only if it must fail the start."""
+        for pause in PAUSES.delays(SystemRandom().random):
+            self._tries += 1
+            try:
+                async with time_limit(self._timeout):
+                    await self._call()
+            except Exception as error:
+                _warn(
+                    "service %r: warm-up step %r failed (try %d): %s",
+                    service, self.name, self._tries, described(error),
+                )  # fmt: skip
+                if self.on_failure == "fail":
+                    raise RuntimeError(f"warm-up step {self.name!r} failed") from error
+                if self.on_failure == "ignore":
+                    break
+                await sleep_async(pause)
+            else:
+                break
+        self.done = True
 
 
 def set_done(future: Future[None]) -> None:
@@ -450,11 +531,8 @@ def _warn(message: str, *values: object) -> None:
     logging.getLogger("seawall").warning(message, *values)
 
 
-async def _passed(awaited: Awaitable[object], seconds: float) -> bool:
-    """Wait at most `seconds` for `awaited`; return whether it finished."""
-    try:
+async def _passed(awaited: Awaitable[object], seconds: float) -> None:
+    """Wait at most `seconds` for `awaited`."""
+    with suppress(TimeoutError):
         async with time_limit(max(0.0, seconds)):
             await awaited
-    except TimeoutError:
-        return False
-    return True

@@ -35,7 +35,7 @@ class ServerThreads:
     def __init__(self, name: str, lifecycle: Lifecycle | None) -> None:
         """Serve under `name`; listen to the signal if this is a gunicorn worker's main thread."""
         self._lifecycle = lifecycle
-        self._background = Background(_nothing, _no_end, owner=name)
+        self._background = Background(lambda: None, _do_nothing, owner=name)
         self._begin_process()
         survives_fork(self)
         if lifecycle is not None:
@@ -82,7 +82,7 @@ class ServerThreads:
             self._start(lifecycle)
         worker = self._worker
         if worker is not None and not worker.alive and lifecycle._drain is None:
-            self.run(lambda: _drain(lifecycle))
+            self.run(lambda: _called(lifecycle._draining, None))
 
     def _start(self, lifecycle: Lifecycle) -> None:
         with self._mutex:
@@ -94,7 +94,7 @@ class ServerThreads:
                 else:
                     self._worker = _gunicorn_worker()
                     lifecycle._warn_of_delay("its server's threads cannot handle SIGTERM")
-            self.run(lambda: _notice(lifecycle))
+            self.run(lambda: _called(lifecycle.start_serving))
             self._started = True
 
     def _listen(self, lifecycle: Lifecycle) -> None:
@@ -103,8 +103,8 @@ class ServerThreads:
         if worker is None:
             return
         self._worker = worker
-        if signals is not None and signals.previous is None:
-            signals.install(lifecycle._on_signal, self._background.start())
+        if signals is not None and not signals.installed:
+            signals.install(lifecycle._draining, self._background.start())
 
     def _after_fork(self) -> None:
         """Start again in a child process: threads and loop are those of the parent."""
@@ -122,17 +122,10 @@ def _gunicorn_worker() -> Any:
     return worker if fits else None
 
 
-async def _notice(lifecycle: Lifecycle) -> None:
-    lifecycle.start_serving()
+async def _called(function: Callable[..., object], *args: Any) -> None:
+    """Call `function` in the loop that runs this."""
+    function(*args)
 
 
-async def _drain(lifecycle: Lifecycle) -> None:
-    lifecycle._draining(None)
-
-
-def _nothing() -> None:
-    pass
-
-
-async def _no_end() -> None:
+async def _do_nothing() -> None:
     pass
