@@ -141,7 +141,7 @@ def left_of(limits: RequestLimits) -> int:
     assert group is not None
     (meter,) = group.policy._meters.all
     (place,) = meter.states
-    return int(meter.standing(place, whole_microseconds(group._clock.now()))[0])
+    return int(meter.standing(place, whole_microseconds(group._now()))[0])
 
 
 RUNS = st.tuples(

@@ -64,7 +64,7 @@ def left(limits: RequestLimits) -> list[int]:
     """Return what is left of each local limit for the requests that these tests make."""
     group = limits._local
     assert group is not None
-    now = whole_microseconds(group._clock.now())
+    now = whole_microseconds(group._now())
     return [
         meter.standing(place, now)[0]
         for meter in group.policy._meters.all

@@ -6,8 +6,7 @@ them a request has to pass depends on its tier: that is computed once for each t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +17,9 @@ from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import MICROSECONDS, whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
 from seawall.policies.rate_limit.fast_path import Quick, quick_taking
-from seawall.policies.rate_limit.gate import RateGate
 from seawall.policies.rate_limit.meters import Meter
 from seawall.policies.rate_limit.reservation import Charge
-from seawall.policies.rate_limit.shared_gate import SharedRateGate
+from seawall.runtime.driver import Steps
 from seawall.runtime.policy import bind
 from seawall.runtime.stats import Stats
 from seawall.web.limits.fields import Header, state_header
@@ -45,7 +43,6 @@ class EdgeHost:
     max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Create a host called `name`."""
         self.name = name
         self.clock = clock
         self.stats = Stats(clock.now())
@@ -73,10 +70,7 @@ class Entry(NamedTuple):
 class Part:
     """The limits of one group that the requests of one tier have to pass."""
 
-    __slots__ = ("entries", "group", "keys", "quick", "shown", "terms")
-
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
-        """Create a part from these entries of `group`."""
         self.group = group
         self.entries = tuple(entries)
         self.keys = tuple(
@@ -237,10 +231,8 @@ class Group:
         self.refused = {limit.name: 0 for limit in limits}
         """Number of requests that exceeded each limit."""
         self.policy = RateLimit(*rates, max_keys=max_keys, **(shared or {}))
-        bound = bind(self.policy, host)
-        assert isinstance(bound, RateGate)  # noqa: S101 - for the type checker
-        self.gate = bound
-        self._clock = host.clock
+        self.gate: Any = bind(self.policy, host)
+        """The gate of this group; of a shared one, a `SharedRateGate`."""
         self._now = host.clock.now
         if self.policy._sharing is not None:
             self.policy._sharing.share.see()
@@ -283,45 +275,21 @@ class Group:
                 self.refused[limit.name] += 1
         return None
 
-    def take_shared(self, part: Part, incoming: Incoming) -> Granted:
-        """Take the cost of a request from a shared group, or raise `RateLimited`."""
+    def take_shared(self, part: Part, incoming: Incoming) -> Steps[Granted]:
+        """Take the cost of a request from a shared group, or raise `RateLimited`.
+
+        Yields what to ask the gate of the group, and is sent the ticket.
+        """
         now, charges = self._now(), self._charges(part, incoming)
         if not charges:
             return Granted(part, None, None)
         charges = self._all_charges(charges)
-        with self._explaining():
-            ticket = self._shared_gate.ask_sync(charges, now)
-        return self._granted(part, ticket, charges, now)
-
-    async def atake_shared(self, part: Part, incoming: Incoming) -> Granted:
-        """Async twin of `take_shared`."""
-        now, charges = self._now(), self._charges(part, incoming)
-        if not charges:
-            return Granted(part, None, None)
-        charges = self._all_charges(charges)
-        with self._explaining():
-            ticket = await self._shared_gate.ask_async(charges, now)
-        return self._granted(part, ticket, charges, now)
-
-    @property
-    def _shared_gate(self) -> SharedRateGate:
-        gate = self.gate
-        assert isinstance(gate, SharedRateGate)  # noqa: S101 - for the type checker
-        return gate
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Set the exceeded limits of a refusal by the store."""
         try:
-            yield
+            ticket = yield charges, now
         except RateLimited as error:
             known = error.reason == RateLimited.reason  # otherwise unknown: no store
             self._explain(error, self._named(error) if known else ())
             raise
-
-    def _granted(
-        self, part: Part, ticket: object, charges: Sequence[Charge], now: float
-    ) -> Granted:
         seen = None
         if isinstance(ticket, Reservation):
             receipt = charges[0].receipt
@@ -333,7 +301,7 @@ class Group:
 
     def open_accounts(self, ticket: Reservation) -> None:
         """Take the charges of `ticket` again, as estimates: these are given back exactly."""
-        meters, us = self.policy._meters, whole_microseconds(self._clock.now())
+        meters, us = self.policy._meters, whole_microseconds(self._now())
         charges = [
             charge
             for held in ticket._held

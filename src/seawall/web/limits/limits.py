@@ -16,9 +16,8 @@ and once for all that a store keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from seawall import _checks as check
@@ -32,13 +31,9 @@ from seawall.models.rate.rates import ROUND
 from seawall.policies.rate_limit import Limit
 from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
+from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
-from seawall.web.limits.fields import (
-    Header,
-    field_name,
-    policy_header,
-    refused_header,
-)
+from seawall.web.limits.fields import Header, field_name, policy_header, refused_header
 from seawall.web.limits.groups import EdgeHost, Granted, Group, Part
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
@@ -162,9 +157,9 @@ class RequestLimits:
         self.name = _checked_name(name or "edge")
         self._tier = None if tier is None else plain_function("tier", tier)
         self._headers = check.flag("headers", headers)
-        self._clock = current_clock() if clock is None else check_clock(clock)
-        self._now = self._clock.now
-        self._host = EdgeHost(self.name, self._clock)
+        clock = current_clock() if clock is None else check_clock(clock)
+        self._now = clock.now
+        self._host = EdgeHost(self.name, clock)
         hard = [given for given in limits if not given.soft]
         apart = [given for given in hard if shared is None or given.local]
         together = [given for given in hard if given not in apart]
@@ -172,14 +167,8 @@ class RequestLimits:
         if shared is not None:
             self._share_name(shared)
         self._local = self._group(apart, max_keys)
-        self._shared = self._group(
-            together,
-            max_keys,
-            shared=shared,
-            name=self.name,
-            sharing=sharing,
-            on_store_failure=on_store_failure,
-        )
+        options = {"sharing": sharing, "on_store_failure": on_store_failure}
+        self._shared = self._group(together, max_keys, shared=shared, name=self.name, **options)
         made = [self._group([given], max_keys) for given in limits if given.soft]
         self._soft = [group for group in made if group is not None]
         registry.enter(self, "request_limits", self.name)
@@ -214,52 +203,37 @@ class RequestLimits:
         shared = None if self._shared is None else self._shared.part(tier)
         entries = [entry for part in (local, shared) if part is not None for entry in part.entries]
         policy = policy_header((entry.limit, entry.rate) for entry in entries)
-        return _Plan(
-            local,
-            shared,
-            tuple(group.part(tier) for group in self._soft),
-            policy if self._headers else None,
-        )
+        soft = tuple(group.part(tier) for group in self._soft)
+        return _Plan(local, shared, soft, policy if self._headers else None, self.limits)
 
     def admit(self, incoming: Incoming) -> Granted:
         """Take the cost of a request from all of its limits, or raise `RateLimited`.
 
         If a store is used (`waits`), this blocks until it has answered.
         """
-        tier = tier_var.get() if self._tier is None else self._tier(incoming)
-        plan = self._other if tier is None else self._plans.get(tier, self._other)
-        granted = self._take_local(plan, incoming)
+        plan, granted = self._take_local(incoming)
         if plan.shared is not None:
-            with self._giving_back(plan, granted):
-                granted.others = (plan.shared.group.take_shared(plan.shared, incoming),)
+            gate = plan.shared.group.gate
+            drive(_take_shared(plan, granted, incoming), lambda asked: gate.ask_sync(*asked))
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted
 
     async def aadmit(self, incoming: Incoming) -> Granted:
         """Async twin of `admit`."""
-        tier = tier_var.get() if self._tier is None else self._tier(incoming)
-        plan = self._other if tier is None else self._plans.get(tier, self._other)
-        granted = self._take_local(plan, incoming)
+        plan, granted = self._take_local(incoming)
         if plan.shared is not None:
-            with self._giving_back(plan, granted):
-                granted.others = (await plan.shared.group.atake_shared(plan.shared, incoming),)
+            gate = plan.shared.group.gate
+            taking = _take_shared(plan, granted, incoming)
+            await adrive(taking, lambda asked: gate.ask_async(*asked))
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted
 
-    @contextmanager
-    def _giving_back(self, plan: _Plan, granted: Granted) -> Iterator[None]:
-        """Give back what was `granted` if the block raises."""
-        try:
-            yield
-        except BaseException as error:
-            granted.cancel()
-            self._describe(plan, error)
-            raise
-
-    def _take_local(self, plan: _Plan, incoming: Incoming) -> Granted:
+    def _take_local(self, incoming: Incoming) -> tuple[_Plan, Granted]:
         """Take from the limits of this process: most requests do it without the lock."""
+        tier = tier_var.get() if self._tier is None else self._tier(incoming)
+        plan = self._other if tier is None else self._plans.get(tier, self._other)
         part = plan.local
         if part is None:
             granted = Granted(None, None, None)
@@ -274,15 +248,15 @@ class RequestLimits:
                 try:
                     granted = part.group.take(part, incoming)
                 except RateLimited as error:
-                    self._describe(plan, error)
+                    plan.describe(error)
                     raise
         granted.policy = plan.policy
-        return granted
+        return plan, granted
 
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
         """Count an admitted request in the soft limits, and alert if it exceeds one."""
         for part in plan.soft:
-            name, now = part.entries[0].limit.name, self._clock.now()
+            name, now = part.entries[0].limit.name, self._now()
             try:
                 held = part.group.note(part, incoming)
             except Exception:
@@ -298,12 +272,6 @@ class RequestLimits:
             if now >= self._alerted.get(name, float("-inf")) + ALERT_EVERY:
                 self._alerted[name] = now
                 emit(SoftLimitExceeded, self.name, limit=name)
-
-    def _describe(self, plan: _Plan, error: BaseException) -> None:
-        """Add the headers for the caller to a refusal."""
-        if plan.policy is not None and isinstance(error, RateLimited):
-            over = refused_header(error, self.limits)
-            error.headers = (plan.policy,) if over is None else (plan.policy, over)
 
     def refusal_headers(self, error: BaseException) -> list[Header]:
         """Return the limit headers of the response to a refused request, without `Retry-After`."""
@@ -322,22 +290,33 @@ class RequestLimits:
         return shown
 
 
-class _Plan:
+class _Plan(NamedTuple):
     """The limits and headers for requests of one tier."""
 
-    __slots__ = ("local", "policy", "shared", "soft")
+    local: Part | None
+    shared: Part | None
+    soft: tuple[Part, ...]
+    policy: Header | None
+    """The header with the limits; None if limits are not reported to callers."""
+    limits: tuple[RequestLimit, ...]
+    """All limits, of any tier."""
 
-    def __init__(
-        self,
-        local: Part | None,
-        shared: Part | None,
-        soft: tuple[Part, ...],
-        policy: Header | None,
-    ) -> None:
-        self.local = local
-        self.shared = shared
-        self.soft = soft
-        self.policy = policy
+    def describe(self, error: BaseException) -> None:
+        """Add the headers for the caller to a refusal."""
+        if self.policy is not None and isinstance(error, RateLimited):
+            over = refused_header(error, self.limits)
+            error.headers = (self.policy,) if over is None else (self.policy, over)
+
+
+def _take_shared(plan: _Plan, granted: Granted, incoming: Incoming) -> Steps[None]:
+    """Take from the limits in the store; if that fails, give back what was `granted` here."""
+    part: Any = plan.shared
+    try:
+        granted.others = ((yield from part.group.take_shared(part, incoming)),)
+    except BaseException as error:
+        granted.cancel()
+        plan.describe(error)
+        raise
 
 
 def _itself(key: Any) -> Any:
