@@ -49,7 +49,8 @@ def user(read: Principal) -> Principal:
     A limit by user does not apply to an anonymous request, unless it is written as
     `RequestLimit(..., otherwise="address")`.
     """
-    return _User(plain_function("user(...)", read))
+    plain_function("user(...)", read)
+    return _Principal("user", f"user({getattr(read, '__qualname__', read)})", read)
 
 
 def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = None) -> Principal:
@@ -61,9 +62,19 @@ def api_key(header: str = "x-api-key", *, known: Callable[[str], bool] | None = 
     """
     if not isinstance(header, str) or not _HEADER.fullmatch(header.strip()):
         raise ValueError(f"header={header!r}: write a header's name, such as 'x-api-key'")
-    return _ApiKey(
-        header.strip().lower(), None if known is None else plain_function("known", known)
-    )
+    header = header.strip().lower()
+    name = header.encode("ascii")
+    if known is not None:
+        plain_function("known", known)
+
+    def read(incoming: Incoming) -> str | None:
+        given = incoming.header(name)
+        if not given or (known is not None and not known(given)):
+            return None
+        return digest(given)
+
+    text = f"api_key({header!r}{', known=...' if known else ''})"
+    return _Principal("api-key", text, read)
 
 
 def address_and_route(*routes: str) -> Principal:
@@ -72,7 +83,32 @@ def address_and_route(*routes: str) -> Principal:
     A request for none of them counts as "other". A path itself never becomes a key, since callers
     can invent paths.
     """
-    return _AddressAndRoute(Routes(routes))
+    listed = Routes(routes)
+
+    def read(incoming: Incoming) -> str:
+        # Within a route's own limit, routing is complete. At the edge only the listed routes count.
+        route = incoming.route if incoming._dispatch is None else None
+        if route is None:
+            route = listed.of(incoming.scope, incoming._dispatch)
+        return f"{incoming.client} {route}"
+
+    text = f"address_and_route({', '.join(map(repr, listed.templates))})"
+    return _Principal("address-route", text, read)
+
+
+class _Principal:
+    """A principal of this module, with a name for its limits and a text for `repr`."""
+
+    def __init__(self, limit_name: str, text: str, read: Principal) -> None:
+        self.limit_name = limit_name
+        self.read = read
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __call__(self, incoming: Incoming, /) -> Hashable:
+        return self.read(incoming)
 
 
 Reader = Callable[["Incoming"], str | None]
@@ -98,12 +134,17 @@ def key_reader(principal: Principal, otherwise: Principal | None = None) -> Read
     """Return `key_of` for one principal, without extra frames, as it runs for each request."""
     if principal is WORDS["address"]:
         return _address_key
-    others: Reader = _nobody if isinstance(principal, _User) else _address_key
+    read = principal
+    others: Reader = _address_key
+    if isinstance(principal, _Principal):
+        read = principal.read
+        if principal.limit_name == "user":
+            others = _nobody
     if otherwise is not None:
         others = key_reader(otherwise)
         if others is not _address_key:
             others = partial(_other_key, others)
-    return partial(key_of, principal._read if isinstance(principal, _User) else principal, others)
+    return partial(key_of, read, others)
 
 
 def _nobody(_incoming: Incoming) -> None:
@@ -159,70 +200,9 @@ def digest(secret: str) -> str:
     return "#" + blake2b(data, digest_size=16, person=_PERSON).hexdigest()
 
 
-class _User:
-    limit_name = "user"
-
-    def __init__(self, read: Principal) -> None:
-        self._read = read
-
-    def __repr__(self) -> str:
-        return f"user({getattr(self._read, '__qualname__', self._read)})"
-
-    def __call__(self, incoming: Incoming, /) -> Hashable:
-        return self._read(incoming)
-
-
-class _ApiKey:
-    limit_name = "api-key"
-
-    def __init__(self, header: str, known: Callable[[str], bool] | None) -> None:
-        self._header = header.encode("ascii")
-        self._known = known
-
-    def __repr__(self) -> str:
-        return f"api_key({self._header.decode()!r}{', known=...' if self._known else ''})"
-
-    def __call__(self, incoming: Incoming, /) -> str | None:
-        given = incoming.header(self._header)
-        if not given or (self._known is not None and not self._known(given)):
-            return None
-        return digest(given)
-
-
-class _AddressAndRoute:
-    limit_name = "address-route"
-
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
-
-    def __repr__(self) -> str:
-        return f"address_and_route({', '.join(map(repr, self._routes.templates))})"
-
-    def __call__(self, incoming: Incoming, /) -> str:
-        # Within a route's own limit, routing is complete. At the edge only the listed routes count.
-        route = incoming.route if incoming._dispatch is None else None
-        if route is None:
-            route = self._routes.of(incoming.scope, incoming._dispatch)
-        return f"{incoming.client} {route}"
-
-
-class _Word:
-    """A principal that is configured by a word."""
-
-    def __init__(self, name: str, read: Principal) -> None:
-        self.limit_name = name
-        self._read = read
-
-    def __repr__(self) -> str:
-        return repr(self.limit_name)
-
-    def __call__(self, incoming: Incoming, /) -> Hashable:
-        return self._read(incoming)
-
-
 WORDS: Final[dict[str, Principal]] = {
-    "address": _Word("address", lambda _incoming: None),
-    "tenant": _Word("tenant", lambda _incoming: tenant_var.get()),
+    "address": _Principal("address", "'address'", lambda _incoming: None),
+    "tenant": _Principal("tenant", "'tenant'", lambda _incoming: tenant_var.get()),
 }
 """The trusted client address, and the tenant of the context, which only trusted callers set."""
 
