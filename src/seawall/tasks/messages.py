@@ -125,17 +125,13 @@ def pause_before_next_run(error: SeawallError, guard: Guard | None, default: flo
     """
     if isinstance(error, DeadlineExceeded):
         return None
-    if isinstance(error, TimedOut) and not _may_repeat(guard):
+    may_repeat = guard is None or guard.idempotent or current_idempotency_key() is not None
+    if isinstance(error, TimedOut) and not may_repeat:  # then the task had begun
         return None
     asked = getattr(error, "retry_after", None)
     pause = default if asked is None else above_floor(asked, _CHANCE.random)
     left = seconds_left()
     return None if left is not None and pause >= left else pause
-
-
-def _may_repeat(guard: Guard | None) -> bool:
-    """Return whether a task that has begun may be run again."""
-    return guard is None or guard.idempotent or current_idempotency_key() is not None
 
 
 def _wall() -> float:

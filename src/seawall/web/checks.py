@@ -148,7 +148,11 @@ class HttpUpstream:
         self._parts = parts
         self._client = client
         self._method = check.choice("method", method, ("GET", "HEAD"))
-        self._statuses = frozenset(_status(status) for status in _listed(statuses))
+        if isinstance(statuses, (str, bytes)) or not isinstance(statuses, Collection):
+            raise TypeError(f"statuses={statuses!r}: write a set of them, such as {{200, 204}}")
+        self._statuses = frozenset(
+            check.count("statuses", status, minimum=100, maximum=599) for status in statuses
+        )
 
     def __repr__(self) -> str:
         # Without user, password and query, which may be secrets.
@@ -202,10 +206,7 @@ class QueueAge:
         if not callable(getattr(queue, "asnapshot", getattr(queue, "snapshot", None))):
             raise TypeError(f"QueueAge({queue!r}): pass a queue that has a snapshot()")
         self._queue = queue
-        self._degraded = check.seconds("degraded", degraded)
-        self._unhealthy = (
-            float("inf") if unhealthy is None else check.at_least("unhealthy", unhealthy, degraded)
-        )
+        self._degraded, self._unhealthy = _bounds(degraded, unhealthy)
 
     def __repr__(self) -> str:
         return f"QueueAge({self._queue!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
@@ -239,10 +240,7 @@ class EventLoop:
 
         The lag is the maximum of the signal `loop_lag()` and of a measurement taken now.
         """
-        self._degraded = check.seconds("degraded", degraded)
-        self._unhealthy = (
-            float("inf") if unhealthy is None else check.at_least("unhealthy", unhealthy, degraded)
-        )
+        self._degraded, self._unhealthy = _bounds(degraded, unhealthy)
         self._signal = loop_lag(self._degraded)
 
     def __repr__(self) -> str:
@@ -313,7 +311,6 @@ class GuardState:
     measurement: ClassVar[str] = "state"
 
     def __init__(self, guard: Guard) -> None:
-        """Check `guard`."""
         if not isinstance(guard, Guard):
             raise TypeError(f"GuardState({guard!r}): pass a Guard")
         self._guard = guard
@@ -329,6 +326,13 @@ class GuardState:
         return Healthy()
 
 
+def _bounds(degraded: float, unhealthy: float | None) -> tuple[float, float]:
+    least = check.seconds("degraded", degraded)
+    if unhealthy is None:
+        return least, float("inf")
+    return least, check.at_least("unhealthy", unhealthy, degraded)
+
+
 def _kind(
     value: float, degraded: float, unhealthy: float, *, inclusive: bool = True
 ) -> type[Finding]:
@@ -336,16 +340,6 @@ def _kind(
     if value > unhealthy or (inclusive and value == unhealthy):
         return Unhealthy
     return Degraded if value > degraded or (inclusive and value == degraded) else Healthy
-
-
-def _listed(statuses: Collection[int]) -> Collection[int]:
-    if isinstance(statuses, (str, bytes)) or not isinstance(statuses, Collection):
-        raise TypeError(f"statuses={statuses!r}: write a set of them, such as {{200, 204}}")
-    return statuses
-
-
-def _status(status: object) -> int:
-    return check.count("statuses", status, minimum=100, maximum=599)
 
 
 def _text(name: str, value: object) -> str:

@@ -33,7 +33,7 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from random import Random
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 from seawall import errors
 from seawall.web.asgi_types import Headers, Send
@@ -64,8 +64,6 @@ _rng: Final = Random()  # noqa: S311 - jitter needs no secure randomness
 
 class Problem:
     """One problem response: status, body and headers."""
-
-    __slots__ = ("detail", "extensions", "retry_after", "status", "title", "type")
 
     def __init__(
         self,
@@ -137,25 +135,15 @@ def _usual_body(reason: str, *rest: Any) -> bytes:
     return _body({"reason": reason}, *rest)
 
 
-class _Kind:
+class _Kind(NamedTuple):
     """Fixed response to one kind of error."""
 
-    __slots__ = ("detail", "spread", "status", "title", "type")
-
-    def __init__(
-        self,
-        status: int,
-        title: str,
-        detail: str,
-        uri: str = "about:blank",
-        *,
-        spread: bool = False,
-    ) -> None:
-        self.status = status
-        self.title = title
-        self.detail = detail
-        self.type = uri
-        self.spread = spread
+    status: int
+    title: str
+    detail: str
+    type: str = "about:blank"
+    spread: bool = False
+    """Whether Retry-After is randomized."""
 
 
 def _busy(detail: str, *, spread: bool = False) -> _Kind:
@@ -288,7 +276,7 @@ def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | 
     """
     ours = error if isinstance(error, errors.SeawallError) else None
     if ours is None:
-        if not _is_upstream(error):
+        if _names(error).isdisjoint(_UPSTREAM_ERRORS):
             return None
         chain = _chain_of(error)
         # A vendor's SDK may have wrapped it in an exception of its own.
@@ -325,8 +313,7 @@ def _kind_of(error: errors.SeawallError) -> _Kind:
             return _LIMIT_OF_ALL
         if error.reason == errors.StoreUnavailable.reason:
             return _STORE_AWAY
-    bases = type(error).__mro__
-    return next(kind for base in bases if (kind := _KINDS.get(base)) is not None)
+    return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
 
 
 def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
@@ -345,10 +332,6 @@ def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
 
 
 # Exceptions of other packages
-
-
-def _is_upstream(error: BaseException) -> bool:
-    return not _names(error).isdisjoint(_UPSTREAM_ERRORS)
 
 
 def _names(error: BaseException) -> set[tuple[str, str]]:

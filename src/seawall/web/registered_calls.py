@@ -37,7 +37,11 @@ class RegisteredCall:
         self.function = function
         self._context = copy_context()
         # One thread each, so that a hanging call affects no other; and no second one in parallel.
-        self._pool = _thread(name) if kind == "sync" else None
+        self._pool: IoPool | None = None
+        if kind == "sync":
+            from seawall.resources.executors.executors import IoPool
+
+            self._pool = IoPool(name, workers=1, max_queue=LOOPS)
 
     @property
     def hung(self) -> int:
@@ -56,12 +60,6 @@ class RegisteredCall:
             raise BulkheadFull(f"{self.name}: its last run still hangs in a thread")
         (result,) = await self._pool.arun(_boxed, self.function)
         return await result if hasattr(result, "__await__") else result
-
-
-def _thread(name: str) -> IoPool:
-    from seawall.resources.executors.executors import IoPool
-
-    return IoPool(name, workers=1, max_queue=LOOPS)
 
 
 def _boxed(function: Callable[[], Any]) -> tuple[Any]:
