@@ -17,7 +17,7 @@ from django.test import override_settings
 from seawall import Bulkhead
 from seawall.web import Edge
 from seawall.web.django import protect
-from seawall.web.django.settings import check_settings
+from seawall.web.django.apps import check_settings
 from seawall.web.wsgi import Edge as WsgiEdge
 from seawall.web.wsgi import QueueAdmission
 

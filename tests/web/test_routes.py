@@ -533,7 +533,7 @@ def test_an_edge_around_a_router_asks_it() -> None:
         router = Router([Route("/{name}", endpoint("/{name}")), Route("/a", endpoint("/a"))])
         edge = Edge(router, name="router", routes={"/a": Bulkhead(1), "/{other}": Bulkhead(1)})
         assert edge._routes is not None
-        gate = edge._routes.of(http_scope("/a"), edge._state.dispatch)
+        gate = edge._routes.of(http_scope("/a"), edge._dispatch)
         assert gate is edge._routes._gates["/{other}"]
         assert (await ask(edge, "/a")).body == b"/{name}"
         edge.close()

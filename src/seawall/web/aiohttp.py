@@ -26,13 +26,13 @@ from multidict import CIMultiDict
 
 from seawall.web.asgi_types import Headers, Message, Receive, Scope, Send
 from seawall.web.edge import Edge
-from seawall.web.edge.defaults import EdgeParts, default_edge
+from seawall.web.edge.edge import EdgeParts, default_edge
 
 __all__ = ["protect"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_VISIT: Final = "seawall.visit"
+_REQUEST: Final = "seawall.aiohttp_request"
 _SWITCHING: Final = 101
 
 
@@ -61,17 +61,17 @@ class _Middleware:
         self._edge = edge
 
     async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        visit = _Visit(request, handler)
-        token = _current.set(visit)
+        handled = _EdgeRequest(request, handler)
+        token = _current.set(handled)
         try:
-            await self._edge(visit.scope, _receive, visit.write)
+            await self._edge(handled.scope, _receive, handled.write)
         finally:
             _current.reset(token)
-        return visit.result()
+        return handled.result()
 
 
-class _Visit:
-    """One request, and what became of it."""
+class _EdgeRequest:
+    """A request of aiohttp as the edge sees it, and its response."""
 
     def __init__(self, request: web.Request, handler: Handler) -> None:
         self._request = request
@@ -84,7 +84,7 @@ class _Visit:
         upgrade = request.headers.get("Upgrade", "").lower() == "websocket"
         self._kind = "websocket" if upgrade else "http"
         self.scope = _scope(request, self._kind, self._headers)
-        self.scope[_VISIT] = self
+        self.scope[_REQUEST] = self
 
     async def serve(self, send: Send) -> None:
         """Call the handler, and report its response to the edge."""
@@ -165,7 +165,7 @@ class _Lifespan:
 async def _serve(scope: Scope, receive: Receive, send: Send) -> None:
     """Serve as the app inside the edge."""
     if scope["type"] != "lifespan":
-        await scope[_VISIT].serve(send)
+        await scope[_REQUEST].serve(send)
         return
     for order in ("startup", "shutdown"):
         await receive()
@@ -174,12 +174,12 @@ async def _serve(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _started(_request: web.Request, response: web.StreamResponse) -> None:
     """Hear of a response that a handler has started itself, before its headers are sent."""
-    visit = _current.get()
-    if visit is not None:
-        await visit.start(response)
+    handled = _current.get()
+    if handled is not None:
+        await handled.start(response)
 
 
-_current: ContextVar[_Visit | None] = ContextVar("_current", default=None)
+_current: ContextVar[_EdgeRequest | None] = ContextVar("_current", default=None)
 
 
 async def _receive() -> Message:

@@ -42,8 +42,8 @@ from seawall.policies.shed import Shed
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.edge import Edge
 from seawall.web.edge.core import DEFAULT
-from seawall.web.edge.defaults import default_edge
 from seawall.web.edge.dispatch import Dispatch, behind
+from seawall.web.edge.edge import default_edge
 from seawall.web.edge.inbound import Classify
 from seawall.web.edge.loop_admission import LoopAdmission
 from seawall.web.edge.passage import Passage
@@ -94,34 +94,19 @@ def protect(
     is the name of the guard: by default "edge", or "edge 2" and so on if that is taken. Middlewares
     that are added later wrap the edge: CORS belongs there.
     """
+    parts: Any = {part: given for part, given in locals().items() if part != "app"}
     if not isinstance(app, Starlette):
         raise TypeError(f"protect({app!r}): pass a FastAPI or Starlette app; others take Edge(app)")
     if any(getattr(known, "cls", None) is _around for known in app.user_middleware):
         raise RuntimeError("protect(): this app has an edge already")
     if app.middleware_stack is not None:
         raise RuntimeError("protect(): the app has started already; call this where it is made")
-    edge = default_edge(
-        _not_started,
-        name=name,
-        timeout=timeout,
-        reserve=reserve,
-        trust=trust,
-        classify=classify,
-        limits=limits,
-        shed=shed,
-        loop_admission=loop_admission,
-        concurrency=concurrency,
-        routes=routes,
-        websockets=websockets,
-        websockets_per_address=websockets_per_address,
-        stall=stall,
-        health=health,
-        lifecycle=lifecycle,
-        report_degraded=report_degraded,
-    )
-    edge._state.dispatch = Dispatch(app)
+    edge = default_edge(_not_started, **parts)
+    edge._dispatch = Dispatch(app)
     app.add_middleware(_around, edge=edge, owner=app)
-    _describe(app)
+    openapi = getattr(app, "openapi", None)
+    if openapi is not None:
+        app.openapi = describing(openapi)  # type: ignore[attr-defined]  # as FastAPI advises
     return edge
 
 
@@ -137,7 +122,7 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
     async def limited(connection: HTTPConnection, response: Response) -> None:
         incoming = _incoming_of(connection)
         granted = await own.aadmit(incoming) if own.waits else own.admit(incoming)
-        _tell(connection, response, granted)
+        _report_limits(connection, response, granted)
 
     return limited
 
@@ -153,6 +138,7 @@ def guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
     if not isinstance(guard, Guard):
         raise TypeError(f"guarded({guard!r}): pass a Guard, such as Guard('reports', Bulkhead(5))")
     try:
+        from fastapi import Depends
         from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
     except ImportError as error:
         advice = "is a dependency of FastAPI's: pip install 'seawall[fastapi]'"
@@ -169,22 +155,15 @@ def guarded(guard: Guard) -> Callable[..., Awaitable[None]]:
             raise
         hold.__exit__(None, None, None)
 
-    while_it_runs = _for_the_function(held)
+    try:
+        until_returned: Any = Depends(held, scope="function")  # and before the response is sent
+    except TypeError:  # FastAPI before 0.121 has no such option
+        until_returned = Depends(held)
 
-    async def guarded(_held: Any = while_it_runs) -> None:
+    async def guarded(_held: Any = until_returned) -> None:
         pass
 
     return guarded
-
-
-def _for_the_function(held: Callable[..., AsyncIterator[None]]) -> Any:
-    """Return a dependency that ends `held` with the function, before the response is sent."""
-    from fastapi import Depends
-
-    try:
-        return Depends(held, scope="function")
-    except TypeError:  # FastAPI before 0.121 has no such option
-        return Depends(held)
 
 
 _FAILED_SOCKET: Final = range(1011, 1015)
@@ -204,7 +183,7 @@ def _verdict(error: BaseException) -> BaseException | None:
 
 def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     """Put `edge` around the app of `owner`, when its middleware stack is built."""
-    edge.app = edge._reporting(app)
+    edge.app = app
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
         if inner.middleware_stack is None and known.isdisjoint({_around, MountedErrors}):
@@ -264,13 +243,6 @@ async def _not_started(_scope: Any, _receive: Any, _send: Any) -> None:
     raise RuntimeError("the app that this edge belongs to has not been called yet")
 
 
-def _describe(app: Starlette) -> None:
-    """Add the responses of the edge to the app's OpenAPI description."""
-    openapi = getattr(app, "openapi", None)
-    if openapi is not None:
-        app.openapi = describing(openapi)  # type: ignore[attr-defined]  # as FastAPI advises
-
-
 def _incoming_of(connection: HTTPConnection) -> Incoming:
     """Return the current request: a middleware inside the edge may have identified its caller.
 
@@ -280,7 +252,7 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
     return Incoming(connection.scope, Trust() if known is None else known.trust)
 
 
-def _tell(connection: HTTPConnection, response: Response, granted: Granted) -> None:
+def _report_limits(connection: HTTPConnection, response: Response, granted: Granted) -> None:
     """Add the headers of a route's limits to any response that the route returns or raises."""
     passage = connection.scope.get(INCOMING)
     # Without an edge, FastAPI merges the headers of this response into its own.

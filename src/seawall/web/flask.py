@@ -66,26 +66,12 @@ def protect(
     The arguments and defaults are those of `seawall.web.wsgi.Edge`. A template in `routes` is
     written as for other apps: "/orders/{id}" for the rule "/orders/<id>".
     """
+    parts: Any = {part: given for part, given in locals().items() if part != "app"}
     if not isinstance(app, Flask):
         raise TypeError(f"protect({app!r}): pass a Flask app; others take seawall.web.wsgi.Edge")
     if "seawall" in app.extensions:
         raise RuntimeError("protect(): this app has an edge already")
-    edge = Edge(
-        app.wsgi_app,
-        name=name,
-        timeout=timeout,
-        reserve=reserve,
-        trust=trust,
-        classify=classify,
-        limits=limits,
-        shed=shed,
-        queue_admission=queue_admission,
-        concurrency=concurrency,
-        routes=routes,
-        health=health,
-        lifecycle=lifecycle,
-        report_degraded=report_degraded,
-    )
+    edge = Edge(app.wsgi_app, **parts)
     handle = app.handle_exception
 
     def answer(error: Exception) -> Any:
@@ -121,7 +107,7 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[[T], T]:
     own = RequestLimits(*limits, **options)
 
     def admit() -> None:
-        _tell(own.admit(_incoming()))
+        _report_limits(own.admit(_incoming()))
 
     def decorate(target: T) -> T:
         if isinstance(target, Blueprint):
@@ -196,16 +182,16 @@ def _incoming() -> Incoming:
     return incoming
 
 
-def _tell(granted: Granted) -> None:
+def _report_limits(granted: Granted) -> None:
     """Add the headers of a view's limits to any response that the view returns or raises."""
     held = request.environ.get(INCOMING)
     if isinstance(held, HeldRequest):
         held.add_headers(granted.headers)
         return
 
-    def told(response: Response) -> Response:
+    def with_headers(response: Response) -> Response:
         for name, value in text_headers(granted.headers()):
             response.headers.add(name, value)
         return response
 
-    after_this_request(told)
+    after_this_request(with_headers)

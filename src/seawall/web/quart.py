@@ -19,7 +19,7 @@ except ImportError as error:
 
 from seawall.errors import SeawallError
 from seawall.web.edge import Edge
-from seawall.web.edge.defaults import EdgeParts, default_edge
+from seawall.web.edge.edge import EdgeParts, default_edge
 
 __all__ = ["protect"]
 

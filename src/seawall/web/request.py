@@ -50,9 +50,6 @@ class Incoming:
     trusted address, never one that an untrusted caller sent.
     """
 
-    __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
-    # `_client` and `_state` are unset until they are first used.
-
     waited: float = 0.0
     """Seconds that the request has waited in the server's queue, where the edge can know."""
 
@@ -115,13 +112,8 @@ class Incoming:
         try:
             return self._client
         except AttributeError:
-            pass
-        try:
-            client = self.trust.direct[self.scope["client"][0]]
-        except (KeyError, TypeError):
-            client = self.trust.client_address(self.peer, self.headers)
-        self._client: str = client
-        return client
+            self._client: str = self.trust.client_address(self.peer, self.headers)
+            return self._client
 
     @property
     def method(self) -> str:

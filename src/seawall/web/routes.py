@@ -75,7 +75,6 @@ class Routes:
     """
 
     def __init__(self, templates: Iterable[str]) -> None:
-        """Match these templates, in this order."""
         self.templates = tuple(templates)
         if len(self.templates) > _MOST:
             raise ValueError(f"{len(self.templates)} routes: give {_MOST} at most")
@@ -108,21 +107,17 @@ class Routes:
             if found is None or found:  # otherwise the route is not predictable
                 if found in self._by_shape:
                     return self._by_shape[found]
-                known, patterns = self._unnamed
-                if known is not dispatch.shapes:
-                    patterns = self._patterns_beside(dispatch.shapes)
+                shapes, unnamed = dispatch.shapes, self._unnamed
+                if unnamed[0] is not shapes:
+                    beside = [pair for pair in patterns if shape_of(pair[0]) not in shapes]
+                    unnamed = self._unnamed = shapes, beside
+                patterns = unnamed[1]
         if patterns:
             for path in _readings(scope):
                 for template, pattern in patterns:
                     if pattern.match(path):
                         return template
         return OTHER
-
-    def _patterns_beside(self, shapes: frozenset[str]) -> list[tuple[str, re.Pattern[str]]]:
-        """Return the patterns of the templates that name none of these routes."""
-        patterns = [pair for pair in self._patterns if shape_of(pair[0]) not in shapes]
-        self._unnamed = shapes, patterns
-        return patterns
 
 
 class RouteGates:
@@ -138,39 +133,19 @@ class RouteGates:
         common: tuple[GateBound, ...],
         clock: Clock,
     ) -> None:
-        """Create the gates of `routes` for the edge called `name`."""
         self._routes = Routes(routes)
         self._guards = {
             path: release(Guard(f"{name} {path}", limit, clock=clock))
             for path, limit in routes.items()
         }
-        self._common = common
         self._gates: dict[str, tuple[Any, ...]] = {
             path: (guard.bounds[0], *common) for path, guard in self._guards.items()
         }
-        self._shapes: frozenset[str] | None = None
-        self._by_shape: dict[str | None, tuple[Any, ...]] = {}
-        """Gates by the shape of a route, for the routes `_shapes` of the app."""
+        self._common = common
 
     def of(self, scope: Mapping[str, Any], dispatch: Dispatch | None) -> tuple[Any, ...]:
         """Return the gates of a request, in their order."""
-        if dispatch is not None:
-            shape = dispatch.ask(scope).shape
-            if dispatch.shapes is not self._shapes:
-                self._read_shapes(dispatch.shapes)
-            if shape in self._by_shape:
-                return self._by_shape[shape]
         return self._gates.get(self._routes.of(scope, dispatch), self._common)
-
-    def _read_shapes(self, shapes: frozenset[str]) -> None:
-        """Find the gates of an app's routes, if each template is one of them: most apps' are."""
-        own: dict[str | None, tuple[Any, ...]] = {
-            shape_of(path): gates for path, gates in self._gates.items()
-        }
-        # The loop of another thread may look at any moment: publish only what is complete.
-        complete = shapes.issuperset(own)
-        self._by_shape = {**dict.fromkeys(shapes, self._common), **own} if complete else {}
-        self._shapes = shapes
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of each route's gate, by path template."""
@@ -224,7 +199,7 @@ def _compiled(template: str) -> re.Pattern[str]:
                     f"route {template!r}: {segment!r} has a brace that belongs to no parameter;"
                     " write {name} or {name:int}"
                 )
-        crosses = any(_matches_slashes(kind) for kind in kinds)
+        crosses = any(kind == "path" or kind not in _CONVERTORS for kind in kinds)
         slashes += crosses
         if slashes > 1 or (crosses and star):
             written.append(re.escape(literals[0]) + _ANY)
@@ -240,13 +215,10 @@ def _compiled(template: str) -> re.Pattern[str]:
     return re.compile("/".join(written) + star + "$")
 
 
-def _matches_slashes(kind: str) -> bool:
-    return kind == "path" or kind not in _CONVERTORS
-
-
 def _samples(template: str) -> Iterator[str]:
     """Yield three paths that the template matches."""
-    literals, kinds = _PARAMETER.split(template)[::3], _PARAMETER.split(template)[2::3]
+    parts = _PARAMETER.split(template)
+    literals, kinds = parts[::3], parts[2::3]
     if template.endswith("/*"):
         literals[-1] = literals[-1][:-1]
         kinds, literals = [*kinds, "path"], [*literals, ""]

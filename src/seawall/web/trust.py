@@ -55,8 +55,6 @@ class Trust:
     so it is ignored.
     """
 
-    __slots__ = ("_callers", "_header", "_known", "_proxies", "direct", "direct_keys")
-
     def __init__(
         self,
         *,
@@ -71,11 +69,9 @@ class Trust:
         self._header = forwarded.encode()
         # A cache of parsed addresses: clearing it costs time, and changes no result.
         self._known: dict[str | None, _Known | None] = {}
-        self.direct: dict[str, str] = {}
-        """Cached peers that are not proxies, with their text in keys."""
         self.direct_keys: dict[str, str] = {}
-        """The same in the form that limits use as a key: one object, so that lookups match by
-        identity."""
+        """Cached peers that are not proxies, with the key that limits use for them: one object, so
+        that lookups match by identity."""
 
     def __repr__(self) -> str:
         listed = [
@@ -124,12 +120,10 @@ class Trust:
             known = self._look_up(address)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-                self.direct.clear()
                 self.direct_keys.clear()
             if address is None or len(address) <= _LONGEST_HOP:
                 self._known[address] = known
                 if address is not None and known is not None and not known.proxy:
-                    self.direct[address] = known.key
                     self.direct_keys[address] = f"@{known.key}"
             return known
 
@@ -139,9 +133,8 @@ class Trust:
         address = _address(text)
         if address is None:
             return None
-        return _Known(
-            _key(address), _within(address, self._proxies), _within(address, self._callers)
-        )
+        proxy, caller = _within(address, self._proxies), _within(address, self._callers)
+        return _Known(_key(address), proxy, caller)
 
     def _origin(self, proxy: _Known, headers: Header) -> tuple[_Known, bool]:
         """Walk from the proxy towards the sender; return the first address that is not a proxy.
@@ -160,16 +153,14 @@ class Trust:
         hops = text.decode("latin-1").rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
         node = _forwarded_node if self._header == b"forwarded" else _plain_node
         for hop in reversed(hops):
-            known = self._ask_hop(node(hop.strip(" \t")))
+            address = node(hop.strip(" \t"))
+            known = self._ask(address) if address else None
             if known is None:
                 return last, False
             if not known.proxy:
                 return known, True
             last = known
         return last, False
-
-    def _ask_hop(self, address: str | None) -> _Known | None:
-        return None if not address else self._ask(address)
 
 
 def _networks(name: str, given: Sequence[str]) -> tuple[IPv4Network | IPv6Network | str, ...]:
@@ -205,7 +196,7 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return address if mapped is None else mapped
+    return mapped or address
 
 
 def _within(

@@ -12,7 +12,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from seawall import Fallback, Guard, static
 from seawall.events import Degraded
 from seawall.web import Edge
-from seawall.web.edge.degradation_report import write_degraded
+from seawall.web.edge.held_request import write_degraded
 from seawall.web.fastapi import protect
 from seawall.wire.structured import read_list
 from tests.web.support import Answer, ask, text_app

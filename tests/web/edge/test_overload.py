@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
 from math import inf
 from random import Random
 from typing import Any, NamedTuple
@@ -600,11 +601,12 @@ def test_one_too_many_is_refused_at_once_if_enough_who_matter_as_much_wait(
                 )
         gate.strict, gate.cost = True, BURN
         gate.policy.mode = mode
-        assert gate.full() is at_once
+        with pytest.raises(Overloaded) if at_once else nullcontext():
+            gate.refuse_if_full(0.0)
         other = Criticality.CRITICAL_PLUS
         if waiting.count(other) < 2:
             with criticality(other):
-                assert not gate.full()
+                gate.refuse_if_full(0.0)
         edge.close()
 
     run_virtual(main())
@@ -626,9 +628,9 @@ def test_who_is_refused_at_once_never_waited_and_took_nothing(
         )
         gate: Any = edge.guard.bounds[0]
         await ask(edge)
-        monkeypatch.setattr(gate.__class__, "full", lambda _gate: True)
+        monkeypatch.setattr(gate.__class__, "_batch", lambda _gate: 0)
         await let_pass(1.0)
-        gate.strict, gate.unwatched = True, float("-inf")
+        gate.strict, gate.free, gate.unwatched = True, False, float("-inf")
         gate._turning = True  # so that whoever is not refused at once waits
         before = limits.snapshot()
         task = asyncio.ensure_future(ask(edge))

@@ -459,9 +459,9 @@ def test_a_body_that_the_server_reads_itself_is_one(kind: str, status: int, coun
         await send({**START, "status": status})
         if kind == "zerocopysend":
             await send({"type": "http.response.zerocopysend", "file": 7, "more_body": True})
-        kept.append(edge._concurrency.policy.in_flight)  # type: ignore[union-attr]
+        kept.append(edge._gates[-1].policy.in_flight)
         await send({"type": f"http.response.{kind}"})
-        kept.append(edge._concurrency.policy.in_flight)  # type: ignore[union-attr]
+        kept.append(edge._gates[-1].policy.in_flight)
 
     edge = plain_edge(app)
 
@@ -668,7 +668,7 @@ def test_two_loops_in_two_threads(real_edge: Edge, monkeypatch: pytest.MonkeyPat
         thread.join(10)
     assert seen == [[504, 504]] * 8
     assert len(made) == 2  # one timer for each loop, though they take turns
-    assert real_edge._concurrency.policy.in_flight == 0  # type: ignore[union-attr]
+    assert real_edge._gates[-1].policy.in_flight == 0
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.0])

@@ -14,7 +14,6 @@ try:
 except ImportError as error:
     raise ImportError("seawall.web.django needs Django: pip install 'seawall[django]'") from error
 
-from seawall.web.django.edge import protect
-from seawall.web.django.middleware import ErrorMiddleware
+from seawall.web.django.edge import ErrorMiddleware, protect
 
 __all__ = ["ErrorMiddleware", "protect"]

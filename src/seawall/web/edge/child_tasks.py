@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 class ChildTasks:
     """Child tasks of one request's app that wait in `receive`, and the end of a cut request."""
 
-    __slots__ = ("_answer", "_held", "_listeners", "_passage", "_verdict", "is_cut")
-
     def __init__(self, passage: Passage) -> None:
-        """Start with no listeners."""
         self._passage = passage
         self._listeners: dict[asyncio.Task[Any], int] = {}
         """Tasks that wait in `receive`, and how often each was cancelled before."""

@@ -33,7 +33,7 @@ from seawall.runtime.layers import UNUSED, Wait
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message
-    from seawall.web.edge.passage import Passage, PassageState
+    from seawall.web.edge.passage import Passage
 
 GRACE_TURNS: Final = 4
 """Number of loop iterations for which a blocked request keeps its slots.
@@ -52,32 +52,19 @@ SLOWEST: Final = 10_000
 class ClientWaits:
     """Waits of one request for its client. Created by the first wait: most requests have none."""
 
-    __slots__ = (
-        "_beside",  # whether the app has sent while it waited for the body
-        "_edge",
-        "_gates",  # the gates released during a wait, with tickets
-        "_lock",
-        "_passage",
-        "_receiving",  # number of blocked calls of `receive`
-        "_sending",  # number of blocked calls of `send`
-        "_since",  # when the slots were released
-        "away",  # whether the request has released its slots and must take them again
-        "judged",  # whether the outcome of the request was reported to the gates
-        "late",  # whether the deadline passed before the body arrived
-        "refusal",  # the refusal of the slots on return
-        "stalled",  # whether the client stopped reading its response
-    )
-
-    def __init__(self, passage: Passage, edge: PassageState) -> None:
-        """Manage the slots that `passage` holds."""
+    def __init__(self, passage: Passage) -> None:
         self._passage = passage
-        self._edge = edge
+        self._edge = passage._edge
         self._lock = asyncio.Lock()
-        self._gates: tuple[tuple[Any, Any], ...] = ()
-        self._receiving = self._sending = 0
-        self._since = 0.0
-        self._beside = self.away = self.judged = self.late = self.stalled = False
-        self.refusal: Rejected | None = None
+        self._gates: tuple[tuple[Any, Any], ...] = ()  # released during a wait, with tickets
+        self._receiving = self._sending = 0  # number of blocked calls
+        self._since = 0.0  # when the slots were released
+        self._beside = False  # whether the app has sent while it waited for the body
+        self.away = False  # whether the request has released its slots and must take them again
+        self.judged = False  # whether the outcome of the request was reported to the gates
+        self.late = False  # whether the deadline passed before the body arrived
+        self.stalled = False  # whether the client stopped reading its response
+        self.refusal: Rejected | None = None  # the refusal of the slots on return
 
     async def finish_receive(self, steps: Any, awaited: Any) -> Message:
         """Finish a `receive` of the server that blocked at its first step."""
@@ -101,7 +88,7 @@ class ClientWaits:
         """
         self._sending += 1
         grace = _Grace(self._leave)
-        stall = self._edge.stall
+        stall = self._edge._stall
         loop = asyncio.get_running_loop()
         timer = None
         if stall is not None:
@@ -133,7 +120,7 @@ class ClientWaits:
 
     def _end_stalled(self) -> None:
         self.stalled = True
-        self._edge.stalled += 1
+        self._edge._stalled += 1
         self._passage.cut_now()
 
     # Slots
@@ -146,7 +133,7 @@ class ClientWaits:
         self.away = True
         self._gates = tuple(held for held in passage.gates if isinstance(held[0], SlotGate))
         passage.gates = tuple(held for held in passage.gates if held not in self._gates)
-        self._since = now = self._edge.clock()
+        self._since = now = self._edge._now()
         outcome, detail = UNUSED, None
         if passage.status and not self.judged:
             # The response has started, so its latency is known. The rest is not a latency sample.
@@ -164,7 +151,7 @@ class ClientWaits:
         async with self._lock:  # one of several tasks takes them for all
             if not self.away or passage.left:
                 return
-            now = self._edge.clock()
+            now = self._edge._now()
             if not passage.answered_at:
                 passage.began += now - self._since  # time spent on the client does not count
                 self._since = now
@@ -188,10 +175,10 @@ class ClientWaits:
         passage, edge = self._passage, self._edge
         entered: list[tuple[Any, Any]] = []
         try:
-            admission = edge.loop_admission
+            admission = edge._loop_admission
             if begins and admission is not None:
                 try:
-                    admission.enter(edge.clock())
+                    admission.enter(edge._now())
                 except Wait as wait:
                     await wait_async(wait.waiter, admission.host.clock)
             for gate, ticket in reversed(self._gates):
@@ -199,18 +186,18 @@ class ClientWaits:
                 entered.insert(0, (gate, given))
         except BaseException as error:
             for gate, ticket in entered:
-                gate.leave(ticket, UNUSED, error, edge.clock())
+                gate.leave(ticket, UNUSED, error, edge._now())
             raise
         if passage.left:  # the request ended meanwhile, in another task
             for gate, ticket in entered:
-                gate.leave(ticket, UNUSED, None, edge.clock())
+                gate.leave(ticket, UNUSED, None, edge._now())
             return
         passage.gates = (*entered, *passage.gates)
         self._gates = ()
         self.away = False
 
     async def _enter_gate(self, gate: SlotGate, ticket: Any, begins: bool) -> Any:  # noqa: FBT001
-        now = self._edge.clock()
+        now = self._edge._now()
         try:
             if not begins:
                 return gate.readmit(ticket, now)
@@ -225,8 +212,6 @@ class ClientWaits:
 
 class _Grace:
     """Timer that calls a function after some loop iterations, unless it is cancelled before."""
-
-    __slots__ = ("_handle", "_left", "_then")
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then

@@ -6,8 +6,10 @@ runs it sets the step's `answer`, by awaiting or by blocking. Nearly all request
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall import registry
@@ -18,10 +20,9 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.runtime.call import STREAMED
 from seawall.runtime.driver import wait_async, wait_sync
-from seawall.runtime.layers import OK, Wait, Waiter
-from seawall.runtime.policy import GateBound, Policy
+from seawall.runtime.layers import OK, Wait
+from seawall.runtime.policy import Policy
 from seawall.web.asgi_types import Headers
-from seawall.web.edge.degradation_report import header_name
 from seawall.web.edge.held_request import HeldRequest
 from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.upstream_log import UpstreamLog
@@ -32,59 +33,37 @@ from seawall.web.problems import FAILURE, Problem
 from seawall.web.routes import RouteGates
 from seawall.web.trust import Trust
 
+if TYPE_CHECKING:
+    from seawall.web.edge.dispatch import Dispatch
+
 
 class _Default:
-    """Marker for the default of a part; None leaves a part out."""
-
     def __repr__(self) -> str:
         return "DEFAULT"
 
 
+DEGRADED_HEADER: Final = "Seawall-Degraded"
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
 DEFAULT: Final[Any] = _Default()
+"""Marker for the default of a part; None leaves a part out."""
 
 
-class GateStep:
-    """Wait for a gate; the answer is its ticket."""
+class Step:
+    """An operation of the admission that takes time, in a blocking and in an async form."""
 
-    __slots__ = ("_gate", "_waiter", "answer")
-
-    def __init__(self, gate: GateBound, waiter: Waiter | float) -> None:
-        """Wait by `waiter` for `gate`."""
-        self._gate = gate
-        self._waiter = waiter
+    def __init__(self, blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> None:
+        self._blocking = blocking
+        self._awaiting = awaiting
         self.answer: Any = None
 
-    async def wait_async(self, clock: Clock) -> None:
-        """Wait in this task."""
-        began = clock.now()
-        self.answer = await wait_async(self._waiter, clock)
-        self._gate.host.stats.waits.add(clock.now() - began)
+    def wait_sync(self) -> None:
+        """Block this thread until the answer is known."""
+        self.answer = self._blocking()
 
-    def wait_sync(self, clock: Clock) -> None:
-        """Wait in this thread."""
-        began = clock.now()
-        self.answer = wait_sync(self._waiter, clock)
-        self._gate.host.stats.waits.add(clock.now() - began)
-
-
-class LimitsStep:
-    """Take from limits in a store; the answer is what was granted."""
-
-    __slots__ = ("_limits", "_request", "answer")
-
-    def __init__(self, limits: RequestLimits, request: HeldRequest) -> None:
-        """Take what `request` costs from `limits`."""
-        self._limits = limits
-        self._request = request
-        self.answer: Any = None
-
-    async def wait_async(self, _clock: Clock) -> None:
-        """Ask the store in this task."""
-        self.answer = await self._limits.aadmit(self._request)
-
-    def wait_sync(self, _clock: Clock) -> None:
-        """Ask the store in this thread."""
-        self.answer = self._limits.admit(self._request)
+    async def wait_async(self) -> None:
+        """Await the answer in this task."""
+        self.answer = await self._awaiting()
 
 
 class EdgeCore:
@@ -122,13 +101,14 @@ class EdgeCore:
         check_part("shed", shed, Shed)
         for path, limit in (routes or {}).items():
             check_part(f"routes[{path!r}]", limit, *slots, required=True)
-        self._degraded_header = header_name(report_degraded)
+        self._degraded_header = _header_name(report_degraded)
         given = [policy for policy in (shed, *policies) if policy is not None]
         self.guard = registry.release(Guard(name, *(given or [idle]), clock=clock))
         self._bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = self._bounds.get(id(shed))
         self._gates = tuple(self._bounds[id(policy)] for policy in entered if policy is not None)
         """The gates that every request enters after its limits, in this order."""
+        self._stats = self.guard.stats
         self._clock = self.guard.clock
         self._now = self.guard.clock.now
         self._inbound = inbound
@@ -139,6 +119,8 @@ class EdgeCore:
         self._upstreams = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
         self._routes = RouteGates(name, routes, self._gates, self._clock) if routes else None
+        self._dispatch: Dispatch | None = None
+        """Lookup of routes in the app's router, if it has one that can be asked."""
 
     def __repr__(self) -> str:
         return f"<Edge {self.guard.name!r}>"
@@ -165,9 +147,7 @@ class EdgeCore:
         if self._routes is not None:
             self._routes.close()
 
-    def _admission(  # noqa: C901 - all gates in their order
-        self, request: HeldRequest
-    ) -> Iterator[GateStep | LimitsStep]:
+    def _admission(self, request: HeldRequest) -> Iterator[Step]:  # noqa: C901 - all gates in order
         """Enter all gates in order, or raise the refusal of one of them."""
         request.began = now = self._now()
         shed, limits, routes = self._shed, self._limits, self._routes
@@ -181,9 +161,9 @@ class EdgeCore:
                 gate.refuse_if_full(now)
         if limits is not None:
             if limits.waits:
-                asked = LimitsStep(limits, request)
-                yield asked
-                granted = asked.answer
+                step = Step(partial(limits.admit, request), partial(limits.aadmit, request))
+                yield step
+                granted = step.answer
             else:
                 granted = limits.admit(request)
             request.granted = granted
@@ -194,10 +174,12 @@ class EdgeCore:
             except Wait as wait:
                 if request.granted is not None:
                     request.granted.waits()  # so that it can be given back exactly
-                step = GateStep(gate, wait.waiter)
+                waiting = wait.waiter, self._clock
+                step = Step(partial(wait_sync, *waiting), partial(wait_async, *waiting))
+                began = self._now()
                 yield step
-                ticket = step.answer
-                now = self._now()
+                ticket, now = step.answer, self._now()
+                gate.host.stats.waits.add(now - began)
             if gate.leave is not None:
                 request.gates = ((gate, ticket), *request.gates)
         request.entered = True
@@ -237,3 +219,15 @@ def check_part(part: str, given: Any, *kinds: type, required: bool = False) -> N
     if not isinstance(given, kinds) and (required or given is not None):
         wanted = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
         raise TypeError(f"{part}={given!r}: write {wanted}")
+
+
+def _header_name(report_degraded: object) -> str | None:
+    """Return the header for the option: the default name for True, None for False."""
+    if isinstance(report_degraded, bool):
+        return DEGRADED_HEADER if report_degraded else None
+    if not isinstance(report_degraded, str) or not _HEADER.fullmatch(report_degraded):
+        raise TypeError(
+            f"report_degraded={report_degraded!r}: write True, or the name of a header, such as"
+            " 'X-Degraded'"
+        )
+    return report_degraded

@@ -20,8 +20,8 @@ each request and one for each message of its response.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict, Unpack
 
 from seawall import _checks as check
 from seawall import registry
@@ -37,16 +37,15 @@ from seawall.policies.slots import SlotGate
 from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import CANCELLED, Wait
 from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
-from seawall.web.edge.core import EdgeCore, check_part
-from seawall.web.edge.degradation_report import DegradationReport
-from seawall.web.edge.inbound import Inbound
+from seawall.web.edge.core import DEFAULT, EdgeCore, check_part, limits_of
+from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.passage import Passage, PassageState
+from seawall.web.edge.passage import Passage
 from seawall.web.edge.timers import RequestTimers
 from seawall.web.edge.websockets import AddressShare, SocketAnswer, SocketPassage
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import RequestLimits
+from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.problems import Problem, send_problem
 from seawall.web.request import INCOMING, path_below_root
 from seawall.web.routes import dispatch_of
@@ -59,6 +58,10 @@ GOING_AWAY: Final = Problem(
 LATE_BODY: Final = Problem(
     408, "Request timeout", "The body of the request did not arrive in time."
 )
+
+
+MOST_WEBSOCKETS: Final = 2000
+"""Default maximum number of open websockets; one address may open half of them."""
 
 
 class Edge(EdgeCore):
@@ -122,35 +125,24 @@ class Edge(EdgeCore):
             report_degraded=report_degraded,
             clock=clock,
         )
-        self.app = self._reporting(app)
+        self.app = app
         self._loop_admission = self._bounds.get(id(loop_admission))
-        self._concurrency = self._bounds.get(id(concurrency))
         self._websockets = self._bounds.get(id(websockets))
         self._share = (
             None
             if websockets_per_address is None
             else AddressShare(check.count("websockets_per_address", websockets_per_address))
         )
-        self._state = PassageState(
-            self._now,
-            self.guard.stats,
-            self._trust,
-            self._loop_admission,
-            None if stall is None else check.seconds("stall", stall),
-            self._settle,
-            dispatch_of(app),
-        )
+        self._stall = None if stall is None else check.seconds("stall", stall)
+        self._stalled = 0
+        """Number of requests that were ended as their client read nothing for `stall` seconds."""
+        self._dispatch = dispatch_of(app)
         self._timers = RequestTimers(self._clock)
         registry.enter(self, "edge", name)
 
-    def _reporting(self, app: App) -> App:
-        """Return `app`, wrapped in the report of degraded responses if that is enabled."""
-        header = self._degraded_header
-        return app if header is None else DegradationReport(app, header)
-
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the edge: the counts of its guard and of its parts."""
-        return {**super().snapshot(), "stalled": self._state.stalled}
+        return {**super().snapshot(), "stalled": self._stalled}
 
     # Requests
 
@@ -172,7 +164,7 @@ class Edge(EdgeCore):
                 await send_problem(send, GOING_AWAY, [], method=scope["method"])
                 return
         try:
-            await self._serve(Passage(scope, receive, send, self._state), send)
+            await self._serve(Passage(scope, receive, send, self), send)
         finally:
             if lifecycle is not None:
                 lifecycle.end()
@@ -187,7 +179,7 @@ class Edge(EdgeCore):
         else:
             await self.app(scope, receive, send)
 
-    async def _serve(self, passage: Passage, send: Send) -> None:
+    async def _serve(self, passage: Passage, send: Send) -> None:  # noqa: PLR0912 - one frame
         """Admit the request, run the app, and leave every gate that was entered."""
         scope, inbound = passage.scope, self._inbound
         around = scope.get(INCOMING)  # set by an edge around this one
@@ -196,16 +188,17 @@ class Edge(EdgeCore):
             if inbound is not None:
                 tokens = inbound.read(passage, self._clock)
             scope[INCOMING] = passage
-            admission = self._loop_admission
-            if admission is not None and admission.strict and admission.full():
-                admission.turned_away("shed")
             for step in self._admission(passage):
-                await step.wait_async(self._clock)
+                await step.wait_async()
             if passage._deadline is not None:
                 self._timers.start(passage, passage._deadline, inbound.reserve)  # type: ignore[union-attr]
             else:
                 self._inherit_deadline(passage)
-            await self.app(scope, passage.receive, passage.send)
+            if self._degraded_header is None or scope["type"] != "http":
+                await self.app(scope, passage.receive, passage.send)
+            else:
+                with passage.reporting(self._degraded_header):
+                    await self.app(scope, passage.receive, passage.send)
             if not passage.left:
                 passage.end(None)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
@@ -275,7 +268,7 @@ class Edge(EdgeCore):
         if lifecycle is not None and not lifecycle.begin_socket():
             await send_problem(answer, GOING_AWAY, [])
             return
-        passage = SocketPassage(scope, receive, send, self._state)
+        passage = SocketPassage(scope, receive, send, self)
         failure: BaseException | None = None
         try:
             if self._websockets is not None:
@@ -309,6 +302,57 @@ class Edge(EdgeCore):
             passage.keep(gate, ticket)
         except Rejected as error:
             await self._fail(passage, error, send)
+
+
+class EdgeParts(TypedDict, total=False):
+    """The settings of `protect(app, ...)`: see `seawall.web.fastapi.protect`."""
+
+    name: str | None
+    timeout: float | None
+    reserve: float | None
+    trust: Trust | None
+    classify: Classify | None
+    limits: RequestLimits | RequestLimit | Sequence[RequestLimit] | None
+    shed: Shed | None
+    loop_admission: LoopAdmission | None
+    concurrency: AdaptiveLimit | Bulkhead | None
+    routes: Mapping[str, AdaptiveLimit | Bulkhead] | None
+    websockets: Bulkhead | None
+    websockets_per_address: int | None
+    stall: float | None
+    health: Health | None
+    lifecycle: Lifecycle | None
+    report_degraded: bool | str
+
+
+INBOUND_SETTINGS: Final = ("trust", "timeout", "reserve", "classify")
+
+
+def default_edge(app: App, **settings: Unpack[EdgeParts]) -> Edge:
+    """Return an edge around `app`, for `protect`; parts that are not given have their defaults."""
+    parts: dict[str, Any] = {
+        part: given for part, given in settings.items() if given is not DEFAULT
+    }
+    unknown = parts.keys() - EdgeParts.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"protect() got an unexpected keyword argument {min(unknown)!r}")
+    if parts.get("name") is None:
+        parts["name"] = registry.free_name("edge")
+    name = parts["name"]
+    if "loop_admission" not in parts:
+        parts["loop_admission"] = LoopAdmission()
+    if "concurrency" not in parts:
+        parts["concurrency"] = default_concurrency()
+    if "websockets" not in parts:
+        parts["websockets"] = Bulkhead(MOST_WEBSOCKETS)
+        parts.setdefault("websockets_per_address", MOST_WEBSOCKETS // 2)
+    if "lifecycle" not in parts:
+        parts["lifecycle"] = Lifecycle(name=name)
+    if "health" not in parts:
+        parts["health"] = Health(name=name, lifecycle=parts["lifecycle"])
+    parts["limits"] = limits_of(parts.get("limits"))
+    ranking = {part: parts.pop(part) for part in INBOUND_SETTINGS if part in parts}
+    return Edge(app, inbound=Inbound(**ranking), **parts)
 
 
 def default_concurrency() -> AdaptiveLimit:

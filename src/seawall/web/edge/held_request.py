@@ -5,75 +5,53 @@ Promise: every gate that was entered is left exactly once, with the outcome of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall.events import Degraded
 from seawall.runtime.call import STREAMED
+from seawall.runtime.degradation import degradations
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
 from seawall.web.asgi_types import Headers
 from seawall.web.problems import FAILURE
 from seawall.web.request import Incoming
+from seawall.wire.structured import integer, string
 
 if TYPE_CHECKING:
-    from seawall.runtime.stats import Stats
+    from seawall.web.edge.core import EdgeCore
     from seawall.web.edge.dispatch import Dispatch
     from seawall.web.limits import Granted
-    from seawall.web.trust import Trust
 
 
 class ServerError(Exception):
     """Failure reported to gates for a response of 500 or more that the app sent itself."""
 
 
+MOST_SOURCES: Final = 16
+"""Maximum number of sources that the report of a degraded response names."""
+LONGEST_SOURCE: Final = 64
+"""Maximum number of characters of a source's name."""
+
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
-
-
-class EdgeState:
-    """State shared by all requests of one edge."""
-
-    __slots__ = ("clock", "dispatch", "stats", "trust")
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        stats: Stats,
-        trust: Trust,
-        dispatch: Dispatch | None = None,
-    ) -> None:
-        self.clock = clock
-        self.stats = stats
-        self.trust = trust
-        self.dispatch = dispatch
 
 
 class HeldRequest(Incoming):
     """One request in the edge: the gates it holds, and the progress of its response."""
 
-    __slots__ = (
-        "_edge",
-        "answered_at",  # when the first part of the body was sent
-        "began",  # when the edge started to serve it
-        "entered",  # whether it has passed all gates
-        "gates",  # gates to leave at the end of the response, the last entered first, with tickets
-        "granted",  # what it took from the limits
-        "left",  # whether all gates were left
-        "more_headers",  # function that returns headers to add to the response, or None
-        "status",  # status of the response, once it has started
-    )
-    _edge: EdgeState
-    answered_at: float
-    began: float
-    entered: bool
-    gates: tuple[tuple[Any, Any], ...]
-    granted: Granted | None
-    left: bool
-    more_headers: Callable[[], Headers] | None
-    status: int
+    _edge: EdgeCore
+    answered_at: float  # when the first part of the body was sent
+    began: float  # when the edge started to serve it
+    entered: bool  # whether it has passed all gates
+    gates: tuple[tuple[Any, Any], ...]  # to leave at the end, last entered first, with tickets
+    granted: Granted | None  # what it took from the limits
+    left: bool  # whether all gates were left
+    more_headers: Callable[[], Headers] | None  # returns headers to add to the response
+    status: int  # status of the response, once it has started
 
     @property
     def _dispatch(self) -> Dispatch | None:
-        """Lookup of the route in the router of the edge's app; None without a router."""
-        return self._edge.dispatch
+        return self._edge._dispatch
 
     @property
     def _judged(self) -> bool:
@@ -90,6 +68,19 @@ class HeldRequest(Incoming):
         outer = self.more_headers
         self.more_headers = more if outer is None else lambda: [*outer(), *more()]
 
+    @contextmanager
+    def reporting(self, header: str) -> Iterator[None]:
+        """Name what is degraded before the response of the app starts, in its `header`."""
+        with degradations() as seen:
+
+            def report() -> Headers:
+                if not seen or not self.status:  # in the edge's own response nothing is degraded
+                    return []
+                return [(header.lower().encode("ascii"), write_degraded(seen).encode("ascii"))]
+
+            self.add_headers(report)
+            yield
+
     def verdict(self) -> tuple[Outcome, object]:
         """Return the outcome to report to gates, by the status of the response."""
         return (OK, STREAMED) if self.status < FAILURE else (FAILED, _SERVER_ERROR)
@@ -99,12 +90,12 @@ class HeldRequest(Incoming):
         if self.left:
             return
         edge = self._edge
-        now = self.answered_at or edge.clock()
+        now = self.answered_at or edge._now()
         self.left = True
         judged = self._judged
         for gate, ticket in self.gates:
             gate.leave(ticket, UNUSED if judged else outcome, detail, now)
-        stats = edge.stats
+        stats = edge._stats
         if outcome is OK:
             stats.samples.append(now - self.began)
             if now >= stats.due:
@@ -122,7 +113,7 @@ class HeldRequest(Incoming):
                 self.granted.cancel()
         if not self.left:
             self.left = True
-            now = self._edge.clock()
+            now = self._edge._now()
             for gate, ticket in self.gates:
                 gate.leave(ticket, UNUSED, error, now)
 
@@ -134,6 +125,18 @@ class HeldRequest(Incoming):
         # Without an exception the app returned in mid-body because the client had disconnected:
         # neither success nor failure.
         self.leave(FAILED if failed else CANCELLED, error)
+
+
+def write_degraded(seen: Iterable[Degraded]) -> str:
+    """Return the value of a header that names each source and level once, in order.
+
+    Callers see nothing of the errors behind it. Characters that a structured field cannot contain
+    are replaced.
+    """
+    entries = dict.fromkeys(
+        f"{string(less.source[:LONGEST_SOURCE])};level={integer(less.level)}" for less in seen
+    )
+    return ", ".join([*entries][:MOST_SOURCES])
 
 
 def is_gone(error: BaseException, *, started: bool) -> bool:

@@ -68,8 +68,6 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     idempotency_key_var: None,
     attempt_var: None,
 }
-_CLEARED: Final = frozenset(_UNSET)
-
 Tokens = list[Token[Any]]
 """State for `undo`: variables to reset."""
 
@@ -102,20 +100,6 @@ class Inbound:
     `timeout` is both the default and the maximum time of a request; None leaves requests without a
     deadline, unless a trusted caller sends one.
     """
-
-    __slots__ = (
-        "_classify",
-        "_dropped",
-        "_expired",
-        "_level",
-        "_most",
-        "_quiet_until",
-        "_ranks",
-        "_unclassified",
-        "_unsaid",
-        "reserve",
-        "trust",
-    )
 
     def __init__(
         self,
@@ -209,7 +193,7 @@ class Inbound:
             seconds = self._at_most_held(seconds)
             around = deadline_scope()
         else:
-            tokens = [] if _CLEARED.isdisjoint(copy_context()) else _start_clean()
+            tokens = [] if _UNSET.keys().isdisjoint(copy_context()) else _start_clean()
             around = None
         if seconds is not None:
             incoming._deadline = held = [clock.now() + seconds, clock, around, True]

@@ -154,8 +154,6 @@ class LoopAdmissionGate(GateBound):
     """Gate of one edge's turns. Its slots are not held: each is a right to start in one turn."""
 
     policy: LoopAdmission
-    free = True
-    """See `SlotGate.free`: the edge asks `full` instead, and only during overload."""
 
     def __init__(self, policy: LoopAdmission, host: Host) -> None:
         super().__init__(policy, host)
@@ -188,6 +186,8 @@ class LoopAdmissionGate(GateBound):
         """CPU time of the loop for one request."""
         self.strict = False
         """Whether the loop is overloaded."""
+        self.free = True
+        """Whether it is not: otherwise `refuse_if_full` may refuse, as that of a `SlotGate`."""
         self._calm = 0.0
         """Number of seconds for which windows have been calm."""
         self._burst = True
@@ -247,21 +247,20 @@ class LoopAdmissionGate(GateBound):
             return True
         return False
 
-    def full(self) -> bool:
-        """Return whether to refuse a new request: enough requests of its criticality wait already.
+    def refuse_if_full(self, _now: float) -> None:
+        """Refuse a new request if enough requests of its criticality wait already.
 
         Called during overload only. Queueing a request just to refuse it later costs more.
         """
         if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
-            return False
+            return
         rank, waiting = current_criticality(), 0
         for (other, _), lane in self._queued.items():
             if other >= rank:
                 waiting += len(lane)
-        if waiting < TURNS_AHEAD * self._batch():
-            return False
-        self._held_back += 1
-        return True
+        if waiting >= TURNS_AHEAD * self._batch():
+            self._held_back += 1
+            self.turned_away("shed")
 
     def _batch(self) -> int:
         """Return how many waiting requests start in one turn."""
@@ -340,7 +339,7 @@ class LoopAdmissionGate(GateBound):
             suspect = stands and self.load > OVERLOAD
         overloaded = suspect and not self._cheap
         if overloaded is not self.strict:
-            self.strict = overloaded
+            self.strict, self.free = overloaded, not overloaded
             load = round(self.load, 3)
             emit(OverloadChanged, self.host.name, overloaded=overloaded, load=load)
         self._earlier = burnt, self.served
@@ -399,7 +398,7 @@ class LoopAdmissionGate(GateBound):
         return self.strict
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Return False: `full` refuses."""
+        """Return False: `refuse_if_full` refuses."""
         return False
 
     def sheds(self, sojourn: float, now: float) -> bool:

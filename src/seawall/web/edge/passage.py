@@ -15,111 +15,57 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import EXPIRED, Expiry, current_task, take_back
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
-from seawall.web.asgi_types import Headers, Message, Receive, Send
+from seawall.web.asgi_types import Message, Receive, Send
 from seawall.web.edge.child_tasks import ChildTasks
 from seawall.web.edge.client_waits import ClientWaits
-from seawall.web.edge.held_request import EdgeState, HeldRequest
-from seawall.web.problems import FAILURE, Problem, send_problem
+from seawall.web.edge.held_request import HeldRequest
+from seawall.web.problems import FAILURE, send_problem
 
 if TYPE_CHECKING:
-    from seawall.runtime.stats import Stats
-    from seawall.web.edge.dispatch import Dispatch
-    from seawall.web.edge.loop_admission import LoopAdmissionGate
-    from seawall.web.trust import Trust
+    from seawall.web.edge.edge import Edge
 
 InLane = tuple[dict[Any, float], int]
 """The requests that share a timer, and how often the task of this one was cancelled before."""
-
-
-class PassageExpiry(Expiry):
-    """Timer of a single request."""
-
-    __slots__ = ("_passage",)
-
-    def __init__(self, passage: Passage, task: asyncio.Task[Any], delay: float) -> None:
-        """Cut `passage`, whose app runs in `task`, after `delay` seconds of its loop's time."""
-        self._passage = passage
-        super().__init__(task, delay)
-
-    def _fire(self) -> None:
-        self._fired = True
-        self._passage.cancel(EXPIRED)
 
 
 _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
 
-Settle = Callable[["Passage", BaseException | None], tuple[Problem, Headers] | None]
-"""Function that leaves the gates of a request that failed, and returns its response."""
-
-
-class PassageState(EdgeState):
-    """State shared by all requests of one ASGI edge."""
-
-    __slots__ = ("loop_admission", "settle", "stall", "stalled")
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        stats: Stats,
-        trust: Trust,
-        loop_admission: LoopAdmissionGate | None,
-        stall: float | None,
-        settle: Settle,
-        dispatch: Dispatch | None = None,
-    ) -> None:
-        super().__init__(clock, stats, trust, dispatch)
-        self.loop_admission = loop_admission
-        self.settle = settle
-        self.stall = stall
-        self.stalled = 0
-        """Number of requests that were ended as their client read nothing for `stall` seconds."""
-
-
 class Passage(HeldRequest):
     """One request in an ASGI edge: its timer, its waits for the client, `receive` and `send`."""
 
-    __slots__ = (
-        "children",  # tasks of the app that listen for a disconnect, if any
-        "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
-        "handed",  # size of the last part of the body that was passed to the server
-        "heard",  # whether the body of the request is complete
-        "source",  # where messages come from: the server or a wrapper
-        "task",  # the task in which the app was called, until it returns
-        "to",  # where messages go: the server or a wrapper
-        "waits",  # its waits for the client, if any
-    )
-    _edge: PassageState
-    task: asyncio.Task[Any] | None
+    _edge: Edge
+    task: asyncio.Task[Any] | None  # in which the app was called, until it returns
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: PassageState
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
     ) -> None:
-        """Start with no gates; receive from `source`, pass the response `to` the server."""
         # Everything is set here and not by super(): each frame and each step costs.
         self.scope = scope
         self.headers = headers = scope["headers"]
         self.named = dict(headers)
-        self.trust = edge.trust
+        self.trust = edge._trust
         self._edge = edge
-        self.source = source
-        self.to = to
+        self.source = source  # where messages come from: the server or a wrapper
+        self.to = to  # where messages go
         self.answered_at = 0.0
-        self.status = self.handed = 0
-        self.entered = self.left = self.heard = False
+        self.status = 0
+        self.handed = 0  # size of the last part of the body that was passed to the server
+        self.entered = self.left = False
+        self.heard = False  # whether the body of the request is complete
         self.waits: ClientWaits | None = None
-        self.children: ChildTasks | None = None
+        self.children: ChildTasks | None = None  # tasks of the app that listen for a disconnect
         self.gates = ()
         self.granted = None
         self.more_headers = None
-        self.cut: InLane | Expiry | None = None
+        self.cut: InLane | Expiry | None = None  # the timer that cancels the app: see `was_cut`
         self._deadline = None
 
     @property
@@ -168,13 +114,13 @@ class Passage(HeldRequest):
         """Settle a request whose app got a disconnect; return what sends the response, if any."""
         if self.waits is not None:
             self.waits.note_cut()
-        settled = self._edge.settle(self, asyncio.CancelledError(EXPIRED))
+        settled = self._edge._settle(self, asyncio.CancelledError(EXPIRED))
         if settled is None:
             return None
-        return send_problem(self._answer_to(), *settled, method=self.method)
+        return send_problem(self._problem_send(), *settled, method=self.method)
 
-    def _answer_to(self) -> Send:
-        """Return the function that sends the edge's own response."""
+    def _problem_send(self) -> Send:
+        """Return the function that sends a response of the edge itself."""
         return self.to
 
     def was_cut(self, error: BaseException | None) -> bool:
@@ -230,7 +176,7 @@ class Passage(HeldRequest):
     def _with_waits(self) -> ClientWaits:
         waits = self.waits
         if waits is None:
-            waits = self.waits = ClientWaits(self, self._edge)
+            waits = self.waits = ClientWaits(self)
         return waits
 
     # The response
@@ -248,15 +194,14 @@ class Passage(HeldRequest):
             if now:
                 only = False
             else:
-                clock = self._edge.clock
-                now = self.answered_at = clock()
+                now = self.answered_at = self._edge._now()
                 only = not more
             if not self.left and not more:
                 if self.status < FAILURE and waits is None:
                     self.left = True  # from here on, inlined copy of `leave()`
                     for gate, ticket in self.gates:
                         gate.leave(ticket, OK, STREAMED, now)
-                    stats = self._edge.stats
+                    stats = self._edge._stats
                     stats.samples.append(now - self.began)
                     if now >= stats.due:
                         stats.fold(now)

@@ -6,17 +6,31 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from seawall._expiry import current_task, current_tasks, running_task
+from seawall._expiry import EXPIRED, Expiry, current_task, current_tasks, running_task
 from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.context import Scope as DeadlineScope
 from seawall.context import reserve_of
-from seawall.web.edge.passage import Passage, PassageExpiry
 
 if TYPE_CHECKING:
     import asyncio
 
     from seawall.policies.timeout.async_flow import ExpiryQueue
+    from seawall.web.edge.passage import Passage
+
+
+class _PassageExpiry(Expiry):
+    """Timer of a single request."""
+
+    __slots__ = ("_passage",)
+
+    def __init__(self, passage: Passage, task: asyncio.Task[Any], delay: float) -> None:
+        self._passage = passage
+        super().__init__(task, delay)
+
+    def _fire(self) -> None:
+        self._fired = True
+        self._passage.cancel(EXPIRED)
 
 
 class RequestTimers:
@@ -73,7 +87,7 @@ class RequestTimers:
             lane, task = self.find()
         left = at - clock.now()
         if at < self.last:
-            passage.cut = PassageExpiry(passage, task, left)
+            passage.cut = _PassageExpiry(passage, task, left)
         else:
             self.last = lane.pending[passage] = at
             if lane.timer is None:
@@ -85,7 +99,7 @@ class RequestTimers:
     def arm(self, passage: Passage, at: float, clock: Clock) -> None:
         """Cancel the app of `passage` at the time `at` of `clock`."""
         _, passage.task = self.find()
-        passage.cut = PassageExpiry(passage, passage.task, at - clock.now())
+        passage.cut = _PassageExpiry(passage, passage.task, at - clock.now())
 
     def _after_fork(self) -> None:
         """Forget the loops of the parent process."""

@@ -41,10 +41,7 @@ _LONGEST_METHOD: Final = 16
 class UpstreamLog:
     """Responses to errors at one edge, and a rate-limited log of upstream failures."""
 
-    __slots__ = ("_edge", "_now", "_paces")
-
     def __init__(self, edge: str, now: Callable[[], float]) -> None:
-        """Log for the edge of this name, using its clock."""
         self._edge = edge
         self._now = now
         self._paces: dict[tuple[str, str], list[Any]] = {}

@@ -12,10 +12,11 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, UNUSED
 from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Message, Receive, Send
-from seawall.web.edge.passage import Passage, PassageState, awaitable_by_apps
+from seawall.web.edge.passage import Passage, awaitable_by_apps
 
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
+    from seawall.web.edge.edge import Edge
 
 TRY_AGAIN_LATER: Final = 1013
 """Close code of a refused websocket."""
@@ -35,12 +36,9 @@ _HANDSHAKE_OVER: Final = frozenset(
 class SocketPassage(Passage):
     """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
 
-    __slots__ = ("_keeps",)
-
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: PassageState
+        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
     ) -> None:
-        """Start with no gates."""
         super().__init__(scope, source, to, edge)
         self._keeps: list[tuple[Any, Any]] = []
 
@@ -52,8 +50,7 @@ class SocketPassage(Passage):
         """Receive a message from the server."""
         return self.source() if self.left else self._listen(self.source)
 
-    def _answer_to(self) -> Send:
-        """Return the function that sends the edge's own response."""
+    def _problem_send(self) -> Send:
         return SocketAnswer(self.scope, self.to)
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -74,7 +71,7 @@ class SocketPassage(Passage):
         """Leave the gates that are held until the connection closes; later calls do nothing."""
         keeps, self._keeps = self._keeps, []
         if keeps:
-            now = self._edge.clock()
+            now = self._edge._now()
             outcome = UNUSED if not self.status else OK if error is None else CANCELLED
             for gate, ticket in keeps:
                 if gate.leave is not None:
@@ -88,7 +85,6 @@ class AddressShare:
     """Number of open websockets of each address, at most `most`. Used like a gate."""
 
     def __init__(self, most: int) -> None:
-        """Start with no open websockets."""
         self.most = most
         self._open: dict[str, int] = {}
         self._mutex = Mutex()

@@ -25,9 +25,7 @@ from seawall.context import reserve_of, reserve_scope
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
-from seawall.runtime.degradation import degradations
 from seawall.web.edge.core import DEFAULT, EdgeCore, check_part, limits_of
-from seawall.web.edge.held_request import EdgeState
 from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
@@ -38,8 +36,8 @@ from seawall.web.trust import Trust
 from seawall.web.wsgi.exchange import (
     INBOUND,
     Environ,
-    Exchange,
     StartResponse,
+    WsgiExchange,
     incoming_of,
     send,
 )
@@ -110,7 +108,6 @@ class Edge(EdgeCore):
             clock=clock,
         )
         self._queue_admission = self._bounds.get(id(queue_admission))
-        self._state = EdgeState(self._now, self.guard.stats, self._trust)
         self._threads = ServerThreads(name, lifecycle)
         if self._queue_admission is not None:
             self._queue_admission.threads = self._threads
@@ -122,7 +119,7 @@ class Edge(EdgeCore):
             return self._probe(environ, start_response)
         self._threads.begin()
         try:
-            exchange = Exchange(environ, start_response, self)
+            exchange = WsgiExchange(environ, start_response, self)
         except BaseException:
             self._threads.end()
             raise
@@ -142,7 +139,6 @@ class Edge(EdgeCore):
         return parts
 
     def _probe(self, environ: Environ, start_response: StartResponse) -> list[bytes]:
-        """Answer a health probe."""
         health = self._health
         assert health is not None  # noqa: S101 - otherwise there are no probes
         self._threads.notice()
@@ -151,7 +147,7 @@ class Edge(EdgeCore):
         send(start_response, status, headers)
         return [body]
 
-    def _serve(self, exchange: Exchange) -> Iterable[bytes]:
+    def _serve(self, exchange: WsgiExchange) -> Iterable[bytes]:
         """Admit the request and call the app, in the context of the request."""
         inbound, clock, environ = self._inbound, self._clock, exchange.environ
         assert inbound is not None  # noqa: S101 - a WSGI edge always has one
@@ -161,7 +157,7 @@ class Edge(EdgeCore):
         if queue is not None and (queue.queued or exchange.waited >= queue.shortest):
             queue.enter(self._now(), exchange)
         for step in self._admission(exchange):
-            step.wait_sync(clock)
+            step.wait_sync()
         held = exchange._deadline
         if held is not None:
             held[0] -= reserve_of(held[0] - exchange.began, inbound.reserve)
@@ -170,13 +166,12 @@ class Edge(EdgeCore):
         header = self._degraded_header
         if header is None:
             return self.app(environ, exchange.start_response)
-        with degradations() as seen:
-            exchange.degraded = header, seen
+        with exchange.reporting(header):
             return self.app(environ, exchange.start_response)
 
     # Called by the body of a response
 
-    def _fail(self, exchange: Exchange, error: BaseException) -> bytes:
+    def _fail(self, exchange: WsgiExchange, error: BaseException) -> bytes:
         """Leave the held gates; answer `error` and return the body, or raise it.
 
         Must be called while `error` is handled, as the response may have to replace another one.
@@ -189,7 +184,7 @@ class Edge(EdgeCore):
         exchange.started = True
         return body
 
-    def _release(self, exchange: Exchange) -> None:
+    def _release(self, exchange: WsgiExchange) -> None:
         """End the request, and its context; later calls do nothing.
 
         Gates that are still held are those of a response that its client did not wait for.

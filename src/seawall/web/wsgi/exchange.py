@@ -26,7 +26,6 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Headers
 from seawall.web.edge import inbound
-from seawall.web.edge.degradation_report import write_degraded
 from seawall.web.edge.held_request import HeldRequest
 from seawall.web.problems import FAILURE
 from seawall.web.request import INCOMING, Incoming
@@ -36,7 +35,6 @@ from seawall.web.wsgi.arrivals import waited
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from seawall.runtime.degradation import Degradations
     from seawall.web.wsgi.edge import Edge
 
 Environ = dict[str, Any]
@@ -54,7 +52,7 @@ INBOUND: Final = frozenset(
 """Keys of the headers that `Inbound` reads."""
 
 
-class Exchange(HeldRequest):
+class WsgiExchange(HeldRequest):
     """One request in a WSGI edge, and its response: the server reads the body from it."""
 
     # Class attributes are set in few requests, or late: each assignment costs.
@@ -64,8 +62,6 @@ class Exchange(HeldRequest):
     """Function that closes the app's body; None if there is none, or it was called."""
     around: Any = None
     """The request as an edge around this one sees it."""
-    degraded: tuple[str, Degradations] | None = None
-    """The header for degraded parts, and their collector, if they are reported."""
     over = False
     """Whether the request has ended."""
     started = False
@@ -74,15 +70,14 @@ class Exchange(HeldRequest):
     """State for `Inbound.undo`."""
     write: Write
     """What the server's `start_response` returned."""
+    _edge: Edge
 
-    def __init__(self, environ: Environ, to: StartResponse, owner: Edge) -> None:
-        """Start with no gates; pass the response `to` the server."""
+    def __init__(self, environ: Environ, to: StartResponse, edge: Edge) -> None:
         # Everything is set here and not by super(): each frame costs, too.
-        self._owner = owner
-        self._edge = edge = owner._state
+        self._edge = edge
         self.environ = environ
         self.scope = scope_of(environ)
-        self.trust = edge.trust
+        self.trust = edge._trust
         self._deadline = None
         self.to = to
         self.context = copy_context()
@@ -132,9 +127,6 @@ class Exchange(HeldRequest):
         self.status = int(status[:3])
         if self.more_headers is not None:
             headers = [*headers, *map(_text_header, self.more_headers())]
-        if self.degraded is not None and self.degraded[1]:
-            name, seen = self.degraded
-            headers = [*headers, (name, write_degraded(seen))]
         to = self.to
         self.write = to(status, headers, exc_info) if exc_info else to(status, headers)
         return self.write_part
@@ -148,19 +140,19 @@ class Exchange(HeldRequest):
     def _begin_body(self) -> None:
         """Note that the first part of the body goes to the server, which ends the deadline."""
         self.started = True
-        self.answered_at = self._edge.clock()
+        self.answered_at = self._edge._now()
         if self._deadline is not None:
             self._deadline[3] = None  # inlined copy of `end_scope()`
 
     # The body, as the server reads it
 
-    def read_from(self, parts: Iterable[bytes]) -> Exchange:
+    def read_from(self, parts: Iterable[bytes]) -> WsgiExchange:
         """Return the body that reads from `parts`, and closes it at the end."""
-        self._close = getattr(parts, "close", _nothing)
+        self._close = getattr(parts, "close", lambda: None)
         self._parts = self.context.run(iter, parts)
         return self
 
-    def __iter__(self) -> Exchange:
+    def __iter__(self) -> WsgiExchange:
         return self
 
     def __next__(self) -> bytes:
@@ -171,7 +163,7 @@ class Exchange(HeldRequest):
             part = self.context.run(next, parts, None)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             self._parts = None
-            return self._owner._fail(self, error)
+            return self._edge._fail(self, error)
         if part is None:
             self._parts = None
             self.finish()
@@ -187,13 +179,13 @@ class Exchange(HeldRequest):
             if close is not None:
                 self.context.run(close)
         finally:
-            self._owner._release(self)
+            self._edge._release(self)
 
     def finish(self) -> None:
         """Leave the held gates: the app has produced all of the response."""
         if not self.left:
             if not self.answered_at:
-                self.answered_at = self._edge.clock()
+                self.answered_at = self._edge._now()
             if self.status < FAILURE:
                 self.leave(OK, STREAMED)
             else:
@@ -202,10 +194,6 @@ class Exchange(HeldRequest):
     def __del__(self) -> None:
         if self._close is not None:
             self.close()
-
-
-def _nothing() -> None:
-    pass
 
 
 def scope_of(environ: Environ) -> dict[str, Any]:
