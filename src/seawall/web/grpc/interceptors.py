@@ -76,8 +76,16 @@ _SAME: Final = 0.001
 """Seconds by which two clocks may differ for the same instant."""
 
 
-class ServerInterceptor(grpc.ServerInterceptor):
-    """Interceptor for `grpc.server(..., interceptors=[ServerInterceptor(guard)])`; put it first."""
+class _FailureStatus(Exception):
+    """Failure of a handler that set a status which means failure, and returned."""
+
+
+class _CallerGone(BaseException):
+    """Signal to a gate that the caller has disconnected: neither success nor failure."""
+
+
+class CallAdmission:
+    """The admission of calls, which the interceptors of both kinds of servers have."""
 
     def __init__(
         self,
@@ -99,78 +107,6 @@ class ServerInterceptor(grpc.ServerInterceptor):
         from the handler's own calls, as for `Inbound`. `classify(incoming)` ranks calls, as for
         `Inbound`.
         """
-        self._admission = _CallAdmission(
-            guard,
-            timeout,
-            stream_timeout,
-            trust=trust,
-            reserve=reserve,
-            max_criticality=max_criticality,
-            classify=classify,
-        )
-
-    def __repr__(self) -> str:
-        guard = self._admission.guard
-        whose = "without a guard" if guard is None else repr(guard.name)
-        return f"<{type(self).__name__} {whose}>"
-
-    def snapshot(self) -> dict[str, int]:
-        """Return the numbers of expired, of stripped and of unclassified calls."""
-        return self._admission.snapshot()
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return the method's handler, wrapped in the admission of calls."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        around = _around_sync(self._admission, handler, handler_call_details.method, _Caller())
-        return _rewrapped(handler, around)
-
-
-class AioServerInterceptor(grpc.aio.ServerInterceptor):
-    """Interceptor for `grpc.aio.server(interceptors=[AioServerInterceptor(guard)])`, put first."""
-
-    __init__ = ServerInterceptor.__init__
-    __repr__ = ServerInterceptor.__repr__
-    snapshot = ServerInterceptor.snapshot
-    _admission: _CallAdmission
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """Return the method's handler, wrapped in the admission of calls."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        behavior = _behavior(handler)
-        # The same test as in gRPC: a plain function runs in its thread pool, with a sync context.
-        if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
-            around = _around_async(self._admission, handler, method)
-        else:
-            around = _around_sync(self._admission, handler, method, _Caller(current_task()))
-        return _rewrapped(handler, around)
-
-
-class _FailureStatus(Exception):
-    """Failure of a handler that set a status which means failure, and returned."""
-
-
-class _CallerGone(BaseException):
-    """Signal to a gate that the caller has disconnected: neither success nor failure."""
-
-
-class _CallAdmission:
-    """Admission of calls. One for each interceptor."""
-
-    def __init__(
-        self,
-        guard: Guard | None,
-        timeout: float | None,
-        stream_timeout: float | None,
-        **settings: Any,
-    ) -> None:
-        """Admit calls by `guard` and by these settings of `Inbound`."""
         if guard is not None:
             if not isinstance(guard, Guard):
                 raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('api')")
@@ -180,14 +116,25 @@ class _CallAdmission:
                         f"guard {guard.name!r}: {bound.policy!r} cannot act on a server's calls:"
                         " use gates (Shed, RateLimit, Bulkhead, AdaptiveLimit), and timeout= here"
                     )
-        self.guard = guard
-        self._unary = Inbound(timeout=timeout, **settings)
-        self._stream = Inbound(timeout=stream_timeout, **settings)
-        self.reserve = self._unary.reserve
+        self._guard = guard
+        self._unary, self._stream = (
+            Inbound(
+                trust=trust,
+                timeout=most,
+                reserve=reserve,
+                max_criticality=max_criticality,
+                classify=classify,
+            )
+            for most in (timeout, stream_timeout)
+        )
         self._clock: Clock = current_clock() if guard is None else guard.clock
 
+    def __repr__(self) -> str:
+        whose = "without a guard" if self._guard is None else repr(self._guard.name)
+        return f"<{type(self).__name__} {whose}>"
+
     @contextmanager
-    def admitted(
+    def _admitted(
         self,
         method: str,
         context: Any,
@@ -209,8 +156,8 @@ class _CallAdmission:
                 yield
 
     @asynccontextmanager
-    async def aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
-        """Async twin of `admitted`."""
+    async def _aadmitted(self, method: str, context: Any, *, stream: bool) -> AsyncIterator[None]:
+        """Async twin of `_admitted`."""
         with self._context_of(method, context, stream=stream) as hold:
             if hold is not None:
                 await hold.__aenter__()
@@ -231,7 +178,7 @@ class _CallAdmission:
             tokens.append(deadline_var.set(held))
         try:
             tokens += inbound.read(incoming, self._clock)
-            guard = None if method.startswith(HEALTH) else self.guard
+            guard = None if method.startswith(HEALTH) else self._guard
             yield None if guard is None else guard.hold(incoming)
         finally:
             inbound.undo(incoming, tokens)
@@ -242,6 +189,38 @@ class _CallAdmission:
         """Return the numbers of expired, of stripped and of unclassified calls."""
         both = (self._unary.snapshot(), self._stream.snapshot())
         return {name: sum(part[name] for part in both) for name in both[0]}
+
+
+class ServerInterceptor(CallAdmission, grpc.ServerInterceptor):
+    """Interceptor for `grpc.server(..., interceptors=[ServerInterceptor(guard)])`; put it first."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return the method's handler, wrapped in the admission of calls."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        around = _around_sync(self, handler, handler_call_details.method, _Caller())
+        return _rewrapped(handler, around)
+
+
+class AioServerInterceptor(CallAdmission, grpc.aio.ServerInterceptor):
+    """Interceptor for `grpc.aio.server(interceptors=[AioServerInterceptor(guard)])`, put first."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """Return the method's handler, wrapped in the admission of calls."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        behavior = _behavior(handler)
+        # The same test as in gRPC: a plain function runs in its thread pool, with a sync context.
+        if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
+            around = _around_async(self, handler, method)
+        else:
+            around = _around_sync(self, handler, method, _Caller(current_task()))
+        return _rewrapped(handler, around)
 
 
 def _once(hold: Hold | None) -> Leave:
@@ -373,7 +352,7 @@ class _Caller:
             callback()
 
 
-def _around_sync(admission: _CallAdmission, handler: Any, method: str, caller: _Caller) -> Behavior:
+def _around_sync(admission: CallAdmission, handler: Any, method: str, caller: _Caller) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
     when_gone = caller.when_gone if handler.response_streaming else None
 
@@ -381,9 +360,9 @@ def _around_sync(admission: _CallAdmission, handler: Any, method: str, caller: _
     def admitted(context: Any) -> Iterator[None]:
         try:
             with (
-                admission.admitted(method, context, stream=stream, when_gone=when_gone),
+                admission._admitted(method, context, stream=stream, when_gone=when_gone),
                 _cut_off(context, stream=stream),
-                keeping_back(admission.reserve),
+                keeping_back(admission._unary.reserve),
             ):
                 yield
         except SeawallError as error:
@@ -427,14 +406,14 @@ def _cut_off(context: Any, *, stream: bool) -> Iterator[None]:
         timer.cancel()
 
 
-def _around_async(admission: _CallAdmission, handler: Any, method: str) -> Behavior:
+def _around_async(admission: CallAdmission, handler: Any, method: str) -> Behavior:
     behavior, stream = _behavior(handler), _is_stream(handler)
     items = inspect.isasyncgenfunction(behavior)
 
     async def respond(request: Any, context: Any) -> Any:
         try:
-            async with admission.aadmitted(method, context, stream=stream), _in_time():
-                with keeping_back(admission.reserve):
+            async with admission._aadmitted(method, context, stream=stream), _in_time():
+                with keeping_back(admission._unary.reserve):
                     if not items:
                         return await behavior(request, context)
                     # Written here, not by gRPC, so that the time of a slow reader counts too.
