@@ -7,12 +7,11 @@ them a request has to pass depends on its tier: that is computed once for each t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall.clock import Clock
 from seawall.errors import RateLimited
-from seawall.models.pressure import Pressure
+from seawall.guard import Guard
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import MICROSECONDS, whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
@@ -20,41 +19,16 @@ from seawall.policies.rate_limit.fast_path import Quick, quick_taking
 from seawall.policies.rate_limit.meters import Meter
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.runtime.driver import Steps
-from seawall.runtime.policy import bind
-from seawall.runtime.stats import Stats
 from seawall.web.limits.fields import Header, state_header
 from seawall.web.principals import key_reader
 
 if TYPE_CHECKING:
-    from seawall.runtime.call import Call
     from seawall.web.limits.limits import RequestLimit
     from seawall.web.request import Incoming
 
 
 Standing = tuple[bytes, float, float]
 """A limit's name for a field, what remains, and the microseconds until there is more."""
-
-
-class EdgeHost:
-    """Replacement for a guard as the host of a gate, at the edge of a service."""
-
-    idempotent = False
-    keeps_statistics = False
-    max_wait: float | None = None
-
-    def __init__(self, name: str, clock: Clock) -> None:
-        self.name = name
-        self.clock = clock
-        self.stats = Stats(clock.now())
-        self.rng = Random(0)  # noqa: S311 - no limit uses randomness
-
-    def pressure_on(self, _call: Call) -> Pressure:
-        """Return an empty pressure: no limit uses it."""
-        return Pressure()
-
-    def pressure_inside(self) -> Pressure:
-        """Return an empty pressure: no call is ever inside."""
-        return Pressure()
 
 
 class Entry(NamedTuple):
@@ -210,13 +184,14 @@ class Group:
 
     def __init__(
         self,
-        host: EdgeHost,
+        name: str,
+        clock: Clock,
         limits: Sequence[RequestLimit],
         *,
         max_keys: int,
         shared: dict[str, Any] | None = None,
     ) -> None:
-        """Count for `host`; in a store if the options `shared` are given."""
+        """Count in this process; in a store if the options `shared` are given."""
         self.limits = tuple(limits)
         self.shared = shared is not None
         rates: list[Limit] = []
@@ -231,9 +206,10 @@ class Group:
         self.refused = {limit.name: 0 for limit in limits}
         """Number of requests that exceeded each limit."""
         self.policy = RateLimit(*rates, max_keys=max_keys, **(shared or {}))
-        self.gate: Any = bind(self.policy, host)
+        self._guard = Guard._unregistered(name, (self.policy,), clock=clock, idempotent=False)
+        self.gate: Any = self._guard.bounds[0]
         """The gate of this group; of a shared one, a `SharedRateGate`."""
-        self._now = host.clock.now
+        self._now = clock.now
         if self.policy._sharing is not None:
             self.policy._sharing.share.see()
 

@@ -34,7 +34,7 @@ from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
 from seawall.web.limits.fields import Header, field_name, policy_header, refused_header
-from seawall.web.limits.groups import EdgeHost, Granted, Group, Part
+from seawall.web.limits.groups import Granted, Group, Part
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
@@ -157,9 +157,8 @@ class RequestLimits:
         self.name = _checked_name(name or "edge")
         self._tier = None if tier is None else plain_function("tier", tier)
         self._headers = check.flag("headers", headers)
-        clock = current_clock() if clock is None else check_clock(clock)
-        self._now = clock.now
-        self._host = EdgeHost(self.name, clock)
+        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._now = self._clock.now
         hard = [given for given in limits if not given.soft]
         apart = [given for given in hard if shared is None or given.local]
         together = [given for given in hard if given not in apart]
@@ -196,7 +195,7 @@ class RequestLimits:
     def _group(self, limits: Sequence[RequestLimit], max_keys: int, **shared: Any) -> Group | None:
         if not limits:
             return None
-        return Group(self._host, limits, max_keys=max_keys, shared=shared or None)
+        return Group(self.name, self._clock, limits, max_keys=max_keys, shared=shared or None)
 
     def _plan(self, tier: str | None) -> _Plan:
         local = None if self._local is None else self._local.part(tier)
