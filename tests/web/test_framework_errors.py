@@ -145,3 +145,10 @@ def test_protect_takes_the_app_of_its_framework_once() -> None:
     for protect in (protect_quart, protect_litestar):
         with pytest.raises(TypeError, match=r"others take Edge\(app\)"):
             protect(object())  # type: ignore[operator]
+
+
+def test_an_unknown_setting_of_protect_raises() -> None:
+    """A misspelt one was ignored by the frameworks that pass on all of their arguments."""
+    app = Litestar()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'timout'"):
+        protect_litestar(app, timout=5.0)  # type: ignore[call-arg]

@@ -344,7 +344,6 @@ def _is_mistake(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return `error`, its cause, the cause of that, and so on."""
     chain = [error]
     while len(chain) < _LONGEST_CHAIN and (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

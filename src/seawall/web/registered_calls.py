@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._redaction import printable
@@ -35,7 +35,8 @@ class RegisteredCall:
             raise TypeError(f"{name}: {function!r} is a generator: pass {wanted}")
         self.name = name
         self.function = function
-        self._context = copy_context()
+        self.context = copy_context()
+        """The context of registration: the deadline of a caller must not apply."""
         # One thread each, so that a hanging call affects no other; and no second one in parallel.
         self._pool: IoPool | None = None
         if kind == "sync":
@@ -47,10 +48,6 @@ class RegisteredCall:
     def hung(self) -> int:
         """Number of threads that still run although no caller waits for them: 0 or 1."""
         return 0 if self._pool is None else self._pool.pool.abandoned
-
-    def context(self) -> Context:
-        """Return a copy of the context of registration: the deadline of a caller must not apply."""
-        return self._context.copy()
 
     async def __call__(self) -> Any:
         """Call the function and return its result."""

@@ -164,7 +164,6 @@ class Trust:
 
 
 def _networks(name: str, given: Sequence[str]) -> tuple[IPv4Network | IPv6Network | str, ...]:
-    """Return the given networks in parsed form, or raise."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"{name}={given!r}: write a list of networks, such as ['10.0.0.0/8']")
     return tuple(UNIX if text == UNIX else _network(name, text) for text in given)

@@ -22,7 +22,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,15 +69,13 @@ class ClientWaits:
     async def finish_receive(self, steps: Any, awaited: Any) -> Message:
         """Finish a `receive` of the server that blocked at its first step."""
         self._receiving += 1
-        grace = _Grace(self._leave)
         try:
-            message: Message = await _rest(steps, awaited)
+            message: Message = await self._finish(steps, awaited)
         except BaseException:
             passage = self._passage
             self.late = self.late or (passage.is_cut and not (passage.status or self.refusal))
             raise
         finally:
-            grace.cancel()
             self._receiving -= 1
         return message
 
@@ -87,20 +85,35 @@ class ClientWaits:
         The client may have to read up to `unread` bytes first.
         """
         self._sending += 1
-        grace = _Grace(self._leave)
         stall = self._edge._stall
-        loop = asyncio.get_running_loop()
         timer = None
         if stall is not None:
+            loop = asyncio.get_running_loop()
             timer = loop.call_later(stall + unread / SLOWEST, self._end_stalled)
         try:
-            await _rest(steps, awaited)
+            await self._finish(steps, awaited)
         finally:
-            grace.cancel()
             if timer is not None:
                 timer.cancel()
             self._sending -= 1
         await self.come_back()
+
+    async def _finish(self, steps: Any, awaited: Any) -> Any:
+        """Finish an operation of the server; release the slots if it takes some iterations."""
+        timer: list[asyncio.Handle] = []
+        self._hop(timer, GRACE_TURNS)
+        try:
+            return await _rest(steps, awaited)
+        finally:
+            timer.pop().cancel()
+
+    def _hop(self, timer: list[asyncio.Handle], left: int) -> None:
+        """Release the slots after this many loop iterations."""
+        if left:
+            loop = asyncio.get_running_loop()
+            timer[:] = [loop.call_soon(self._hop, timer, left - 1)]
+        else:
+            self._leave()
 
     def note_cut(self) -> None:
         """Note that the request is cut while the app runs on."""
@@ -208,25 +221,6 @@ class ClientWaits:
             if self._passage.status and waiter.readmitted:
                 waiter.until = None  # the deadline applied to the start of the response
             return await wait_async(waiter, gate.host.clock)
-
-
-class _Grace:
-    """Timer that calls a function after some loop iterations, unless it is cancelled before."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
-        self._left = GRACE_TURNS
-        self._hop()
-
-    def _hop(self) -> None:
-        if self._left:
-            self._left -= 1
-            self._handle = asyncio.get_running_loop().call_soon(self._hop)
-        else:
-            self._then()
-
-    def cancel(self) -> None:
-        self._handle.cancel()
 
 
 @coroutine

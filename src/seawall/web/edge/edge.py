@@ -170,7 +170,6 @@ class Edge(EdgeCore):
                 lifecycle.end()
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a websocket or the lifespan."""
         lifecycle = self._lifecycle
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)

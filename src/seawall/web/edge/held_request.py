@@ -121,10 +121,12 @@ class HeldRequest(Incoming):
         """Leave the gates that are still held when the app has ended, with `error` or without."""
         if self.left:
             return
-        failed = isinstance(error, Exception) and not is_gone(error, started=self.status > 0)
-        # Without an exception the app returned in mid-body because the client had disconnected:
-        # neither success nor failure.
-        self.leave(FAILED if failed else CANCELLED, error)
+        # Neither success nor failure if the client has disconnected. Without an exception the app
+        # returned in mid-body because of that.
+        gone = type(error).__name__ == "ClientDisconnect" or (
+            self.status > 0 and isinstance(error, OSError)
+        )
+        self.leave(FAILED if isinstance(error, Exception) and not gone else CANCELLED, error)
 
 
 def write_degraded(seen: Iterable[Degraded]) -> str:
@@ -137,8 +139,3 @@ def write_degraded(seen: Iterable[Degraded]) -> str:
         f"{string(less.source[:LONGEST_SOURCE])};level={integer(less.level)}" for less in seen
     )
     return ", ".join([*entries][:MOST_SOURCES])
-
-
-def is_gone(error: BaseException, *, started: bool) -> bool:
-    """Return whether `error` means that the client disconnected."""
-    return type(error).__name__ == "ClientDisconnect" or (started and isinstance(error, OSError))

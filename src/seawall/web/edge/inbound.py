@@ -68,6 +68,8 @@ _UNSET: Final[dict[ContextVar[Any], Any]] = {
     idempotency_key_var: None,
     attempt_var: None,
 }
+_CLEARED: Final = frozenset(_UNSET)
+
 Tokens = list[Token[Any]]
 """State for `undo`: variables to reset."""
 
@@ -193,7 +195,7 @@ class Inbound:
             seconds = self._at_most_held(seconds)
             around = deadline_scope()
         else:
-            tokens = [] if _UNSET.keys().isdisjoint(copy_context()) else _start_clean()
+            tokens = [] if _CLEARED.isdisjoint(copy_context()) else _start_clean()
             around = None
         if seconds is not None:
             incoming._deadline = held = [clock.now() + seconds, clock, around, True]

@@ -41,10 +41,11 @@ class RequestTimers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._begin_afresh()
+        self._after_fork()
         survives_fork(self)
 
-    def _begin_afresh(self) -> None:
+    def _after_fork(self) -> None:
+        """Start without lanes: the loops of a parent process are not those of its child."""
         self._lanes: dict[asyncio.AbstractEventLoop, ExpiryQueue] = {}
         """Lane of each serving loop, each with its own timer."""
         self.known: tuple[int, Any] = (-1, None)
@@ -58,12 +59,10 @@ class RequestTimers:
         task = current_task() or running_task()
         loop = task.get_loop()
         thread = get_ident() if sys.version_info < (3, 12) else -1
-        known, lane = self.known
+        lane = self.known[1]
         if lane is None or lane.loop is not loop:
             lane = self._lanes.get(loop) or self._new_lane(loop)
-            self.known = thread, lane
-        elif known != thread:
-            self.known = thread, lane
+        self.known = thread, lane
         return lane, task
 
     def _new_lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
@@ -100,7 +99,3 @@ class RequestTimers:
         """Cancel the app of `passage` at the time `at` of `clock`."""
         _, passage.task = self.find()
         passage.cut = _PassageExpiry(passage, passage.task, at - clock.now())
-
-    def _after_fork(self) -> None:
-        """Forget the loops of the parent process."""
-        self._begin_afresh()

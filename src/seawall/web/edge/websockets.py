@@ -101,12 +101,13 @@ class AddressShare:
 
     def leave(self, address: str, *_: object) -> None:
         """Count one less for `address`."""
-        self._mutex.do(lambda: self._count_out(address))
 
-    def _count_out(self, address: str) -> None:
-        self._open[address] = count = self._open.get(address, 1) - 1
-        if not count:
-            del self._open[address]
+        def count_out() -> None:
+            self._open[address] = count = self._open.get(address, 1) - 1
+            if not count:
+                del self._open[address]
+
+        self._mutex.do(count_out)
 
     def _after_fork(self) -> None:
         self._mutex = Mutex()

@@ -220,7 +220,7 @@ class _Run:
         self.began = now
         self.answer: Future[None] = loop.create_future()
         doing = watch.call
-        context = doing.context()
+        context = doing.context.copy()
         self._task: Task[Any] = loop.create_task(doing(), context=context)
         self._task.add_done_callback(self._ended, context=context)
         self._timer: TimerHandle = loop.call_later(watch.timeout, self._late, context=context)

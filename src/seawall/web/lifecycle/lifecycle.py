@@ -532,7 +532,6 @@ def _warn(message: str, *values: object) -> None:
 
 
 async def _passed(awaited: Awaitable[object], seconds: float) -> None:
-    """Wait at most `seconds` for `awaited`."""
     with suppress(TimeoutError):
         async with time_limit(max(0.0, seconds)):
             await awaited
