@@ -65,6 +65,8 @@ _rng: Final = Random()  # noqa: S311 - jitter needs no secure randomness
 class Problem:
     """One problem response: status, body and headers."""
 
+    __slots__ = ("detail", "extensions", "retry_after", "status", "title", "type")
+
     def __init__(
         self,
         status: int,

@@ -50,6 +50,9 @@ class Incoming:
     trusted address, never one that an untrusted caller sent.
     """
 
+    __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
+    # `_client` and `_state` are unset until they are first used.
+
     waited: float = 0.0
     """Seconds that the request has waited in the server's queue, where the edge can know."""
 

@@ -39,15 +39,26 @@ _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 class HeldRequest(Incoming):
     """One request in the edge: the gates it holds, and the progress of its response."""
 
+    __slots__ = (
+        "_edge",
+        "answered_at",  # when the first part of the body was sent
+        "began",  # when the edge started to serve it
+        "entered",  # whether it has passed all gates
+        "gates",  # gates to leave at the end of the response, the last entered first, with tickets
+        "granted",  # what it took from the limits
+        "left",  # whether all gates were left
+        "more_headers",  # function that returns headers to add to the response, or None
+        "status",  # status of the response, once it has started
+    )
     _edge: EdgeCore
-    answered_at: float  # when the first part of the body was sent
-    began: float  # when the edge started to serve it
-    entered: bool  # whether it has passed all gates
-    gates: tuple[tuple[Any, Any], ...]  # to leave at the end, last entered first, with tickets
-    granted: Granted | None  # what it took from the limits
-    left: bool  # whether all gates were left
-    more_headers: Callable[[], Headers] | None  # returns headers to add to the response
-    status: int  # status of the response, once it has started
+    answered_at: float
+    began: float
+    entered: bool
+    gates: tuple[tuple[Any, Any], ...]
+    granted: Granted | None
+    left: bool
+    more_headers: Callable[[], Headers] | None
+    status: int
 
     @property
     def _dispatch(self) -> Dispatch | None:

@@ -41,8 +41,18 @@ _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zeroc
 class Passage(HeldRequest):
     """One request in an ASGI edge: its timer, its waits for the client, `receive` and `send`."""
 
+    __slots__ = (
+        "children",  # tasks of the app that listen for a disconnect, if any
+        "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
+        "handed",  # size of the last part of the body that was passed to the server
+        "heard",  # whether the body of the request is complete
+        "source",  # where messages come from: the server or a wrapper
+        "task",  # the task in which the app was called, until it returns
+        "to",  # where messages go: the server or a wrapper
+        "waits",  # its waits for the client, if any
+    )
     _edge: Edge
-    task: asyncio.Task[Any] | None  # in which the app was called, until it returns
+    task: asyncio.Task[Any] | None
 
     def __init__(
         self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
@@ -53,19 +63,17 @@ class Passage(HeldRequest):
         self.named = dict(headers)
         self.trust = edge._trust
         self._edge = edge
-        self.source = source  # where messages come from: the server or a wrapper
-        self.to = to  # where messages go
+        self.source = source
+        self.to = to
         self.answered_at = 0.0
-        self.status = 0
-        self.handed = 0  # size of the last part of the body that was passed to the server
-        self.entered = self.left = False
-        self.heard = False  # whether the body of the request is complete
+        self.status = self.handed = 0
+        self.entered = self.left = self.heard = False
         self.waits: ClientWaits | None = None
-        self.children: ChildTasks | None = None  # tasks of the app that listen for a disconnect
+        self.children: ChildTasks | None = None
         self.gates = ()
         self.granted = None
         self.more_headers = None
-        self.cut: InLane | Expiry | None = None  # the timer that cancels the app: see `was_cut`
+        self.cut: InLane | Expiry | None = None
         self._deadline = None
 
     @property
@@ -194,7 +202,8 @@ class Passage(HeldRequest):
             if now:
                 only = False
             else:
-                now = self.answered_at = self._edge._now()
+                clock = self._edge._now
+                now = self.answered_at = clock()
                 only = not more
             if not self.left and not more:
                 if self.status < FAILURE and waits is None:

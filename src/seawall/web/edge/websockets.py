@@ -36,6 +36,8 @@ _HANDSHAKE_OVER: Final = frozenset(
 class SocketPassage(Passage):
     """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
 
+    __slots__ = ("_keeps",)
+
     def __init__(
         self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
     ) -> None:

@@ -17,7 +17,8 @@ and once for all that a store keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from seawall import _checks as check
@@ -210,7 +211,9 @@ class RequestLimits:
 
         If a store is used (`waits`), this blocks until it has answered.
         """
-        plan, granted = self._take_local(incoming)
+        tier = tier_var.get() if self._tier is None else self._tier(incoming)
+        plan = self._other if tier is None else self._plans.get(tier, self._other)
+        granted = self._take_local(plan, incoming)
         if plan.shared is not None:
             gate = plan.shared.group.gate
             drive(_take_shared(plan, granted, incoming), lambda asked: gate.ask_sync(*asked))
@@ -220,7 +223,9 @@ class RequestLimits:
 
     async def aadmit(self, incoming: Incoming) -> Granted:
         """Async twin of `admit`."""
-        plan, granted = self._take_local(incoming)
+        tier = tier_var.get() if self._tier is None else self._tier(incoming)
+        plan = self._other if tier is None else self._plans.get(tier, self._other)
+        granted = self._take_local(plan, incoming)
         if plan.shared is not None:
             gate = plan.shared.group.gate
             taking = _take_shared(plan, granted, incoming)
@@ -229,10 +234,8 @@ class RequestLimits:
             self._watch(plan, incoming, granted)
         return granted
 
-    def _take_local(self, incoming: Incoming) -> tuple[_Plan, Granted]:
+    def _take_local(self, plan: _Plan, incoming: Incoming) -> Granted:
         """Take from the limits of this process: most requests do it without the lock."""
-        tier = tier_var.get() if self._tier is None else self._tier(incoming)
-        plan = self._other if tier is None else self._plans.get(tier, self._other)
         part = plan.local
         if part is None:
             granted = Granted(None, None, None)
@@ -250,7 +253,7 @@ class RequestLimits:
                     plan.describe(error)
                     raise
         granted.policy = plan.policy
-        return plan, granted
+        return granted
 
     def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
         """Count an admitted request in the soft limits, and alert if it exceeds one."""
@@ -289,7 +292,8 @@ class RequestLimits:
         return shown
 
 
-class _Plan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Plan:
     """The limits and headers for requests of one tier."""
 
     local: Part | None
