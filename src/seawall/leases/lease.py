@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
@@ -32,7 +32,7 @@ from seawall.leases.store import LeaseStore, Release, Renew, Take, Withdraw
 from seawall.models.backoff import full_jitter
 from seawall.models.lease import Busy, LeaseGranted
 from seawall.runtime.driver import Steps, adrive, drive, sleep_async, wait_async, wait_sync
-from seawall.runtime.layers import Kind
+from seawall.runtime.layers import Kind, Waiter
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -43,10 +43,12 @@ if TYPE_CHECKING:
 
 LONGEST_TTL: Final = 30 * 24 * 3600.0
 """Maximum ttl in seconds. To hold a lease for longer, renew it."""
-
 SPREAD: Final = 0.25
 """Seconds after a lease expires over which the waiters spread their requests at random."""
-
+DRIFT: Final = 0.001
+"""Assumed clock drift, a fraction of the ttl: the holder stops that much before the store."""
+GIVING_BACK: Final = 1.0
+"""Timeout in seconds of a release that has no waiter, or that happens while the store closes."""
 _WOKEN: Final = full_jitter(0.005, cap=SPREAD)
 _FAILED: Final = full_jitter(0.1, cap=1.0)
 
@@ -91,10 +93,9 @@ class Lease:
         self.renew_every = every
         self._on_lost = None if on_lost is None else check.plain_function("on_lost", on_lost)
         self.clock = current_clock() if clock is None else check_clock(clock)
-        self._rng = rng
+        self._rng = None if rng is None else check.chance("rng", rng)
         self._begin_chance()
         self._share = store._lease(name)  # noqa: SLF001 - hidden from users, not from us
-        self._terms = LeaseTerms(self._share, name, self.ttl, every, self.clock)
         self._holder = token_hex(8)
         self._attempt = 0
         self._token = 0
@@ -205,10 +206,10 @@ class Lease:
 
     # Acquiring and releasing as steps (questions and pauses) for the sync and the async driver
 
-    def _wait(self, step: LeaseQuestion | LeasePause) -> Any:
+    def _wait(self, step: Waiter | float) -> Any:
         return wait_sync(step, self.clock)
 
-    async def _await(self, step: LeaseQuestion | LeasePause) -> Any:
+    async def _await(self, step: Waiter | float) -> Any:
         return await wait_async(step, self.clock)
 
     def _trying(self, kind: Kind) -> Steps[bool]:
@@ -250,10 +251,9 @@ class Lease:
                 if (yield from self._rest(self._in_time(again, now, until), bell)):
                     # The release woke all waiters: a random delay keeps them from asking at the
                     # same moment.
-                    now = self.clock.now()
-                    again = now + next(woken)
-                    if until is None or again < until:
-                        yield LeasePause(again)
+                    pause = next(woken)
+                    if until is None or self.clock.now() + pause < until:
+                        yield pause
                 now = self.clock.now()
                 if until is not None and now >= until:
                     raise self._too_late(known, now - began)
@@ -276,10 +276,11 @@ class Lease:
         return min(again, last if now < last else until)
 
     def _rest(self, until: float, bell: ReleaseBell) -> Steps[bool]:
-        """LeasePause until `until` or until the bell rings (True); raise if the store is closed."""
+        """Wait until `until` or until the bell rings (True); raise if the store is closed."""
         bell.listen()
         self._refuse_if_closed()  # from here on, closing the store rings the bell
-        rung: bool = yield LeasePause(until, bell)
+        bell.until = until
+        rung: bool = yield bell
         self._refuse_if_closed()
         return rung
 
@@ -287,16 +288,27 @@ class Lease:
         """Ask for the lease once and hold it if granted; return a failure as its text."""
         self._refuse_if_closed()
         self._attempt += 1
-        take = Take(self._holder, self._attempt, self._terms.microseconds)
+        take = Take(self._holder, self._attempt, round(self.ttl * 1e6))
         sent = self.clock.now()
         self._unheard = True
-        asking = self._share.ask(kind, take, self.clock)
-        answer: LeaseGranted | Busy | str = yield LeaseQuestion(asking, until)
+        answer = yield from self._answer(self._share.ask(kind, take, self.clock), until)
         self._unheard = isinstance(answer, str)
         if isinstance(answer, LeaseGranted) and not self._hold(answer.token, sent):
-            self._terms.give_back(answer.token)
+            self._share.post(Release(answer.token))
             self._refuse_if_closed()
             return Busy(answer.token, 0)
+        return answer
+
+    def _answer(
+        self, question: StoreQuestion, until: float | None = None
+    ) -> Steps[LeaseGranted | Busy | str]:
+        """Return the store's answer, which must come before `until`; a failure as its text."""
+        if until is not None:
+            question.until = until if question.until is None else min(question.until, until)
+        try:
+            answer: LeaseGranted | Busy = yield question
+        except StoreUnavailable as error:
+            return str(error)
         return answer
 
     def _releasing(self, kind: Kind) -> Steps[bool]:
@@ -305,11 +317,11 @@ class Lease:
             return False
         answer: LeaseGranted | Busy | str = ""
         try:
-            answer = yield LeaseQuestion(self._share.ask(kind, Release(token), self.clock))
+            answer = yield from self._answer(self._share.ask(kind, Release(token), self.clock))
         finally:
             if isinstance(answer, str):
                 # the release may not have arrived: repeat it in the background
-                self._terms.give_back(token)
+                self._share.post(Release(token))
         return not isinstance(answer, Busy)
 
     def _bound(self, now: float, wait: float) -> float | None:
@@ -346,12 +358,12 @@ class Lease:
         """Stop asking; withdraw an unanswered attempt, because the store may have granted it."""
         if self._unheard:
             self._unheard = False
-            self._terms.withdraw(self._holder, self._attempt)
+            self._share.post(Withdraw(self._holder, self._attempt))
         self._asking = False
 
     def _hold(self, token: int, sent: float) -> bool:
         """Hold the lease granted to a request sent at `sent`; return False if that is too late."""
-        holding = LeaseHolding(self._terms, token, sent, self._tell_lost)
+        holding = LeaseHolding(self, self._share, token, sent, self._call_on_lost)
         if not holding.left:
             return False
         before = self._token
@@ -369,7 +381,7 @@ class Lease:
             holding, self._holding = self._holding, None
         return holding.token if holding is not None and holding.let_go() else None
 
-    def _tell_lost(self) -> None:
+    def _call_on_lost(self) -> None:
         try:
             if self._on_lost is not None:
                 self._on_lost(self)
@@ -377,9 +389,7 @@ class Lease:
             logging.getLogger("seawall").exception("on_lost of lease %r failed", self.name)
 
     def _begin_chance(self) -> None:
-        rng = self._rng
-        chosen = new_random(self.name) if rng is None else check.chance("rng", rng)
-        self._random: Callable[[], float] = chosen.random
+        self._random = (self._rng or new_random(self.name)).random
 
     def _after_fork(self) -> None:
         """Hold nothing in a child process: the parent owns the lease and renews it."""
@@ -392,63 +402,39 @@ class Lease:
             holding.abandon()
 
 
-DRIFT: Final = 0.001
-"""Assumed clock drift, a fraction of the ttl: the holder stops that much before the store."""
-
-GIVING_BACK: Final = 1.0
-"""Timeout in seconds of a release that has no waiter, or that happens while the store closes."""
-
-
-class LeaseTerms(NamedTuple):
-    """The fixed settings of a lease."""
-
-    share: LeaseShare
-    name: str
-    ttl: float
-    renew_every: float
-    clock: Clock
-
-    @property
-    def microseconds(self) -> int:
-        """The time to live in microseconds, the unit of the stores."""
-        return round(self.ttl * 1e6)
-
-    def give_back(self, token: int) -> None:
-        """Release the lease in the background, if `token` still holds it."""
-        self.share.post(Release(token))
-
-    def withdraw(self, holder: str, attempt: int) -> None:
-        """Release the lease in the background if this attempt got it, unknown to `holder`."""
-        self.share.post(Withdraw(holder, attempt))
-
-    def until(self, sent: float) -> float:
-        """Return until when the lease is certainly held, if a request sent at `sent` succeeded."""
-        return sent + self.ttl * (1 - DRIFT)
-
-
 class LeaseHolding:
     """A lease that is held. `left` counts down, renewals extend it, and it ends exactly once."""
 
     def __init__(
-        self, terms: LeaseTerms, token: int, sent: float, on_lost: Callable[[], None]
+        self,
+        lease: Lease,
+        share: LeaseShare,
+        token: int,
+        sent: float,
+        on_lost: Callable[[], None],
     ) -> None:
         """Hold the lease granted to a request sent at `sent`. Renewals begin with `start`."""
         self.token = token
-        self._terms = terms
+        self._lease = lease
+        self._share = share
         self._on_lost = on_lost
-        self._since = sent
-        self._until = terms.until(sent)
+        self._extend(sent)
         self._due = self._seen_over = self._ended = False
         self._mutex = Mutex()
         self._renewal: PeriodicJob | None = None
         self._unwatch: Callable[[], None] | None = None
+
+    def _extend(self, sent: float) -> None:
+        """Hold the lease for a ttl from when the request was sent, less the drift of the clocks."""
+        self._since = sent
+        self._until = sent + self._lease.ttl * (1 - DRIFT)
 
     @property
     def left(self) -> float:
         """Number of seconds for which the lease is certainly still held. Once 0, it stays 0."""
         if self._ended or self._seen_over:
             return 0.0
-        left = self._until - self._terms.clock.now()
+        left = self._until - self._lease.clock.now()
         if left > 0:
             return left
         self._seen_over = True
@@ -457,7 +443,7 @@ class LeaseHolding:
 
     def start(self) -> bool:
         """Start renewing in the background; return False if the store is closed."""
-        share = self._terms.share
+        lease, share = self._lease, self._share
         share.keep(self)
         try:
             share.start()
@@ -469,30 +455,30 @@ class LeaseHolding:
             self._ended = True
             share.forget(self)
             return False
-        self._renewal = share.every(self._terms.renew_every, self.renew)
+        self._renewal = share.every(lease.renew_every, self.renew)
         self._unwatch = share.watch(self._on_health)
-        emit(LeaseChanged, self._terms.name, token=self.token, held=True, cause="acquired")
+        emit(LeaseChanged, lease.name, token=self.token, held=True, cause="acquired")
         return True
 
     async def renew(self) -> None:
         """Renew the lease if that is due; if the store fails, retry until the lease has expired."""
-        terms = self._terms
+        lease, share = self._lease, self._share
         while not self._ended:
-            sent = terms.clock.now()
-            if not self._due and sent < self._since + terms.renew_every / 2:
+            sent = lease.clock.now()
+            if not self._due and sent < self._since + lease.renew_every / 2:
                 return  # it has just been taken or renewed
             self._due = False
             if not self.left:
                 self._lose("expired")
                 return
-            patience = min(max(terms.share.timeout, terms.renew_every), self._until - sent)
+            patience = min(max(share.timeout, lease.renew_every), self._until - sent)
             try:
-                answer = await terms.share.call(Renew(self.token, terms.microseconds), patience)
+                answer = await share.call(Renew(self.token, round(lease.ttl * 1e6)), patience)
             except StoreUnavailable:
-                rest = self._until - terms.clock.now()
-                if rest > 2 * terms.renew_every:
+                rest = self._until - lease.clock.now()
+                if rest > 2 * lease.renew_every:
                     return
-                await sleep_async(max(0.0, min(rest, terms.renew_every / 4)))
+                await sleep_async(max(0.0, min(rest, lease.renew_every / 4)))
             else:
                 self._renewed(sent, answer)
                 return
@@ -502,7 +488,7 @@ class LeaseHolding:
         with self._mutex:
             # An answer that arrives after the guaranteed end cannot bring the lease back.
             if self.left and isinstance(answer, LeaseGranted):
-                self._since, self._until = sent, self._terms.until(sent)
+                self._extend(sent)
                 return
         self._lose("expired" if isinstance(answer, LeaseGranted) else "taken")
 
@@ -521,7 +507,7 @@ class LeaseHolding:
         if not self._end("released" if held else "expired"):
             return False
         if not held:
-            self._terms.give_back(self.token)
+            self._share.post(Release(self.token))
         return held
 
     def abandon(self) -> None:
@@ -535,7 +521,7 @@ class LeaseHolding:
     async def release(self) -> None:
         """Release the lease in the store, if the store can be reached."""
         try:
-            await self._terms.share.call(Release(self.token), GIVING_BACK)
+            await self._share.call(Release(self.token), GIVING_BACK)
         except StoreUnavailable:
             pass  # the lease expires after its ttl
 
@@ -543,7 +529,7 @@ class LeaseHolding:
         if not self._end(cause):
             return False
         if cause == "expired":  # expired by our clock: the store may still count it as held
-            self._terms.give_back(self.token)
+            self._share.post(Release(self.token))
         self._on_lost()
         return True
 
@@ -553,50 +539,30 @@ class LeaseHolding:
             ended, self._ended = self._ended, True
         if not ended:
             self._forget()
-            emit(LeaseChanged, self._terms.name, token=self.token, held=False, cause=cause)
+            emit(LeaseChanged, self._lease.name, token=self.token, held=False, cause=cause)
         return not ended
 
     def _forget(self) -> None:
-        self._terms.share.forget(self)
+        self._share.forget(self)
         if self._renewal is not None:
             self._renewal.stop()
         if self._unwatch is not None:
             self._unwatch()
 
 
-def sooner(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two instants; None means never."""
-    return other if one is None else one if other is None else min(one, other)
-
-
-class LeaseQuestion:
-    """A waiter for the store's answer. A failure is an answer too: its text."""
-
-    def __init__(self, asking: StoreQuestion, until: float | None = None) -> None:
-        """Wait for `asking`, but not beyond `until`."""
-        self._asking = asking
-        self.until = sooner(asking.until, until)
-        self.publish = asking.publish
-        self.abandon = asking.abandon
-
-    def claim(self) -> LeaseGranted | Busy | str:
-        """Return the answer, or the text of the failure."""
-        try:
-            answer: LeaseGranted | Busy = self._asking.claim()
-        except StoreUnavailable as error:
-            return str(error)
-        return answer
-
-
 class ReleaseBell:
-    """Rings when the lease was released, or when a message about a release may have been lost."""
+    """Waits for the release of the lease; claims whether it rang, rather than `until` came first.
+
+    It also rings when a message about a release may have been lost.
+    """
 
     def __init__(self, share: LeaseShare) -> None:
         """Stay silent until `listen`."""
+        self.until: float | None = None
+        self.rung = False
         self._share = share
         self._stop: Callable[[], None] | None = None
         self._wakers: list[Callable[[], bool]] = []
-        self.rung = False
 
     def listen(self) -> None:
         """Start to ring. Further calls do nothing."""
@@ -609,14 +575,19 @@ class ReleaseBell:
         if self._stop is not None:
             self._stop()
 
-    def await_by(self, wake: Callable[[], bool]) -> None:
+    def publish(self, wake: Callable[[], bool]) -> None:
         """Call `wake` once, at the next ring; immediately if the bell has already rung."""
         self._wakers.append(wake)
         if self.rung:
             self._ring()
 
-    def leave(self) -> None:
-        """Remove the waiter, if there is one."""
+    def claim(self) -> bool:
+        """Return whether the bell has rung."""
+        self.abandon()
+        return self.rung
+
+    def abandon(self) -> None:
+        """Stop waiting."""
         self._wakers.clear()
 
     def _hear(self) -> None:
@@ -629,27 +600,3 @@ class ReleaseBell:
         except IndexError:
             return
         wake()
-
-
-class LeasePause:
-    """A waiter for an instant or for a bell. Its result is whether the bell has rung."""
-
-    def __init__(self, until: float, bell: ReleaseBell | None = None) -> None:
-        """Wait until `until` at the latest."""
-        self.until: float | None = until
-        self._bell = bell
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Start to wait."""
-        if self._bell is not None:
-            self._bell.await_by(wake)
-
-    def claim(self) -> bool:
-        """Return whether the bell has rung."""
-        self.abandon()
-        return self._bell is not None and self._bell.rung
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        if self._bell is not None:
-            self._bell.leave()

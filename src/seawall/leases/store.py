@@ -48,7 +48,7 @@ Command = Take | Renew | Release | Withdraw
 
 
 class PeriodicJob(Protocol):
-    """A periodic job."""
+    """A job that runs at intervals."""
 
     def soon(self) -> None:
         """Run the job at once. Callable from any thread."""
