@@ -15,9 +15,7 @@ MOST_BYTES: Final = 67_108_864
 """Maximum bytes to decode, whatever `max_payload` is here: another pod may allow more."""
 MOST_DEPTH: Final = 64
 """Maximum nesting of lists and objects: deeper ones could exhaust the reader's stack."""
-
 _MARKS: Final = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
-
 MOST_TEXT: Final = 500
 """Maximum characters of a stored reason, a dedupe id and a job id."""
 MOST_SECONDS: Final = 366 * 86_400.0

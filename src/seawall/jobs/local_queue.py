@@ -71,9 +71,6 @@ class LocalQueue(JobQueue):
     def _answering(self, kind: Kind, ask: QueueCall) -> Callable[[], Any]:
         return lambda: self._perform(ask)
 
-    def _telling(self, kind: Kind, ask: QueueCall) -> None:
-        self._perform(ask)
-
     def _undo(self, ask: QueueCall, lease: int) -> None:
         self._perform(ask)
 

@@ -1,14 +1,12 @@
 """Job queues: the interface of every queue, wherever its jobs are kept, and its operations.
 
 Each operation is a generator of steps. It yields a call of the queue's rules (`QueueCall`) or a
-waiter, and is sent the answer; or it yields a call without an answer (`QueueNotice`). A subclass
-decides who answers: the rules in memory, or a store.
+waiter, and is sent the answer. A subclass decides who answers: the rules in memory, or a store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from math import inf
 from secrets import token_hex
 from typing import Any, Final, TypeVar
@@ -36,14 +34,11 @@ from seawall.jobs.records import (
     DeadLetter,
     JobStatus,
     QueueCall,
-    QueueNotice,
     QueueSteps,
-    granted_claim,
 )
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import (
     OPENED,
-    PageRequest,
     WorkItem,
     WorkPage,
     job_item,
@@ -97,7 +92,6 @@ class JobQueue:
         max_payload: int,
         clock: Clock,
     ) -> None:
-        """Check and store the settings."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"{type(self).__name__}(name={name!r}): write a name, such as 'mails'")
         self.name = name
@@ -313,8 +307,7 @@ class JobQueue:
         fewer than `limit` jobs and still a `next`. Without `payloads`, payloads are neither read
         nor searched.
         """
-        asked = self._asked(state, search, after, limit, payloads=payloads)
-        return self._sync(self._browsing(asked))
+        return self._sync(self._browsing(state, search, after, limit, payloads=payloads))
 
     async def abrowse(
         self,
@@ -326,8 +319,7 @@ class JobQueue:
         payloads: bool = True,
     ) -> WorkPage:
         """Async twin of `browse`."""
-        asked = self._asked(state, search, after, limit, payloads=payloads)
-        return await self._async(self._browsing(asked))
+        return await self._async(self._browsing(state, search, after, limit, payloads=payloads))
 
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
         """Return a job with up to 64 KiB of its payload; None if it does not exist."""
@@ -426,17 +418,29 @@ class JobQueue:
             while True:
                 bell.reset()
                 now = self.clock.now()
-                granted, ahead = yield from self._asking_for(count, length)
+                granted, ahead = yield from self._granting(count, length)
                 claims: list[Claim] = []
                 for one in granted:
                     try:
                         payload = decode(one.payload)
                     except (ValueError, RecursionError):
                         args = (one.id, one.fence, 0, "the payload cannot be read", "fatal")
-                        yield QueueNotice(QueueCall("nack", args))
+                        self._undo(QueueCall("nack", args), length)
                         continue
-                    # Counted from before the question, so that the lease expires here first.
-                    claims.append(granted_claim(one, payload, lease, now + lease))
+                    claims.append(
+                        Claim(
+                            one.id,
+                            payload,
+                            one.attempt,
+                            one.fence,
+                            now + lease,  # counted from before the question: it expires here first
+                            lease,
+                            one.priority,
+                            one.age / 1e6,
+                            one.waited / 1e6,
+                            one.left / 1e6,
+                        )
+                    )
                 now = self.clock.now()
                 if claims or ended() or (until is not None and until <= now):
                     return claims
@@ -446,12 +450,11 @@ class JobQueue:
                 if ended():
                     return []
 
-    def _asking_for(self, count: int, lease: int) -> QueueSteps[tuple[list[JobGranted], int]]:
+    def _granting(self, count: int, lease: int) -> QueueSteps[tuple[list[JobGranted], int]]:
         """Claim jobs and confirm the claim; otherwise undo it, so that no job waits a whole lease.
 
-        A claim is returned only after the queue has confirmed that it arrived, which counts as an
-        attempt: a handler that kills its process at once must not be started more often than
-        allowed.
+        Only a confirmed claim counts as an attempt, and is returned: a handler that kills its
+        process at once must not be started more often than allowed.
         """
         token, up = token_hex(8), self._up
         try:
@@ -471,9 +474,9 @@ class JobQueue:
         return granted, ahead
 
     def _extending(self, claim: Claim, lease: float | None) -> QueueSteps[None]:
-        seconds = (
-            claim_of(claim).lease if lease is None else bounded_seconds("lease", lease, self.keep)
-        )
+        seconds = claim_of(claim).lease
+        if lease is not None:
+            seconds = bounded_seconds("lease", lease, self.keep)
         now = self.clock.now()
         answer = yield QueueCall("extend", (claim.id, claim.fence, microseconds(seconds)))
         self._check_held(claim, answer)
@@ -499,8 +502,7 @@ class JobQueue:
         how: How = "failed" if counted else "returned"
         if not check.flag("retry", retry):
             how = "fatal"
-        args = (claim_of(claim).id, claim.fence, wait, said, how)
-        answer = yield QueueCall("nack", args)
+        answer = yield QueueCall("nack", (claim_of(claim).id, claim.fence, wait, said, how))
         return self._check_held(claim, answer)
 
     def _check_held(self, claim: Claim, answer: tuple[bool, str]) -> str:
@@ -516,17 +518,15 @@ class JobQueue:
 
     # Operators' actions, status and waiting
 
-    def _browsing(self, asked: PageRequest) -> QueueSteps[WorkPage]:
-        search = asked.search.encode().lower()
-        args = (asked.state, asked.number, asked.id, search, asked.limit, asked.cut)
-        found, place = yield QueueCall("browse", args)
-        after = None if place is None else place_after(*place)
-        return WorkPage([job_item(one) for one in found], after)
-
-    def _asked(
+    def _browsing(
         self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> PageRequest:
-        return page_request(self.WORK_STATES, state, search, after, limit, payloads)
+    ) -> QueueSteps[WorkPage]:
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        pattern = asked.search.encode().lower()
+        args = (state, asked.number, asked.id, pattern, limit, asked.cut)
+        found, place = yield QueueCall("browse", args)
+        following = None if place is None else place_after(*place)
+        return WorkPage([job_item(one) for one in found], following)
 
     def _inspecting(self, id_: str, *, payload: bool) -> QueueSteps[WorkItem | None]:
         cut = OPENED if check.flag("payload", payload) else 0
@@ -639,12 +639,8 @@ class JobQueue:
         """Return a waiter for the answer, or a function that returns it at once."""
         raise NotImplementedError
 
-    def _telling(self, kind: Kind, ask: QueueCall) -> None:
-        """Send `ask` without waiting for its answer. It may get lost."""
-        raise NotImplementedError
-
     def _undo(self, ask: QueueCall, lease: int) -> None:
-        """Undo a claim by `ask`. Callable from anywhere; never blocks or raises."""
+        """End a claim by `ask`. Callable from anywhere; never blocks or raises."""
         raise NotImplementedError
 
     def _listen(self, topic: str) -> None:
@@ -661,28 +657,21 @@ class JobQueue:
         return False
 
     def _sync(self, steps: QueueSteps[T]) -> T:
-        def answer(request: QueueCall | QueueNotice | Waiter) -> Any:
+        def answer(request: QueueCall | Waiter) -> Any:
             waiter = self._begin("sync", request)
             return waiter() if callable(waiter) else wait_sync(waiter, self.clock)
 
         return drive(steps, answer)
 
     async def _async(self, steps: QueueSteps[T]) -> T:
-        async def answer(request: QueueCall | QueueNotice | Waiter) -> Any:
+        async def answer(request: QueueCall | Waiter) -> Any:
             waiter = self._begin("async", request)
             return waiter() if callable(waiter) else await wait_async(waiter, self.clock)
 
         return await adrive(steps, answer)
 
-    def _begin(
-        self, kind: Kind, request: QueueCall | QueueNotice | Waiter
-    ) -> Waiter | Callable[[], Any]:
-        """Return a waiter for the answer, or a function that returns it at once."""
-        if isinstance(request, QueueCall):
-            return self._answering(kind, request)
-        if isinstance(request, QueueNotice):
-            return partial(self._telling, kind, request.ask)
-        return request
+    def _begin(self, kind: Kind, request: QueueCall | Waiter) -> Waiter | Callable[[], Any]:
+        return self._answering(kind, request) if isinstance(request, QueueCall) else request
 
 
 def most_ended(max_size: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from seawall.models.queue.jobs import JobGranted
 from seawall.runtime.layers import Waiter
 
 T = TypeVar("T")
@@ -20,13 +19,7 @@ class QueueCall(NamedTuple):
     args: tuple[Any, ...]
 
 
-class QueueNotice(NamedTuple):
-    """An operation whose answer is not awaited."""
-
-    ask: QueueCall
-
-
-QueueSteps: TypeAlias = Generator[QueueCall | QueueNotice | Waiter, Any, T]
+QueueSteps: TypeAlias = Generator[QueueCall | Waiter, Any, T]
 """An operation of a queue that returns a T."""
 
 
@@ -66,22 +59,6 @@ class Claim:
     def __repr__(self) -> str:
         kind = f"{self.kind}, " if self.kind else ""
         return f"<Claim {self.id}: {kind}attempt {self.attempt}, priority {self.priority}>"
-
-
-def granted_claim(granted: JobGranted, payload: Any, lease: float, until: float) -> Claim:
-    """Return the claim of a job that the rules of a queue have granted."""
-    return Claim(
-        granted.id,
-        payload,
-        granted.attempt,
-        granted.fence,
-        until,
-        lease,
-        granted.priority,
-        granted.age / 1e6,
-        granted.waited / 1e6,
-        granted.left / 1e6,
-    )
 
 
 class JobStatus(NamedTuple):

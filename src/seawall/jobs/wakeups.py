@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from seawall._forks import survives_fork
@@ -17,7 +16,6 @@ class Wakeups:
     """The waiters by topic: threads, and tasks of any event loop."""
 
     def __init__(self) -> None:
-        """Start with no waiters."""
         self.mutex = Mutex()
         self._wakeups: dict[str, dict[Wakeup, None]] = {}
         survives_fork(self)
@@ -79,12 +77,7 @@ class Wakeup:
         self._wakeups.add(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._wakeups.remove(self)
 
     def reset(self) -> None:

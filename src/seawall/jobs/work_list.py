@@ -25,10 +25,7 @@ OPENED: Final = 65_536
 """Maximum bytes of the payload of an inspected item."""
 BEYOND: Final = 2**62
 """A position after every item of a list that a database sorts."""
-
 _PLACE: Final = re.compile(r"(-?[0-9]{1,18}):([^\x00-\x1f\x7f]{0,255})")
-
-
 _ACTS: Final = {
     "dead": ("retry", "drop"),
     "waiting": ("drop",),
@@ -90,19 +87,15 @@ class WorkList(Protocol):
         payloads: bool = True,
     ) -> WorkPage:
         """Return the items of a state that contain the search text."""
-        ...
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
         """Return one item; None if it does not exist."""
-        ...
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
         """Run a failed item again; return False if it has not failed."""
-        ...
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
         """Give up an item for good; return False if it does not exist or has ended."""
-        ...
 
 
 class PageRequest(NamedTuple):

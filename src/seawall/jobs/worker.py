@@ -163,8 +163,7 @@ class Worker(WorkerLoop[JobRun]):
     def _judged(self, claims: list[Claim], oldest: float) -> list[JobRun]:
         """Mark the jobs that have waited too long, by the rule of `shed`.
 
-        The rule looks at the longest waiting job of the queue, because jobs of higher priority
-        overtake it and do not wait.
+        The rule also looks at the queue's longest waiting job: urgent ones overtake it.
         """
         runs = [JobRun(claim, in_thread=self._threads is not None) for claim in claims]
         discipline, now = self._discipline, self._clock.now()
@@ -211,7 +210,7 @@ class Worker(WorkerLoop[JobRun]):
         if run.shed:
             run.settling = True
             reason = f"shed: it waited for {run.claim.waited:.3g} s in a queue that does not drain"
-            return await self._tell(run, "shed", self.queue.anack, reason=reason, retry=False)
+            return await self._report(run, "shed", self.queue.anack, reason=reason, retry=False)
         began = self._clock.now()
         try:
             with deadline(run.claim.time_left, clock=self._clock):
@@ -251,14 +250,14 @@ class Worker(WorkerLoop[JobRun]):
     async def _give_back(self, run: JobRun) -> str:
         if run.in_thread and run.begun:
             return "lost"  # its thread is still running: free only when the lease expires
-        return await self._tell(run, "returned", self.queue.anack, counted=False)
+        return await self._report(run, "returned", self.queue.anack, counted=False)
 
     async def _succeeded(self, run: JobRun, result: Any) -> str:
         try:
-            return await self._tell(run, "done", self.queue.aack, result)
+            return await self._report(run, "done", self.queue.aack, result)
         except Exception as error:  # noqa: BLE001 - an unstorable result fails the job
             how = {"reason": f"the result cannot be kept: {described(error, MOST_TEXT)}"}
-            outcome = await self._tell(run, "failed", self.queue.anack, **how, retry=False)
+            outcome = await self._report(run, "failed", self.queue.anack, **how, retry=False)
             self._log_failure(run, error, 0.0)
             return outcome
 
@@ -269,19 +268,18 @@ class Worker(WorkerLoop[JobRun]):
             if run.wanted != "nothing":
                 return "lost"
             await self._news_within(THREAD_LOOK)
-        if self._refused(run, error):
-            pause = getattr(error, "retry_after", None)
-            pause = PAUSE if pause is None else pause
-            pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+        if isinstance(error, Rejected) and not run.begun:  # by the guard or the thread pool
+            asked = error.retry_after
+            pause = min(max(PAUSE if asked is None else asked, SHORTEST_PAUSE), LONGEST_PAUSE)
             pause = min(above_floor(pause, self._rng.random), self.queue.keep)
             self._refusals += 1
             # the guard refuses all, not just one key of many
             if self._refusals >= self.concurrency:
                 self._resume_at = max(self._resume_at, self._clock.now() + pause)
             how = {"delay": pause, "reason": f"refused: {reason_of(error)}", "counted": False}
-            return await self._tell(run, "refused", self.queue.anack, **how)
+            return await self._report(run, "refused", self.queue.anack, **how)
         delay = self._pause_after(run.claim.attempt, longest=self.queue.keep)
-        outcome = await self._tell(run, "failed", self.queue.anack, delay=delay, reason=error)
+        outcome = await self._report(run, "failed", self.queue.anack, delay=delay, reason=error)
         self._log_failure(run, error, delay)
         return outcome
 
@@ -289,17 +287,10 @@ class Worker(WorkerLoop[JobRun]):
         job, dead = run.claim.id, run.state == "dead"
         self._failures.failed(f"job {job}", job, run.claim.attempt, error, delay=delay, dead=dead)
 
-    def _refused(self, run: JobRun, error: BaseException) -> bool:
-        """Return whether the guard or the thread pool refused before the handler was started."""
-        return isinstance(error, Rejected) and not run.begun
-
-    async def _tell(
+    async def _report(
         self, run: JobRun, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
     ) -> str:
-        """Report a job's outcome to the queue; retry until the lease expires.
-
-        Return `outcome`, or "lost" if the queue does not accept the report.
-        """
+        """Report an outcome until the lease expires; return it, or "lost" if it is refused."""
         delays = OUTAGE.delays(self._rng.random)
         tried = False
         while not run.lost:

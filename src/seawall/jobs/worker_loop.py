@@ -251,10 +251,7 @@ class WorkerLoop(Generic[R]):
             await self._news_within(left)
 
     async def _session(self, *, once: bool) -> int:
-        """Run until stopped, or for one claim; return how many items were started.
-
-        The renewals run from the first claim to the last report.
-        """
+        """Run until stopped, or for one claim; return how many items were started."""
         import asyncio
 
         if self._loop is not None:
@@ -362,10 +359,7 @@ class WorkerLoop(Generic[R]):
             answered = await self._renew([run for run in self._runs if not run.lost])
 
     async def _wind_up(self, fetching: asyncio.Task[int], *aside: asyncio.Task[Any]) -> None:
-        """Wait out the grace period, then give running work back, then end in any case.
-
-        `aside` are tasks that keep running until then.
-        """
+        """Wait out the grace period, then give work back, then end; `aside` runs until then."""
         import asyncio
 
         from seawall.runtime.abandon import end

@@ -233,9 +233,6 @@ class PriorityQueue(JobQueue):
         calls = self._additions if ask.operation == "push" else self._calls
         return self._core.ask(kind, calls, ask, self.clock)
 
-    def _telling(self, kind: Kind, ask: QueueCall) -> None:
-        self._answering(kind, ask).publish(lambda: True)
-
     def _undo(self, ask: QueueCall, lease: int) -> None:
         self._releases.add(self._calls, ask, lease)
 
