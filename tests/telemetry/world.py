@@ -49,7 +49,7 @@ from seawall.jobs import LocalQueue, Worker
 from seawall.leases import Lease
 from seawall.load import LoopWatchdog, ServiceLevels
 from seawall.members import MemberState, MemberView
-from seawall.members.group import Group, snapshot_of
+from seawall.members.group import Group
 from seawall.pipeline import Collect, Pipeline
 from seawall.redis import PriorityQueue
 from seawall.resources import Channel, IoPool, Pool, Serializer
@@ -102,10 +102,8 @@ class Members:
         return {
             "kind": "cluster",
             "own": "pod-0",
-            "members": [snapshot_of(view, 10.0) for view in self.views],
-            "counts": self.group.counts(),
+            **self.group.snapshot(self.views, 10.0),
             "health_score": self.health_score,
-            "round_trip": self.group.round_trips.snapshot(),
             "messages": self.messages,
             "bytes": self.bytes,
         }

@@ -41,10 +41,8 @@ __all__ = ["Action", "MembersPresent", "eject_suspected", "hand_over", "split_li
 
 SHARE: Final = 1 / 3
 """Default for the maximum share of a group that is acted on."""
-
 UNWELL: Final = 4
 """Health score (0 to 8) from which this process itself is considered the failing one."""
-
 _WORST_FIRST: Final = (MemberState.CONFIRMED, MemberState.LEFT, MemberState.SUSPECTED)
 _MISSED: Final = (MemberState.CONFIRMED, MemberState.SUSPECTED)
 

@@ -24,14 +24,13 @@ from contextvars import Context
 from math import inf
 from os import environ
 from random import Random
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock, new_random
-from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
+from seawall.members.group import Group, MemberView, Subscriber
 from seawall.members.keyring import MISSING, Keyring, check_exposure
 from seawall.members.transport import (
     Receive,
@@ -61,31 +60,18 @@ from seawall.runtime.mutex import Mutex
 
 ALONE: Final = 0.25
 """First interval, in seconds, at which a member that is alone contacts its seeds again."""
-
 RESOLVING: Final = 5.0
 """Timeout in seconds for resolving a seed's name."""
-
 STARTING: Final = 10.0
 """Timeout in seconds for the background thread to open its sockets."""
-
 LEAVING: Final = 1.0
 """Maximum number of seconds that a member stays after it announced that it leaves."""
-
 LONELY: Final = 10.0
 """Number of seconds without an answer from any seed before a warning is logged."""
-
 WARN_AGAIN: Final = 600.0
 """Minimum number of seconds between two warnings on the same subject."""
-
 MISSED_DATAGRAMS: Final = 3
 """Number of answers by connection only before a warning that datagrams do not get through."""
-
-MOST_SHOWN: Final = 1000
-"""Maximum number of members in a snapshot."""
-
-CONFIRMED_LEVEL: Final = 2.0
-"""Level of a confirmed member. That of a suspected one rises from 1 to this until its timeout."""
-
 _WHY_REFUSED: Final = {
     "key": "they have another key, or are of another group: write the same name and the same keys"
     " on all members",
@@ -95,36 +81,8 @@ _WHY_REFUSED: Final = {
     " Seawall",
 }
 """Log texts for refused messages. Other reasons are not caused by a configuration mistake."""
-
-_LEVELS: Final = {MemberState.SUSPECTED: 1.0, MemberState.CONFIRMED: CONFIRMED_LEVEL}
-_WORST_FIRST: Final = (
-    MemberState.SUSPECTED,
-    MemberState.CONFIRMED,
-    MemberState.LEFT,
-    MemberState.ALIVE,
-)
-
-
-class Wire(Protocol):
-    """Interface of a transport, as a cluster uses it."""
-
-    address: str
-    family: socket.AddressFamily
-
-    def open(self) -> None:
-        """Open the sockets and listen, in the running loop."""
-
-    def send(self, address: str, message: Message, *, reliable: bool) -> None:
-        """Send a message; never block or raise."""
-
-    def drain(self) -> None:
-        """Process messages that have already arrived."""
-
-    async def close(self) -> None:
-        """Close all sockets."""
-
-    def abandon(self) -> None:
-        """Close the sockets in a child process."""
+_LEVELS: Final = {MemberState.SUSPECTED: 1.0, MemberState.CONFIRMED: 2.0}
+"""Level by state. That of a suspected member rises from 1 to 2 until its timeout."""
 
 
 class Cluster:
@@ -199,7 +157,7 @@ class Cluster:
     def _reset(self) -> None:
         """Reset to the state before the start; also used after the end and in a child process."""
         self._swim: Swim | None = None
-        self._transport: Wire | None = None
+        self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -222,12 +180,7 @@ class Cluster:
         await self._open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         await self._leave()
 
     def start(self) -> Self:
@@ -255,12 +208,7 @@ class Cluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     def _check_stopped(self) -> None:
@@ -293,7 +241,7 @@ class Cluster:
         self._wake()
         self._joining = loop.create_task(self._join(), context=Context())
 
-    def _make_transport(self, receive: Receive) -> Wire:
+    def _make_transport(self, receive: Receive) -> Transport:
         return Transport(
             bind=self._bind,
             advertise=self._advertise,
@@ -349,10 +297,7 @@ class Cluster:
         self._follow(directives)
 
     def _follow(self, directives: list[Directive]) -> None:
-        """Send, set the timer, then publish.
-
-        Sending comes first because subscribers may be slow.
-        """
+        """Send, set the timer, then publish: subscribers may be slow."""
         transport, swim = self._transport, self._swim
         if transport is None or swim is None:
             return
@@ -398,10 +343,7 @@ class Cluster:
         self._timer = loop.call_at(at, self._wake, context=Context())
 
     def _wake(self) -> None:
-        """Process arrived messages, then run what is due.
-
-        An arrived answer may prevent a suspicion.
-        """
+        """Process arrived messages, which may prevent a suspicion, then run what is due."""
         swim, transport = self._swim, self._transport
         if swim is None or transport is None:
             return
@@ -592,7 +534,7 @@ class Cluster:
             self._follow_soon(loop, directives)
 
     def _follow_soon(self, loop: asyncio.AbstractEventLoop, directives: list[Directive]) -> None:
-        """Schedule directives to be carried out in the loop; from any thread."""
+        """Carry out directives in the loop; from any thread."""
         try:
             loop.call_soon_threadsafe(self._follow, directives, context=Context())
         except RuntimeError:
@@ -620,22 +562,13 @@ class Cluster:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data; at most 1000 members, the worst first."""
-        views = sorted(
-            self.members.values(), key=lambda one: (_WORST_FIRST.index(one.state), one.name)
-        )
-        now = self._clock.now()
         traffic, swim = self._traffic, self._swim
         refused = traffic.refused + Counter(self._codec.refused)
-        trips = self.group.round_trips
-        shares = (0.5, 0.95, 0.99)
-        quantiles = zip(("p50", "p95", "p99"), trips.quantiles(shares), strict=True)
         return {
             "kind": "cluster",
             "own": self.member,
-            "members": [snapshot_of(view, now) for view in views[:MOST_SHOWN]],
-            "counts": self.group.counts(),
+            **self.group.snapshot(self.members.values(), self._clock.now()),
             "health_score": None if swim is None else swim.health.score,
-            "round_trip": dict(quantiles) if trips.count else None,
             "messages": {
                 "sent": traffic.sent,
                 "received": traffic.received,

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, Final
 
 from seawall._forks import survives_fork
 from seawall.events import MemberChanged, OwnPause
@@ -27,6 +27,16 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.mutex import Mutex
 
 Subscriber = Callable[[MemberChanged], object]
+
+MOST_SHOWN: Final = 1000
+"""Maximum number of members in a snapshot."""
+_WORST_FIRST: Final = {
+    MemberState.CONFIRMED: 0,
+    MemberState.SUSPECTED: 1,
+    MemberState.UNKNOWN: 2,
+    MemberState.ALIVE: 3,
+    MemberState.LEFT: 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,6 @@ class Group:
     """The members of one group as this process sees them."""
 
     def __init__(self, name: str) -> None:
-        """Start without members."""
         self.name = name
         self._subscribers: tuple[Subscriber, ...] = ()
         self._mutex = Mutex()
@@ -125,16 +134,16 @@ class Group:
                 self.detection_times.add(silence)
         elif before is MemberState.SUSPECTED:
             self.cleared += 1
-        change = MemberChanged(
-            self.name,
-            member=member,
-            before=str(before),
-            after=str(after),
-            reason=reason,
-            level=level,
-            duration=duration,
-            by=by,
-        )
+        fields: dict[str, Any] = {
+            "member": member,
+            "before": str(before),
+            "after": str(after),
+            "reason": reason,
+            "level": level,
+            "duration": duration,
+            "by": by,
+        }
+        change = MemberChanged(self.name, **fields)
         for subscriber in self._subscribers:
             try:
                 subscriber(change)
@@ -147,7 +156,7 @@ class Group:
                 logging.getLogger("seawall").exception(
                     "a subscriber of the group %r failed", self.name
                 )
-        emit(MemberChanged, change.guard, **_without_guard(change))
+        emit(MemberChanged, self.name, **fields)
 
     def note_own_pause(self, seconds: float) -> None:
         """Count a pause of this process."""
@@ -155,18 +164,25 @@ class Group:
         self.paused_seconds += seconds
         emit(OwnPause, self.name, seconds=seconds)
 
-    def counts(self) -> dict[str, Any]:
-        """Return the counts, for a snapshot."""
+    def snapshot(self, views: Iterable[MemberView], now: float) -> dict[str, Any]:
+        """Return the members, worst first, the counts and the round-trip times, as plain data."""
+        worst = sorted(views, key=lambda view: (_WORST_FIRST[view.state], -view.level, view.name))
+        trips = self.round_trips.snapshot()
+        del trips["count"]
         return {
-            "suspicions": self.suspicions,
-            "cleared": self.cleared,
-            "confirmed": self.confirmed,
-            "left": self.left,
-            "false_suspect_rate": self.false_suspect_rate,
-            "own_pauses": self.own_pauses,
-            "paused_seconds": self.paused_seconds,
-            "detection_times": self.detection_times.snapshot(),
-            "round_trips": self.round_trips.tally().snapshot(),
+            "members": [_as_data(view, now) for view in worst[:MOST_SHOWN]],
+            "counts": {
+                "suspicions": self.suspicions,
+                "cleared": self.cleared,
+                "confirmed": self.confirmed,
+                "left": self.left,
+                "false_suspect_rate": self.false_suspect_rate,
+                "own_pauses": self.own_pauses,
+                "paused_seconds": self.paused_seconds,
+                "detection_times": self.detection_times.snapshot(),
+                "round_trips": self.round_trips.tally().snapshot(),
+            },
+            "round_trip": None if trips["p50"] is None else trips,
         }
 
     def _after_fork(self) -> None:
@@ -174,8 +190,7 @@ class Group:
         self._mutex = Mutex()
 
 
-def snapshot_of(view: MemberView, now: float) -> dict[str, Any]:
-    """Return `view` as plain data."""
+def _as_data(view: MemberView, now: float) -> dict[str, Any]:
     return {
         "name": view.name,
         "state": str(view.state),
@@ -188,9 +203,3 @@ def snapshot_of(view: MemberView, now: float) -> dict[str, Any]:
         "reason": view.reason,
         "by": view.by,
     }
-
-
-def _without_guard(change: MemberChanged) -> dict[str, Any]:
-    fields = change.fields()
-    del fields["guard"]
-    return fields

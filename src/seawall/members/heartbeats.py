@@ -32,56 +32,36 @@ from seawall._failures import described
 from seawall._forks import survives_fork
 from seawall.clock import Clock, VirtualClock, check_clock, current_clock, new_random
 from seawall.errors import StoreUnavailable
-from seawall.members.group import Group, MemberView, Subscriber, snapshot_of
-from seawall.members.probes import ProbeRunner
+from seawall.members.group import Group, MemberView, Subscriber
+from seawall.members.probes import ProbeRunner, checked_text
 from seawall.models.detection.detectors import DetectorSettings, phi_accrual
-from seawall.models.detection.peer import (
-    ALIVE,
-    CONFIRMED,
-    LEFT,
-    SUSPECTED,
-    UNKNOWN,
-    Peer,
-    PeerChange,
-)
+from seawall.models.detection.peer import ALIVE, CONFIRMED, LEFT, SUSPECTED, Peer, PeerChange
 from seawall.runtime.abandon import end
 from seawall.runtime.background import Background
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.store import BeatStore, MemberBeat, Sighting
+from seawall.runtime.store import BeatShare, BeatStore, MemberBeat, Sighting
 
 if TYPE_CHECKING:
     from seawall.resources.executors.executors import IoPool
 
 AT_ONCE: Final = 256
 """Maximum number of concurrent probes."""
-
 THREADS: Final = 32
 """Maximum number of threads for probes that are plain functions."""
-
 JITTER: Final = 0.2
-"""Random variation of the probe interval, as a share; keeps pods from probing at the same instant.
-"""
-
+"""Random share of the probe interval, so that pods do not probe at the same instant."""
 EXCUSED: Final = 3
 """Evaluations later than this number of steps are postponed."""
-
 GOODBYE: Final = 1.0
 """Timeout in seconds for reporting the end of this process to the store."""
-
 LONGEST_STEP: Final = 1.0
 """Maximum number of seconds between two evaluations."""
-
 LONGEST_NAME: Final = 256
 """Maximum number of characters of a peer's name."""
 
-MOST_SHOWN: Final = 1000
-"""Maximum number of peers in a snapshot."""
-
 Probe = Callable[[], Any]
 """`probe()` or `await probe()`: raises or returns False if the peer did not answer."""
-
-_WORST_FIRST: Final = {CONFIRMED: 0, SUSPECTED: 1, UNKNOWN: 2, ALIVE: 3, LEFT: 4}
 
 
 class _Watched(Peer):
@@ -145,7 +125,7 @@ class Heartbeats:
         name `own` (random by default) every `every` seconds, and watches all other processes that
         do so in a group of this `name`.
         """
-        self.name = _text("name", name)
+        self.name = checked_text("name", name, "orders")
         self.every = check.seconds("every", every)
         if detector is None:
             detector = phi_accrual(first_interval=self.every, acceptable_pause=self.every)
@@ -226,10 +206,7 @@ class Heartbeats:
         self._publish()
 
     def _make_room(self, now: float) -> None:
-        """Evict the peer that has been gone longest if the limit is reached.
-
-        Call under the lock.
-        """
+        """Evict the peer that has been gone longest if the limit is reached; under the lock."""
         if len(self._peers) < self.max_peers:
             return
         gone = [peer for peer in self._peers.values() if peer.state in (LEFT, CONFIRMED)]
@@ -259,7 +236,7 @@ class Heartbeats:
 
         Its heartbeats that arrive later are ignored. `watch` expects it again.
         """
-        text = _text("reason", reason)
+        text = checked_text("reason", reason, "left")
         with self._mutex:
             known = self._peers.get(peer)
             change = None if known is None else known.leave(text, self._clock.now())
@@ -270,19 +247,17 @@ class Heartbeats:
     def heartbeat(self, peer: str) -> bool:
         """Record a heartbeat of `peer`; from any thread.
 
-        Return False if it is not watched or has left.
-
-        Unknown names are ignored and counted: a heartbeat may come from any sender.
+        Return False if it is not watched or has left. Unknown names are ignored and counted: a
+        heartbeat may come from any sender.
         """
         with self._mutex:
             known = self._peers.get(peer)
-            counts = known is not None and known.state is not LEFT
-            if known is None or not counts:
+            if known is None or known.state is LEFT:
                 self._refused += 1
-            else:
-                self._hear(known, self._clock.now())
+                return False
+            self._hear(known, self._clock.now())
         self._publish()
-        return counts
+        return True
 
     def _hear(self, peer: _Watched, now: float) -> None:
         self._received += 1
@@ -323,19 +298,11 @@ class Heartbeats:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the peers, worst first, and the counts, as plain data."""
-        views = sorted(
-            self.members.values(), key=lambda view: (_WORST_FIRST[view.state], -view.level)
-        )
-        now = self._clock.now()
-        trips = self.group.round_trips.snapshot()
-        del trips["count"]
         return {
             "kind": "heartbeats",
             "own": self.own,
-            "members": [snapshot_of(view, now) for view in views[:MOST_SHOWN]],
-            "counts": self.group.counts(),
+            **self.group.snapshot(self.members.values(), self._clock.now()),
             "health_score": None,
-            "round_trip": None if trips["p50"] is None else trips,
             "messages": {"sent": self._sent, "received": self._received, "refused": self._refused},
             "bytes": {"sent": 0, "received": 0},
         }
@@ -381,21 +348,18 @@ class Heartbeats:
         self._publish()
 
     def _judged_at(self, peer: _Watched, now: float) -> float:
-        """Return the time up to which the silence of `peer` is known.
-
-        A peer in the store may have written since this process last read it.
-        """
+        # A peer in the store may have written since this process last read it.
         return self._looked_at if peer.is_shared else now
 
     # Heartbeats in a shared store
 
-    async def _share_forever(self) -> None:
+    async def _share_forever(self, share: BeatShare) -> None:
         """Write heartbeats to the store and read those of other processes, until cancelled."""
         clock = self._clock
         while True:
             due = clock.now() + self._jittered()
             try:
-                await self._look()
+                await self._look(share)
             except StoreUnavailable:
                 self._has_missed = True  # reported by the store's own events
             except (Exception, asyncio.CancelledError):
@@ -405,11 +369,9 @@ class Heartbeats:
                 logging.getLogger("seawall").exception("reading heartbeats of %r failed", self.name)
             await sleep_async(max(0.0, due - clock.now()))
 
-    async def _look(self) -> None:
-        if self._share is None:
-            return
+    async def _look(self, share: BeatShare) -> None:
         asked_at = self._clock.now()
-        sighting = await self._share.beat(self.own, self.max_peers + 1, self.timeout)
+        sighting = await share.beat(self.own, self.max_peers + 1, self.timeout)
         with self._mutex:
             self._sent += 1
             self._looked_at = asked_at
@@ -422,9 +384,9 @@ class Heartbeats:
         self._publish()
 
     def _take_in(self, sighting: Sighting, now: float) -> None:
-        """Process the heartbeats written since the last read. Call under the lock.
+        """Process the heartbeats written since the last read; under the lock.
 
-        Their time stamps are not interpreted, because the store's clock may be changed.
+        Their time stamps are only compared, because the store's clock may be changed.
         """
         seen = set(sighting.left)
         for beat in sighting.beats:
@@ -537,7 +499,8 @@ class Heartbeats:
         """Evaluate periodically, and keep one task for each probed peer."""
         tasks: dict[str, tuple[ProbeRunner, asyncio.Task[None]]] = {}
         room = asyncio.Semaphore(AT_ONCE)
-        sharing = asyncio.get_running_loop().create_task(self._share_forever())
+        loop, share = asyncio.get_running_loop(), self._share
+        sharing = [] if share is None else [loop.create_task(self._share_forever(share))]
         clock, is_excused = self._clock, False
         try:
             while True:
@@ -551,13 +514,13 @@ class Heartbeats:
                 await sleep_async(self._step)
                 # A delayed loop has not yet read what arrived. Judge no peer for the length of the
                 # delay, but not twice in a row: a loop that is always late must still judge.
-                now = clock.now()
-                is_excused = now - due > EXCUSED * self._step and not is_excused
+                late = clock.now() - due
+                is_excused = late > EXCUSED * self._step and not is_excused
                 if is_excused:
-                    self._calm_until = max(self._calm_until, now + now - due)
+                    self._calm_until = max(self._calm_until, clock.now() + late)
         finally:
             threads, self._threads = self._threads, None
-            await end([sharing, *(task for _, task in tasks.values())])
+            await end([*sharing, *(task for _, task in tasks.values())])
             if threads is not None:
                 threads.close(0.0)
 
@@ -652,12 +615,6 @@ def _is_cancelled() -> bool:
     """Return whether this task is being cancelled; any other CancelledError is only a failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
-    return value
 
 
 def _peer_name(argument: str, name: object) -> str:

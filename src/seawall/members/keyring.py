@@ -13,19 +13,19 @@ from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
 from ipaddress import ip_address
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from seawall import _checks as check
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 SHORTEST_KEY: Final = 16
 """Minimum length of a key in bytes."""
-
 MOST_KEYS: Final = 8
 """Maximum number of keys in a ring. An unsigned message is checked against each of them."""
-
 TAG: Final = 16
 """Number of bytes that a signature or the encryption adds to a message."""
-
 MISSING: Final = "Keyring(encrypt=True) needs cryptography: pip install 'seawall[cryptography]'"
 
 
@@ -112,27 +112,15 @@ class Keyring:
         return key
 
 
-class _Cipher(Protocol):
-    """Interface of AES-GCM, as used here."""
-
-    def __init__(self, key: bytes) -> None: ...
-
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
-
-    def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
-
-
 class GroupKey:
-    """One key derived for one group; it rejects messages of other groups with the same secret.
+    """Signing and encryption keys, derived from a secret and the name of a group.
 
-    The signing and encryption keys are derived from the secret and the name of the group. Without a
-    secret, only the name is used: that keeps groups apart, but proves nothing.
+    An empty secret keeps groups apart, but proves nothing.
     """
 
     __slots__ = ("_cipher", "_signing_key")
 
     def __init__(self, secret: bytes, group: str) -> None:
-        """Derive the keys."""
         root = blake2b(secret, person=b"seawall keyring").digest()
         name = group.encode()
         self._signing_key = blake2b(name, key=root, digest_size=32, person=b"sign").digest()
@@ -149,7 +137,7 @@ class GroupKey:
         return compare_digest(self.sign(data), signature)
 
     @property
-    def cipher(self) -> _Cipher:
+    def cipher(self) -> AESGCM:
         """The AES-GCM cipher; raises ImportError without the extra."""
         if self._cipher is None:
             raise ImportError(MISSING)
@@ -190,11 +178,10 @@ def _checked(key: bytes | str) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _aes_gcm() -> type[_Cipher] | None:
+def _aes_gcm() -> type[AESGCM] | None:
     """Return the AES-GCM class; None if the extra is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         return None
-    cipher: type[_Cipher] = AESGCM
-    return cipher
+    return AESGCM

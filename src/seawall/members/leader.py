@@ -32,10 +32,8 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.mutex import Mutex
 
 T = TypeVar("T")
-
 SLICE: Final = 2.5
 """Interval in seconds at which a thread waiting to lead checks whether the leader was closed."""
-
 ENDED: Final = "its work has ended"
 
 
@@ -46,7 +44,6 @@ class StopEvent(threading.Event):
     """
 
     def __init__(self) -> None:
-        """Start unset."""
         super().__init__()
         self._mutex = Mutex()
         self._changed = threading.Condition(self._mutex)  # type: ignore[arg-type]
@@ -69,7 +66,6 @@ class Term:
     """One period of leadership, as its work sees it."""
 
     def __init__(self, lease: Lease, margin: float) -> None:
-        """Start with the lease as it is held now."""
         self.token = lease.token
         """Fencing token; higher than those of all earlier terms."""
         self.stop: threading.Event = StopEvent()
@@ -242,7 +238,6 @@ class Leading:
     """Context manager of one term."""
 
     def __init__(self, leader: Leader, timeout: float | None) -> None:
-        """Wait for the lease when the block is entered."""
         self._leader = leader
         self._lease = leader.lease
         self._timeout = timeout
@@ -250,10 +245,7 @@ class Leading:
     # Common to threads and tasks
 
     def _look_for(self, began: float) -> tuple[float, float | None]:
-        """Return how long to rest before competing, and how much of the timeout is left.
-
-        Raise if the leader was closed, or if the timeout ends before the rest does.
-        """
+        """Return how long to rest before competing, and how much of the timeout is left."""
         if self._leader._closed.is_set():
             raise LeaseLost(f"the leader {self._lease.name!r} was closed")
         now = self._lease.clock.now()

@@ -22,20 +22,15 @@ if TYPE_CHECKING:
     from seawall.resources.executors.executors import IoPool
 
 PORTS: Final = {"http": 80, "https": 443}
-
 CHECK: Final = "/grpc.health.v1.Health/Check"
 """Check method of the standard gRPC health service."""
-
-SERVING: Final = 1
-"""Status of a working service in the health service's response."""
-
 CONNECTING: Final = 5000
 """Timeout in milliseconds for connecting; gRPC keeps connecting after its channel was closed.
 
 With gRPC's default of 20 s, a hanging peer would have twenty sockets open.
 """
-
 STATUSES: Final = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+"""Names of the statuses in the health service's response."""
 
 
 class ProbeFailed(Exception):
@@ -93,7 +88,7 @@ class TcpProbe:
     """The probe of `tcp_probe`."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host = _text("host", host, "10.0.0.1")
+        self._host = checked_text("host", host, "10.0.0.1")
         self._port = check.count("port", port, maximum=65_535)
 
     def __repr__(self) -> str:
@@ -122,7 +117,7 @@ class GrpcProbe:
         except ImportError as error:
             raise ImportError("grpc_probe needs grpcio: pip install 'seawall[grpc]'") from error
         self._grpc = grpc
-        self._target = _text("target", target, "10.0.0.1:50051")
+        self._target = checked_text("target", target, "10.0.0.1:50051")
         if not isinstance(service, str) or len(service.encode()) > 127:  # noqa: PLR2004 - the length is encoded in one byte
             raise TypeError(f"service={service!r:.200}: write the name of a service, or nothing")
         if credentials is not None and not hasattr(credentials, "_credentials"):
@@ -165,7 +160,7 @@ class GrpcProbe:
             status = _status(call.result())
         finally:
             channel.close()
-        if status != SERVING:
+        if status != STATUSES.index("SERVING"):
             known = STATUSES[status] if status < len(STATUSES) else str(status)
             raise ProbeFailed(f"the service is {known}")
 
@@ -243,7 +238,8 @@ class ProbeRunner:
             self._is_running = False
 
 
-def _text(name: str, value: object, example: str) -> str:
+def checked_text(name: str, value: object, example: str) -> str:
+    """Return `value` if it is text that is not empty, or raise."""
     if not isinstance(value, str) or not value:
         raise TypeError(f"{name}={value!r}: write text, such as {name}={example!r}")
     return value

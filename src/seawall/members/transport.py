@@ -24,7 +24,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from ipaddress import ip_address
 from itertools import count
 from typing import Any, Final
@@ -33,32 +32,23 @@ from seawall.members.wire import MOST_BYTES, Codec, MessageRefused
 from seawall.models.detection.messages import Message
 
 DEFAULT_PORT: Final = 7946
-
 MOST_CONNECTIONS: Final = 128
 """Maximum number of accepted connections, and of opened ones."""
-
 MOST_BUFFERED: Final = 64 * 2**20
 """Maximum number of bytes of partly received messages, over all connections."""
-
 MOST_QUEUED: Final = 64
 """Maximum number of messages queued on one connection."""
-
 SLOWEST: Final = 10.0
 """Timeout in seconds for connecting, for sending a message and for receiving one."""
-
 KEPT_SHORTLY: Final = 5.0
 KEPT: Final = 60.0
 """Idle timeouts of a connection in seconds: with datagrams, and with `tcp_only`."""
-
 MOST_DATAGRAMS: Final = 64
 """Maximum number of datagrams received in one turn of the event loop."""
-
 MOST_DRAINED: Final = 4096
 """Maximum number of datagrams received before timeouts are evaluated."""
-
 RECEIVE_BUFFER: Final = 2**20
 """Size in bytes that is requested for the system's receive buffer of datagrams."""
-
 _LARGEST_DATAGRAM: Final = 65_536
 _CHUNK: Final = 65_536
 _MOST_PORT: Final = 65_535
@@ -71,14 +61,8 @@ _ACCEPT_AGAIN: Final = 0.2
 Receive = Callable[[Message, str, bool], None]
 """Takes a message, the address for replies, and whether it came by a connection."""
 
-NoteRefused = Callable[[str, str], None]
-"""Takes the reason for a refusal and the address of the sender."""
-
 _of_parent: list[object] = []
-"""Objects of the parent process.
-
-Finalizing them here would disturb the parent, so they are kept.
-"""
+"""Objects of the parent process, kept because finalizing them here would disturb the parent."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -108,7 +92,6 @@ def is_numeric(host: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=4096)
 def _endpoint(address: str, family: int) -> tuple[str, int] | None:
     """Return host and port to send to; None if a socket of this family cannot reach them."""
     try:
@@ -131,10 +114,11 @@ class Traffic:
     dropped: Counter[str] = field(default_factory=Counter)
     """Messages that were not sent, by reason: address, network, queue, connection."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Refused connections and partial messages, by reason: connections, size, slow, buffer.
+    """Refused connections and partial messages, by reason: connections, size, slow, buffer."""
 
-    The codec counts whole messages.
-    """
+
+class _RefusedError(Exception):
+    """A peer exceeded the bounds."""
 
 
 class Transport:
@@ -147,7 +131,7 @@ class Transport:
         advertise: str | None,
         codec: Codec,
         receive: Receive,
-        note_refused: NoteRefused,
+        note_refused: Callable[[str, str], None],
         traffic: Traffic,
         tcp_only: bool = False,
     ) -> None:
@@ -157,6 +141,7 @@ class Transport:
         self._codec = codec
         self._receive = receive
         self._note_refused = note_refused
+        """Takes the reason for a refusal and the address of the sender."""
         self._tcp_only = tcp_only
         self.traffic = traffic
         self.family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -180,7 +165,7 @@ class Transport:
         listener = self._listener = self._listen()
         self.address = self._advertised(listener.getsockname()[1])
         if self._datagrams is not None:
-            self._loop.add_reader(self._datagrams, self._read_some)
+            self._loop.add_reader(self._datagrams, self.drain, MOST_DATAGRAMS)
         self._loop.add_reader(listener, self._accept)
 
     def _listen(self) -> socket.socket:
@@ -286,11 +271,9 @@ class Transport:
         self, datagrams: socket.socket, data: bytes, endpoint: tuple[str, int]
     ) -> None:
         try:
-            datagrams.sendto(data, endpoint)
+            self.note_sent(datagrams.sendto(data, endpoint))
         except OSError:  # the buffer is full, or there is no route
             self.traffic.dropped["network"] += 1
-        else:
-            self.note_sent(len(data))
 
     def note_sent(self, size: int) -> None:
         """Count a message that was sent."""
@@ -299,11 +282,8 @@ class Transport:
 
     # Receiving
 
-    def drain(self) -> None:
+    def drain(self, most: int = MOST_DRAINED) -> None:
         """Receive the datagrams that have arrived."""
-        self._read_some(MOST_DRAINED)
-
-    def _read_some(self, most: int = MOST_DATAGRAMS) -> None:
         for _ in range(most):
             if self._loop is None or self._datagrams is None:
                 return  # closed, perhaps while handling a message
@@ -391,14 +371,10 @@ class Transport:
         connection.task.add_done_callback(ended)
 
     def hold(self, connection: _Connection, size: int) -> None:
-        """Account for bytes of a partly received message; raise if there is no room.
-
-        If there are too many, the largest partial message is dropped, those of unproven senders
-        first.
-        """
+        """Account for bytes of a partly received message; raise if there is no room."""
         connection.held += size
         self.buffered += size
-        while self.buffered > MOST_BUFFERED:
+        while self.buffered > MOST_BUFFERED:  # drop the largest one, of unproven senders first
             # An evicted connection is no longer in the tables, but may still read a last chunk.
             holders = [one for one in (connection, *self._everybody()) if one.held]
             largest = max(holders, key=lambda one: (not one.is_proven, one.held))
@@ -416,10 +392,6 @@ class Transport:
 
     def _everybody(self) -> list[_Connection]:
         return [*self._accepted.values(), *self._made.values()]
-
-
-class _RefusedError(Exception):
-    """A peer exceeded the bounds."""
 
 
 class _Connection:

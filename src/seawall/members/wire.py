@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from typing import Final
 
 from seawall.clock import Clock, current_clock, epoch_of
@@ -37,26 +38,20 @@ MOST_BYTES: Final = 20 * 2**20
 
 The full view of 10 000 members fits, however long their names.
 """
-
 MOST_UPDATES: Final = 20_000
 """Maximum number of updates in a message: two for each member of the largest group."""
-
 SKEW: Final = 60.0
 """Maximum clock difference in seconds of a new sender, including delays."""
-
 REORDERED: Final = 1024
 """Number of later messages of one sender that may overtake a message."""
-
 MOST_SESSIONS: Final = 4096
 """Maximum number of senders tracked at a time."""
-
 INCARNATIONS: Final = 1000
 """Incarnations per second since 1970.
 
 Refuting never gets this far, so a higher one is forged or damaged. A member that has to refute it
 waits until the clock has passed it, not for ever.
 """
-
 REASONS: Final = (
     "size",  # too short or too long for a message
     "version",  # another format, or no message at all
@@ -70,7 +65,6 @@ REASONS: Final = (
     "incarnation",  # one update was omitted, the rest of its message was accepted
 )
 """Reasons for refusals."""
-
 _SIGNED: Final = 1
 _ENCRYPTED: Final = 2
 _HEAD: Final = struct.Struct("!B8sI")
@@ -84,17 +78,14 @@ _STATES: Final = (
     MemberState.CONFIRMED,
     MemberState.LEFT,
 )
-_KIND_CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
-_STATE_CODES: Final = {state: code for code, state in enumerate(_STATES)}
 _MOST_NUMBER: Final = 2**53
 _SEEN: Final = (1 << REORDERED) - 1
 
 
 class MessageRefused(Exception):
-    """The received bytes are not accepted as a message."""
+    """The received bytes are not accepted as a message, for one of the `REASONS`."""
 
     def __init__(self, reason: str) -> None:
-        """Store the reason, one of `REASONS`."""
         super().__init__(reason)
         self.reason = reason
 
@@ -103,7 +94,6 @@ class Codec:
     """Encoder and decoder of one member of one group. Not safe for concurrent calls."""
 
     def __init__(self, keyring: Keyring | None, *, group: str, clock: Clock | None = None) -> None:
-        """Encode and decode for the group of that name."""
         self._keyring = keyring
         self._group = group
         self._clock = clock or current_clock()
@@ -191,21 +181,17 @@ class Codec:
         return self._keyring.for_group(self._group) if self._keyring else (self._keyless,)
 
 
+@dataclass(slots=True)
 class _Session:
-    __slots__ = ("highest", "seen", "stamp")
-
-    def __init__(self, counter: int, stamp: float) -> None:
-        self.highest = counter
-        self.seen = 1
-        """One bit for each recent number; the lowest one is for `highest`."""
-        self.stamp = stamp
-        """Latest time stamp. Once that is stale, so are all messages of this session."""
+    highest: int
+    stamp: float
+    """Latest time stamp. Once that is stale, so are all messages of this session."""
+    seen: int = 1
+    """One bit for each recent number; the lowest one is for `highest`."""
 
 
 class _Senders:
     """The known sessions, so that no message is accepted twice."""
-
-    __slots__ = ("_sessions",)
 
     def __init__(self) -> None:
         self._sessions: dict[bytes, _Session] = {}
@@ -244,8 +230,6 @@ class _Senders:
 
 class _Reader:
     """Reads consecutive fields, each within its bounds."""
-
-    __slots__ = ("_at", "_data")
 
     def __init__(self, data: bytes | memoryview, at: int) -> None:
         self._data = bytes(data)
@@ -316,15 +300,14 @@ def _decrypted(key: GroupKey, nonce: bytes, sealed: bytes, head: bytes) -> bytes
 
 
 def _written(message: Message, now: float) -> bytes:
+    kind = _KINDS.index(message.kind)
     parts = [
-        _FIELDS.pack(
-            int(now * 1000), _KIND_CODES[message.kind], message.number, len(message.updates)
-        ),
+        _FIELDS.pack(int(now * 1000), kind, message.number, len(message.updates)),
         *(_text(text) for text in (message.source, message.target, message.address)),
     ]
     for update in message.updates:
         parts += (
-            _UPDATE.pack(_STATE_CODES[update.state], update.incarnation),
+            _UPDATE.pack(_STATES.index(update.state), update.incarnation),
             *(_text(text) for text in (update.name, update.address, update.by)),
             _LENGTH.pack(len(update.metadata)),
             update.metadata,

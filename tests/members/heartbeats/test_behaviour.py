@@ -79,7 +79,7 @@ def test_a_peer_is_alive_suspected_and_confirmed_with_reason_level_and_duration(
     )
     assert (second.reason, second.level, second.duration) == ("silent for 3 s", 1.0, 7.0)
     assert (third.before, third.reason, third.duration) == ("suspected", "suspected for 4 s", 4.0)
-    counts = watched.beats.group.counts()
+    counts = watched.beats.snapshot()["counts"]
     assert (counts["suspicions"], counts["cleared"], counts["confirmed"]) == (1, 0, 1)
     assert counts["detection_times"]["sum"] == 7.0  # since the last sign of life
 
@@ -153,7 +153,7 @@ def test_a_peer_that_left_is_silent_for_good_and_its_late_heartbeats_do_not_coun
     beats.watch("a")
     watched.run(2, "a")
     assert watched.path == ["alive", "left", "unknown", "alive"]
-    assert beats.group.counts()["left"] == 1
+    assert beats.snapshot()["counts"]["left"] == 1
 
 
 def test_a_suspected_peer_that_is_forgotten_has_left() -> None:
@@ -245,7 +245,7 @@ def test_own_pause_suspects_and_confirms_nobody_for_as_long_again() -> None:
     }
     end()
     assert [pause.seconds for pause in pauses] == [6.0]
-    counts = watched.beats.group.counts()
+    counts = watched.beats.snapshot()["counts"]
     assert (counts["own_pauses"], counts["paused_seconds"]) == (1, 6.0)
 
 
