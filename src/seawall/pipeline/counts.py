@@ -1,4 +1,4 @@
-"""What a stage counts and shows: numbers, rates, times. Counting is cheap until somebody looks."""
+"""What a stage counts and shows: numbers, rates, times. Counting is cheap until the first look."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from seawall.pipeline.stage import Stage
 MOST_CAUSES: Final = 50
 """Types of errors that a stage counts apart."""
 MOST_SAMPLES: Final = 1000
-"""Times of items that are added to the histogram at once, and from which quantiles are taken."""
+"""Times that are added to the histogram together, and from which quantiles are taken."""
 UNWATCHED: Final = 8
-"""Of items that are done together, one of so many is timed while nobody has looked."""
+"""Before the first snapshot, one of this many items that are done together is timed."""
 RATE_WINDOW: Final = 10.0
-"""Seconds over which a rate is measured, if somebody looks that often."""
+"""Seconds over which a rate is measured."""
 
 
 class Throughput:
-    """How much is counted in a second: over the last ten, or since somebody looked last.
-
-    It costs nothing while nobody looks.
-    """
+    """Counts per second, over the last ten seconds or since the last look; free between looks."""
 
     def __init__(self, now: float) -> None:
-        """Begin to count at 0."""
         self._looks = [(now, 0)]
 
     def look(self, now: float, count: int) -> float:
@@ -43,7 +39,6 @@ class StageCounts:
     """What a stage has done."""
 
     def __init__(self, now: float = 0.0) -> None:
-        """Begin with nothing."""
         self.done = self.failed = self.degraded = self.deaths = self.refused = 0
         self.retries = self.dropped = self.dead_letters = 0
         self.failures: dict[str, int] = {}
@@ -51,26 +46,25 @@ class StageCounts:
         self.times: list[float] = []
         """Seconds that the last items were in the stage, waiting included; see `fold_times`."""
         self._histogram = Histogram()
-        """The times before these, since somebody looked first: until then they cost nothing."""
+        """The times before these, from the first snapshot on."""
         self._is_watched = False
         self._recent: list[float] = []
         self._folds = 0
         """Odd while times are moved to the histogram, which another thread may look at."""
         self.waits_for = ""
-        """Why the stage cannot set items aside, if it cannot."""
+        """Why the stage cannot set items aside, if it cannot; and since when."""
         self.blocked_at = 0.0
-        """Since when."""
         self._rate = Throughput(now)
 
     def add_failure(self, error: Exception) -> None:
-        """Note a failure, by its type."""
+        """Count a failure, by its type."""
         self.failed += 1
         name = type(error).__name__
         if name in self.failures or len(self.failures) < MOST_CAUSES:
             self.failures[name] = self.failures.get(name, 0) + 1
 
     def add_done(self, items: list[Item], now: float) -> None:
-        """Count items that are done now, and take times: of a sample, until somebody looks."""
+        """Count items that are done now, and take their times."""
         self.done += len(items)
         timed = items if self._is_watched else items[::UNWATCHED]
         self.times.extend([now - item.entered_at for item in timed])
@@ -78,7 +72,7 @@ class StageCounts:
             self.fold_times()
 
     def fold_times(self) -> None:
-        """Move the times to the histogram; called when there are `MOST_SAMPLES`."""
+        """Move the times to the histogram."""
         self._folds += 1
         if self._is_watched:
             self._histogram.add_all(self.times)
@@ -86,7 +80,7 @@ class StageCounts:
         self.times.clear()
         self._folds += 1
 
-    def _looked_at(self) -> tuple[Histogram, list[float]]:
+    def _all_times(self) -> tuple[Histogram, list[float]]:
         """Return all times, and the latest ones; from any thread."""
         self._is_watched = True
         while True:
@@ -101,7 +95,7 @@ class StageCounts:
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the counts."""
-        whole, times = self._looked_at()
+        whole, times = self._all_times()
         recent = Histogram()
         recent.add_all(times)
         p50, p99 = recent.quantiles((0.5, 0.99))
@@ -123,32 +117,16 @@ class StageCounts:
         }
 
 
-def stage_snapshot(stage: Stage, counts: StageCounts, now: float) -> dict[str, Any]:
-    """Return what a stage has done, without anything at work or waiting."""
-    capacity = 0 if stage.is_inline else stage.capacity
-    kind = "sink" if stage.is_sink else "stage"
-    seen = _idle_snapshot(stage.name, kind, stage.workers, capacity, counts, now)
-    seen["guard"] = str(getattr(stage.guard, "name", ""))
-    return seen
-
-
-def branch_snapshot(name: str, counts: StageCounts, now: float) -> dict[str, Any]:
-    """Return how many items a branch has judged, in the form of a stage."""
-    return _idle_snapshot(name, "branch", 0, 0, counts, now)
-
-
-def _idle_snapshot(
-    name: str, kind: str, workers: int, capacity: int, counts: StageCounts, now: float
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "kind": kind,
-        "workers": workers,
-        "capacity": capacity,
-        "busy": 0,
-        "waiting": 0,
-        "oldest": 0.0,
-        "at_work": [],
-        "guard": "",
-        **counts.snapshot(now),
-    }
+def idle_snapshot(step: Stage | str, counts: StageCounts, now: float = 0.0) -> dict[str, Any]:
+    """Return what a stage, or the branch of that name, has done, with no item in it."""
+    if isinstance(step, str):
+        facts = {"name": step, "kind": "branch", "workers": 0, "capacity": 0, "guard": ""}
+    else:
+        facts = {
+            "name": step.name,
+            "kind": "sink" if step.is_sink else "stage",
+            "workers": step.workers,
+            "capacity": 0 if step.is_inline else step.capacity,
+            "guard": str(getattr(step.guard, "name", "")),
+        }
+    return {**facts, "busy": 0, "waiting": 0, "oldest": 0.0, "at_work": [], **counts.snapshot(now)}

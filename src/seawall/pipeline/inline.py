@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
+from seawall.pipeline.counts import StageCounts, idle_snapshot
 from seawall.pipeline.failures import REFUSED, FailureHandler, reason_to_wait
 from seawall.pipeline.invocation import LOST, is_lost
 from seawall.pipeline.item import CURRENT, DROP, Item
@@ -39,7 +39,6 @@ class Exit:
     room: Final = ENDED_AT_ONCE
 
     def __init__(self, run: PipelineRun) -> None:
-        """Report ends to `run`."""
         self.take = run.end
         self.take_many = run.end_many
 
@@ -50,7 +49,6 @@ class Branch:
     def __init__(
         self, run: PipelineRun, name: str, predicate: Callable[[Any], bool], yes: Node, no: Node
     ) -> None:
-        """Ask `predicate(value)`."""
         self.name = name
         self.counts = StageCounts(run.now())
         self._run = run
@@ -70,14 +68,13 @@ class Branch:
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how many items it has judged."""
-        return branch_snapshot(self.name, self.counts, now)
+        return idle_snapshot(self.name, self.counts, now)
 
 
 class InlineStage:
     """A stage without workers: a plain function that is called on the way."""
 
     def __init__(self, run: PipelineRun, stage: Stage, following: Node) -> None:
-        """Do `stage`, and send its items on to `following`."""
         self.name = stage.name
         self.counts = StageCounts(run.now())
         self._stage = stage
@@ -153,4 +150,4 @@ class InlineStage:
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what it has done."""
-        return stage_snapshot(self._stage, self.counts, now)
+        return idle_snapshot(self._stage, self.counts, now)

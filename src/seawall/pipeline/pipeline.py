@@ -18,20 +18,20 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
 from seawall.clock import new_random
-from seawall.pipeline.counts import StageCounts, branch_snapshot, stage_snapshot
+from seawall.pipeline.counts import StageCounts, idle_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
 from seawall.pipeline.inline import Branch, Exit, InlineStage, Node
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
 from seawall.pipeline.reader import SourceReader, source_snapshot
 from seawall.pipeline.run import PipelineRun
-from seawall.pipeline.source import IterableSource, Source, as_source
+from seawall.pipeline.source import IterableSource, Source, as_source, checked_name
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
 from seawall.pipeline.worker_stage import WorkerStage
 from seawall.resources.executors.executors import CpuPool, IoPool
@@ -44,41 +44,43 @@ U = TypeVar("U")
 
 
 @dataclass(eq=False, slots=True)
-class _Read:
-    """A source, and where its items go."""
-
-    source: Source[Any]
-    following: _Step | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Do:
-    """A stage or a sink, and where its items go."""
-
-    stage: Stage
-    following: _Step | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Fork:
-    """A choice of two ways."""
+class _Part:
+    """A source, a stage, a sink or a branch, and where its items go."""
 
     name: str
-    predicate: Callable[[Any], bool]
-    yes: _Step | None = None
-    no: _Step | None = None
+    what: Any
+    """The `Source`, the `Stage`, or the predicate of a branch."""
+    ways: dict[str, _Part | None]
+    """The part behind each way: "following", or "yes" and "no" of a branch; none of a sink."""
 
 
-_Step = _Do | _Fork
-_End = tuple[_Read | _Do | _Fork, Literal["following", "yes", "no"]]
-"""A way on which items leave a step."""
+class SinkSettings(TypedDict, Generic[T], total=False):
+    """The settings of `Flow.sink`, for type checkers; see there."""
+
+    name: str | None
+    guard: Callable[[Any], Any] | None
+    workers: int | CpuPool | IoPool | None
+    timeout: float | None
+    ordered_by: Callable[[T], Hashable] | None
+    when_failed: WhenBlocked
+    on_failure: OnFailure | Degrade
+    capacity: int | None
+
+
+class StageSettings(SinkSettings[T], Generic[T], total=False):
+    """The settings of `Flow.stage`."""
+
+    most_deaths: int
+
+
+_End = tuple[_Part, str]
+"""A way on which items leave a part."""
 
 
 class Flow(Generic[T]):
     """Items of one type on their way, to be sent through stages and into a sink."""
 
     def __init__(self, pipeline: Pipeline, ends: list[_End]) -> None:
-        """Begin at the steps from which the items come."""
         self._pipeline = pipeline
         self._ends = ends
 
@@ -92,15 +94,7 @@ class Flow(Generic[T]):
         /,
         *,
         batch: tuple[int, float],
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        most_deaths: int = ...,
-        capacity: int | None = ...,
+        **settings: Unpack[StageSettings[T]],
     ) -> Flow[U]: ...
     @overload
     def stage(
@@ -109,47 +103,15 @@ class Flow(Generic[T]):
         /,
         *,
         batch: tuple[int, float],
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        most_deaths: int = ...,
-        capacity: int | None = ...,
+        **settings: Unpack[StageSettings[T]],
     ) -> Flow[U]: ...
     @overload
     def stage(
-        self,
-        function: Callable[[T], Awaitable[U]],
-        /,
-        *,
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        most_deaths: int = ...,
-        capacity: int | None = ...,
+        self, function: Callable[[T], Awaitable[U]], /, **settings: Unpack[StageSettings[T]]
     ) -> Flow[U]: ...
     @overload
     def stage(
-        self,
-        function: Callable[[T], U],
-        /,
-        *,
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        most_deaths: int = ...,
-        capacity: int | None = ...,
+        self, function: Callable[[T], U], /, **settings: Unpack[StageSettings[T]]
     ) -> Flow[U]: ...
     def stage(
         self,
@@ -207,29 +169,11 @@ class Flow(Generic[T]):
         /,
         *,
         batch: tuple[int, float],
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        capacity: int | None = ...,
+        **settings: Unpack[SinkSettings[T]],
     ) -> Pipeline: ...
     @overload
     def sink(
-        self,
-        function: Callable[[T], Any],
-        /,
-        *,
-        name: str | None = ...,
-        guard: Callable[[Any], Any] | None = ...,
-        workers: int | CpuPool | IoPool | None = ...,
-        timeout: float | None = ...,
-        ordered_by: Callable[[T], Hashable] | None = ...,
-        when_failed: WhenBlocked = ...,
-        on_failure: OnFailure | Degrade = ...,
-        capacity: int | None = ...,
+        self, function: Callable[[T], Any], /, **settings: Unpack[SinkSettings[T]]
     ) -> Pipeline: ...
     def sink(
         self,
@@ -263,7 +207,6 @@ class Flow(Generic[T]):
                 ordered_by=ordered_by,
                 when_failed=when_failed,
                 on_failure=on_failure,
-                most_deaths=3,
                 capacity=capacity,
             )
         )
@@ -275,9 +218,8 @@ class Flow(Generic[T]):
         """Return two flows: the items for which `predicate(value)` is true, and the others."""
         check.plain_function("predicate", predicate)
         name = str(getattr(predicate, "__name__", "branch")) if name is None else name
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"name={name!r}: write a name, such as 'is_large'")
-        fork = _Fork(name, predicate)
+        checked_name(name, example="is_large")
+        fork = _Part(name, predicate, {"yes": None, "no": None})
         self._connect(fork)
         return Flow(self._pipeline, [(fork, "yes")]), Flow(self._pipeline, [(fork, "no")])
 
@@ -290,20 +232,19 @@ class Flow(Generic[T]):
         return Flow(self._pipeline, ends)
 
     def _add(self, stage: Stage) -> Flow[Any]:
-        step = _Do(stage)
-        self._connect(step)
-        return Flow(self._pipeline, [(step, "following")])
+        part = _Part(stage.name, stage, {} if stage.is_sink else {"following": None})
+        self._connect(part)
+        return Flow(self._pipeline, [(part, "following")])
 
-    def _connect(self, step: _Step) -> None:
+    def _connect(self, part: _Part) -> None:
+        if any(origin.ways[way] is not None for origin, way in self._ends):
+            raise ValueError(
+                "this flow leads somewhere already: items go one way; write branch(predicate) for"
+                " two"
+            )
+        self._pipeline._add_step(part)  # noqa: SLF001 - its builder
         for origin, way in self._ends:
-            if getattr(origin, way) is not None:
-                raise ValueError(
-                    "this flow leads somewhere already: items go one way; write branch(predicate)"
-                    " for two"
-                )
-        self._pipeline._add_step(step)  # noqa: SLF001 - its builder
-        for origin, way in self._ends:
-            setattr(origin, way, step)
+            origin.ways[way] = part
 
 
 class Pipeline:
@@ -334,14 +275,12 @@ class Pipeline:
                 f"Pipeline({name!r}): dead_letters= are those of pipeline {letters.name!r}: make"
                 " them with the same name"
             )
-        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
         self.name = name
         self.dead_letters: Any = letters
         """What was passed, or the `MemoryDeadLetters` of this pipeline."""
-        self._rng = new_random(name) if rng is None else rng
-        self._reads: list[_Read] = []
-        self._steps: list[_Step] = []
+        self._rng = new_random(name) if rng is None else check.chance("rng", rng)
+        self._reads: list[_Part] = []
+        self._steps: list[_Part] = []
         self._run: PipelineRun | None = None
         self._last: PipelineRun | None = None
         """The run that has ended last."""
@@ -364,16 +303,16 @@ class Pipeline:
         if name is not None and made.name != name:
             raise ValueError(f"name={name!r}: this source is named {made.name!r} already")
         self._check_name(made.name)
-        read = _Read(made)
+        read = _Part(made.name, made, {"following": None})
         self._reads.append(read)
         return Flow(self, [(read, "following")])
 
-    def _add_step(self, step: _Step) -> None:
-        self._check_name(_name_of(step))
+    def _add_step(self, step: _Part) -> None:
+        self._check_name(step.name)
         self._steps.append(step)
 
     def _check_name(self, name: str) -> None:
-        if any(_name_of(one) == name for one in (*self._reads, *self._steps)):
+        if any(part.name == name for part in (*self._reads, *self._steps)):
             raise ValueError(
                 f"pipeline {self.name!r} has two parts named {name!r}: write name= for one of them"
             )
@@ -381,13 +320,11 @@ class Pipeline:
     def _check_complete(self) -> None:
         if not self._reads:
             raise ValueError(f"pipeline {self.name!r} has no source: write pipeline.read(...)")
-        for origin in (*self._reads, *self._steps):
-            for way in _ways(origin):
-                if getattr(origin, way) is None:
-                    raise ValueError(
-                        f"pipeline {self.name!r}: {_name_of(origin)!r} leads nowhere: end it with"
-                        " .sink(...)"
-                    )
+        for part in (*self._reads, *self._steps):
+            if None in part.ways.values():
+                raise ValueError(
+                    f"pipeline {self.name!r}: {part.name!r} leads nowhere: end it with .sink(...)"
+                )
 
     def explain(self) -> str:
         """Return a drawing of it, and what is dangerous in it."""
@@ -395,25 +332,23 @@ class Pipeline:
         lines = [f"pipeline {self.name!r}"]
         shown: set[int] = set()
         for read in self._reads:
-            lines.append(f"  read {read.source.name}")
-            lines += _drawn(read.following, "  ", shown)
+            lines.append(f"  read {read.name}")
+            lines += _drawn(read.ways["following"], "  ", shown)
         lines += [f"danger: {danger}" for danger in self.dangers()]
         return "\n".join(lines)
 
     def dangers(self) -> list[str]:
         """Return what may surprise: order that is lost on the way."""
         found: dict[str, None] = {}
-        ways = [(read.following, "") for read in reversed(self._reads)]
+        ways = [(read.ways["following"], "") for read in reversed(self._reads)]
         gone: set[tuple[int, str]] = set()
         while ways:
             step, before = ways.pop()
-            if (id(step), before) in gone:
+            if step is None or (id(step), before) in gone:
                 continue
             gone.add((id(step), before))
-            if isinstance(step, _Fork):
-                ways += [(step.no, before), (step.yes, before)]
-            elif step is not None:
-                stage = step.stage
+            stage = step.what
+            if isinstance(stage, Stage):
                 if stage.ordered_by is not None and before:
                     found[
                         f"stage {stage.name!r} keeps the order in which items come to it, but"
@@ -421,7 +356,7 @@ class Pipeline:
                     ] = None
                 if stage.workers > 1 and stage.ordered_by is None:
                     before = stage.name
-                ways.append((step.following, before))
+            ways += [(following, before) for following in reversed(step.ways.values())]
         return list(found)
 
     # Running
@@ -440,7 +375,7 @@ class Pipeline:
         store = self.dead_letters
         letters = LetterSource(store) if isinstance(store, DeadLetters) else None
         bury = store if letters is None else letters.add
-        sources = [read.source for read in self._reads]
+        sources = [read.what for read in self._reads]
         run = PipelineRun(
             self.name,
             dead_letters=bury,
@@ -456,21 +391,21 @@ class Pipeline:
         finally:
             self._stop_grace = None
             for step in self._steps:
-                if isinstance(step, _Do):
-                    step.stage = closed_stage(step.stage)
+                if isinstance(step.what, Stage):
+                    step.what = closed_stage(step.what)
 
     async def _carry_out(self, run: PipelineRun) -> bool:
         self._run = run
         try:
             is_over = await run.run()
         except asyncio.CancelledError:
-            run.tell_end("stopped")
+            run.emit_end("stopped")
             raise
         except BaseException as error:
-            run.tell_end("failed", described(error))
+            run.emit_end("failed", described(error))
             raise
         else:
-            run.tell_end("over" if is_over else "stopped")
+            run.emit_end("over" if is_over else "stopped")
             return is_over
         finally:
             self._last, self._run = run, None
@@ -519,10 +454,10 @@ class Pipeline:
             "running": running is not None,
             **seen,
             "links": [
-                [_name_of(origin), _name_of(following)]
+                [origin.name, following.name]
                 for origin in (*self._reads, *self._steps)
-                for way in _ways(origin)
-                if (following := getattr(origin, way)) is not None
+                for following in origin.ways.values()
+                if following is not None
             ],
             "missing": [one for source in seen["sources"] for one in source.get("missing", ())],
         }
@@ -530,17 +465,13 @@ class Pipeline:
     def _unread(self) -> dict[str, Any]:
         """Return the snapshot of a pipeline that has never run."""
         return {
-            "read": 0,
-            "in_flight": 0,
-            **{str(ending): 0 for ending in Ending},
-            "degraded": 0,
-            "replayed": 0,
+            **dict.fromkeys(("read", "in_flight", *map(str, Ending), "degraded", "replayed"), 0),
             "oldest": None,
-            "sources": [source_snapshot(read.source) for read in self._reads],
+            "sources": [source_snapshot(read.what) for read in self._reads],
             "stages": [
-                stage_snapshot(step.stage, StageCounts(), 0.0)
-                if isinstance(step, _Do)
-                else branch_snapshot(step.name, StageCounts(), 0.0)
+                idle_snapshot(
+                    step.what if isinstance(step.what, Stage) else step.name, StageCounts()
+                )
                 for step in self._steps
             ],
         }
@@ -588,14 +519,15 @@ class Pipeline:
         nodes: dict[int, Node] = {}
         for step in reversed(self._steps):  # a step is older than those that follow it
             made: InlineStage | WorkerStage | Branch
-            if isinstance(step, _Fork):
-                ways = nodes[id(step.yes)], nodes[id(step.no)]
-                made = Branch(run, step.name, step.predicate, *ways)
+            ways = [nodes[id(following)] for following in step.ways.values()]
+            stage = step.what
+            if not isinstance(stage, Stage):
+                made = Branch(run, step.name, stage, *ways)
             else:
-                stage = step.stage
-                following = exit_node if stage.is_sink else nodes[id(step.following)]
+                following = exit_node if stage.is_sink else ways[0]
                 if stage.is_sink and not call_sinks:
-                    made = InlineStage(run, _without_effect(stage), following)
+                    without_effect = replace(stage, function=lambda _value: None, workers=0)
+                    made = InlineStage(run, without_effect, following)
                 elif stage.is_inline:
                     made = InlineStage(run, stage, following)
                 else:
@@ -603,21 +535,12 @@ class Pipeline:
             run.nodes.insert(0, made)
             nodes[id(step)] = made.queue if isinstance(made, WorkerStage) else made
         run.readers = [
-            SourceReader(run, source, nodes[id(read.following)])
+            SourceReader(run, source, nodes[id(read.ways["following"])])
             for source, read in zip(sources, self._reads, strict=True)
         ]
         if letters is not None:
-            by_name = {_name_of(step): nodes[id(step)] for step in self._steps}
+            by_name = {step.name: nodes[id(step)] for step in self._steps}
             run.replay = ReplayReader(run, letters, by_name)
-
-
-def _without_effect(sink: Stage) -> Stage:
-    """Return a sink that stores nothing."""
-    return replace(sink, function=_nothing, workers=0)
-
-
-def _nothing(_value: Any) -> None:
-    """Take the place of a sink in a test."""
 
 
 def _refuse_in_loop(called: str, instead: str) -> None:
@@ -630,31 +553,19 @@ def _refuse_in_loop(called: str, instead: str) -> None:
     )
 
 
-def _name_of(step: _Read | _Step) -> str:
-    if isinstance(step, _Read):
-        return step.source.name
-    return step.stage.name if isinstance(step, _Do) else step.name
-
-
-def _ways(step: _Read | _Step) -> tuple[str, ...]:
-    if isinstance(step, _Fork):
-        return ("yes", "no")
-    return () if isinstance(step, _Do) and step.stage.is_sink else ("following",)
-
-
-def _drawn(step: _Step | None, indent: str, shown: set[int]) -> list[str]:
+def _drawn(part: _Part | None, indent: str, shown: set[int]) -> list[str]:
     lines: list[str] = []
-    while step is not None:
-        if id(step) in shown:
-            return [*lines, f"{indent}-> {_name_of(step)}"]
-        shown.add(id(step))
-        if isinstance(step, _Fork):
-            for way, following in (("yes", step.yes), ("no", step.no)):
-                lines.append(f"{indent}? {step.name}: {way}")
+    while part is not None:
+        if id(part) in shown:
+            return [*lines, f"{indent}-> {part.name}"]
+        shown.add(id(part))
+        if not isinstance(part.what, Stage):
+            for way, following in part.ways.items():
+                lines.append(f"{indent}? {part.name}: {way}")
                 lines += _drawn(following, f"{indent}  ", shown)
             return lines
-        lines.append(f"{indent}{_described(step.stage)}")
-        step = step.following
+        lines.append(f"{indent}{_described(part.what)}")
+        part = part.ways.get("following")
     return lines
 
 
@@ -667,20 +578,18 @@ def _described(stage: Stage) -> str:
     if stage.batch is not None:
         facts.append(f"batches of {stage.batch.size} within {stage.batch.seconds:g} s")
     if stage.ordered_by is not None:
-        facts.append(f"in order by key, a failed item is {_AFTER[stage.when_failed]}")
+        after = "tried until it is done" if stage.when_failed == "block" else "set aside"
+        facts.append(f"in order by key, a failed item is {after}")
     action = stage.on_failure
     facts.append(f"on failure: {'degrade' if isinstance(action, Degrade) else action}")
     return f"{'sink' if stage.is_sink else 'stage'} {stage.name}: {', '.join(facts)}"
 
 
-_AFTER: Final = {"block": "tried until it is done", "set_aside": "set aside"}
-
-
 def _workers_of(stage: Stage) -> str:
     if stage.pool is None:
-        kind = "task"
+        kind, several = "task", "tasks"
+    elif isinstance(stage.pool, CpuPool):
+        kind, several = "process", "processes"
     else:
-        kind = "process" if isinstance(stage.pool, CpuPool) else "thread"
-    return (
-        f"{stage.workers} {kind}{'' if stage.workers == 1 else 'es' if kind == 'process' else 's'}"
-    )
+        kind, several = "thread", "threads"
+    return f"{stage.workers} {kind if stage.workers == 1 else several}"

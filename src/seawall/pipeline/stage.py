@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
+from seawall.pipeline.source import checked_name, name_for
 from seawall.resources.executors.executors import CpuPool, IoPool
 from seawall.runtime.functions import kind_of
 
@@ -23,7 +24,7 @@ class NotBefore(Exception):
     """Raised by a stage or a sink that wants no items for a while: they wait."""
 
     def __init__(self, seconds: float, why: str = "") -> None:
-        """Want the item again after so many seconds."""
+        """Take items again after this many seconds."""
         self.seconds = check.seconds("seconds", seconds, zero=True)
         self.why = why
         super().__init__(f"not before {self.seconds:g} s from now{why and f': {why}'}")
@@ -88,7 +89,7 @@ class Stage:
     is_sink: bool
     guard: Callable[[Any], Any] | None
     workers: int
-    """How many items are worked at at once; 0 where an item is done on its way."""
+    """Maximum number of items at work; 0 where an item is done on its way."""
     pool: CpuPool | IoPool | None
     """Where a plain function runs; None for an async one, or on the way."""
     owns_pool: bool
@@ -99,7 +100,7 @@ class Stage:
     on_failure: OnFailure | Degrade
     most_deaths: int
     capacity: int
-    """How many items wait here at most."""
+    """Maximum number of items that wait here."""
 
     @property
     def is_inline(self) -> bool:
@@ -119,11 +120,11 @@ def make_stage(
     ordered_by: Callable[[Any], Hashable] | None,
     when_failed: WhenBlocked,
     on_failure: OnFailure | Degrade,
-    most_deaths: int,
+    most_deaths: int = 3,
     capacity: int | None,
 ) -> Stage:
-    """Check what was asked for, and say what to write instead of what cannot work."""
-    name = _checked_name(name, function)
+    """Return the stage, or raise an error that says what to write instead."""
+    name = checked_name(name_for(function, name), example="enrich")
     function, kind = _checked_function(name, function)
     if guard is not None and not callable(guard):
         raise TypeError(f"stage {name!r}: guard={guard!r}: pass a Guard, or family(by=...)")
@@ -193,17 +194,8 @@ def _checked_function(name: str, function: Any) -> tuple[Callable[..., Any], str
     return function, kind
 
 
-def _checked_name(name: str | None, function: Any) -> str:
-    """Return the name of a stage: unless it is given, that of its function."""
-    if name is None:
-        name = str(getattr(function, "__name__", type(function).__name__))
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r}: write a name, such as 'enrich'")
-    return name
-
-
 def _check_sendable(name: str, function: Any) -> None:
-    """Refuse a function that no worker process can be sent: each item would fail of it."""
+    """Raise if the function cannot be sent to a worker process."""
     from multiprocessing.reduction import ForkingPickler  # that of the pool
 
     try:

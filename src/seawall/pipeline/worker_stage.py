@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.errors import WorkerDied
 from seawall.pipeline.batch_worker import BatchWorker
-from seawall.pipeline.counts import StageCounts, stage_snapshot
+from seawall.pipeline.counts import StageCounts, idle_snapshot
 from seawall.pipeline.failures import FailureHandler
 from seawall.pipeline.inline import Exit, InlineStage, Node
 from seawall.pipeline.invocation import Invocation
@@ -25,7 +25,6 @@ class WorkerStage:
     """A stage with workers; items come to it through its `queue`."""
 
     def __init__(self, run: PipelineRun, stage: Stage, following: Node, *, in_memory: bool) -> None:
-        """Do `stage`, with `in_memory` without its pool, and send its items to `following`."""
         self.stage = stage
         self.run = run
         self.following = following
@@ -34,7 +33,7 @@ class WorkerStage:
         self.failures = FailureHandler(run, stage, self.counts, following)
         self.invocation = Invocation(stage, self.counts, in_memory=in_memory)
         self.takes_many = following if isinstance(following, StageQueue | Exit) else None
-        """Where several items can be brought together, if `following` is such a node."""
+        """The node behind this stage, if it takes several items together."""
         self.sink = (
             following
             if isinstance(following, InlineStage) and following.is_sink and not run.may_lose_items
@@ -68,7 +67,7 @@ class WorkerStage:
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what it is doing, and what it has done; from any thread."""
         at_work = [(worker, items) for worker in self.workers if (items := worker.items)]
-        seen = stage_snapshot(self.stage, self.counts, now)
+        seen = idle_snapshot(self.stage, self.counts, now)
         reasons = (worker.waits_for for worker, _ in at_work if worker.waits_for)
         seen["busy"] = len(at_work)
         seen["waiting"] = self.queue.held
