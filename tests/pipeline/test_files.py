@@ -547,7 +547,7 @@ def test_whatever_is_rotated_when_every_line_is_read_in_its_order(  # noqa: C901
                 elif act == "crash":
                     crashed = True
                     if source._reading is not None:
-                        source._reading.close()
+                        source._reading.file.close()
                     source = lines(path, checkpoint=place, every=0.0, follow=True)
             while set(seen) != set(range(written)):
                 await take(5)

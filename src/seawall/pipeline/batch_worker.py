@@ -27,7 +27,6 @@ class BatchWorker(StageWorker):
     """Does one batch at a time."""
 
     def __init__(self, node: WorkerStage, batch: BatchSize) -> None:
-        """Begin idle."""
         super().__init__(node)
         self._batch = batch
         self._items: list[Item] = []
@@ -63,9 +62,9 @@ class BatchWorker(StageWorker):
             await queue.wait_for_items(until)
 
     async def _finish(self, items: list[Item], keys: dict[Item, Hashable]) -> None:
-        """Call the function until each member is done or has failed; only failed ones again.
+        """Call the function until each member is done or has failed, again for failed ones only.
 
-        While some wait for that, the others go on, and so do the next items of their `keys`.
+        Meanwhile the others go on, and so do the next items of their `keys`.
         """
         node, run = self._node, self._run
         members = BatchMembers(
@@ -113,10 +112,7 @@ class BatchWorker(StageWorker):
         pauses: Iterator[float],
         blocked: Iterator[float],
     ) -> float:
-        """Move members that have failed for good to `failed`.
-
-        Return after how many seconds the others are tried again.
-        """
+        """Move members that have failed for good to `failed`; return the pause of the others."""
         node = self._node
         seconds = node.pause_after(failure, members.left[0], pauses)
         if seconds is not None:
@@ -170,7 +166,6 @@ class BatchMembers:
     def __init__(
         self, items: list[Item], counts: StageCounts, *, is_sink: bool, may_lose: bool
     ) -> None:
-        """Begin with all of them."""
         self._counts = counts
         self.left = items
         self.lost: list[tuple[Item, Exception]] = []
@@ -188,13 +183,9 @@ class BatchMembers:
 
     def _leave_lost(self) -> None:
         """Remove those that their sources have lost."""
-        held = []
-        for item in self.left:
-            if is_lost(item):
-                self.lost.append((item, LOST))
-            else:
-                held.append(item)
-        self.left = held
+        self.lost += [(item, LOST) for item in self.left if is_lost(item)]
+        lost = {item for item, _ in self.lost}
+        self.left = [item for item in self.left if item not in lost]
 
     async def attempt(self, function: Callable[[list[Any]], Any], *, awaits: bool) -> None:
         """Call `function` with those that are left, and keep what it has done."""

@@ -48,7 +48,6 @@ class FileCheckpoint:
     """A place in a file of its own."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Keep it at `path`."""
         self.path = Path(path)
 
     def __str__(self) -> str:
@@ -79,13 +78,12 @@ def not_a_place(checkpoint: Any) -> ValueError:
 
 
 class SavedPlace:
-    """Saves the place of a source now and then; without a checkpoint only its last, in memory.
+    """Saves the place of a source, at most once in `every` seconds and at its end.
 
-    That is for another run of the same source.
+    Without a checkpoint it keeps the place in memory, for another run of the same source.
     """
 
     def __init__(self, checkpoint: KeptIn, every: float, clock: Clock | None) -> None:
-        """Save to `checkpoint` once in `every` seconds at most."""
         if checkpoint is None or (
             isinstance(checkpoint, Checkpoint) and not isinstance(checkpoint, type)
         ):

@@ -28,7 +28,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected, SeawallError
 from seawall.events import CollectionChanged, SourceChanged
 from seawall.events.bus import emit
-from seawall.pipeline.source import IterableSource
+from seawall.pipeline.source import IterableSource, checked_name
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
@@ -110,7 +110,6 @@ class TooFewSources(SeawallError):
     reason = "too_few_sources"
 
     def __init__(self, message: str, collection: Collection[Any]) -> None:
-        """Say so, and carry what there is."""
         super().__init__(message)
         self.collection = collection
 
@@ -140,13 +139,10 @@ class Collect(Generic[T]):
                 f" {MOST_SOURCES}"
             )
         for one, read in sources.items():
-            if not isinstance(one, str) or not one:
-                raise TypeError(f"Collect: {one!r}: write a name, such as 'S1'")
+            checked_name(one, "Collect: source", "S1")
             if kind_of(read) != "async":
                 raise TypeError(f"Collect: {one!r}: pass an async function, not {read!r}")
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"name={name!r}: write a name, such as 'sensors'")
-        self.name = name
+        self.name = checked_name(name, example="sensors")
         self.minimum = check.count("minimum", minimum, minimum=0)
         if self.minimum > len(sources):
             raise ValueError(f"minimum={minimum}: there are only {len(sources)} sources")
@@ -238,17 +234,15 @@ class Collect(Generic[T]):
 
     def _goes_on(self, name: str) -> bool:
         """Return whether a read that was cancelled has not ended, in this event loop."""
-        task = self._late.get(name)
-        return (
-            task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
-        )
+        task, loop = self._late.get(name), asyncio.get_running_loop()
+        return task is not None and not task.done() and task.get_loop() is loop
 
     def _is_kept(self, name: str, now: float) -> bool:
         """Return whether the last value of a source may stand in."""
         return name in self._last and now - self._last[name][1] <= self.keep_last
 
     def _note(self, name: str, now: float, cause: str) -> None:
-        """Keep how a source is, and tell when it goes and when it comes back."""
+        """Keep the state of a source, and report when it fails and when it comes back."""
         was_missing = bool(self._causes.get(name))
         if bool(cause) != was_missing:
             before, after = ("missing", "ok") if was_missing else ("ok", "missing")
@@ -273,9 +267,7 @@ class Collect(Generic[T]):
             "missing": [
                 {
                     "source": name,
-                    "state": str(
-                        ReadingState.STALE if self._is_kept(name, now) else ReadingState.UNAVAILABLE
-                    ),
+                    "state": "stale" if self._is_kept(name, now) else "unavailable",
                     "since": now - self._answered_at[name],
                     "cause": cause,
                 }
@@ -289,7 +281,6 @@ class CollectSource(IterableSource[Collection[T]]):
     """The collections of a `Collect`, one after the other; see `Collect.every`."""
 
     def __init__(self, collect: Collect[T], seconds: float, too_few: WhenTooFew) -> None:
-        """Begin with the first one when it is read."""
         super().__init__(self._collected(), name=collect.name)
         self._collect = collect
         self._seconds = seconds

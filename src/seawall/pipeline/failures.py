@@ -33,7 +33,6 @@ class FailureHandler:
     def __init__(
         self, run: PipelineRun, stage: Stage, counts: StageCounts, following: Node
     ) -> None:
-        """Send degraded items to `following`."""
         self._run = run
         self._stage = stage
         self._counts = counts

@@ -24,7 +24,7 @@ from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
-from seawall.pipeline.source import Faulty, source_name
+from seawall.pipeline.source import Faulty, checked_name
 from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
@@ -67,11 +67,10 @@ class FileSource(Generic[T]):
         name: str | None,
         clock: Clock | None,
     ) -> None:
-        """Make a value of each record by `parse`; a record may be more than one line."""
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise TypeError(f"path={path!r}: write the path of a file, such as 'orders.jsonl'")
         self.path = Path(path)
-        self.name = self.path.name if name is None else source_name(name)
+        self.name = self.path.name if name is None else checked_name(name)
         self._parse = parse
         self._is_whole = is_whole
         self._place = SavedPlace(checkpoint, every, clock)
@@ -127,7 +126,7 @@ class FileSource(Generic[T]):
             await self._place.save(self._oldest())
         finally:
             if self._reading is not None:
-                self._reading.close()
+                self._reading.file.close()
                 self._reading = None  # another run begins at the checkpoint
                 self._files.clear()
 
@@ -227,7 +226,7 @@ class FileSource(Generic[T]):
                 # The last record may be about to be finished: look once more, then take it as it
                 # is.
                 return reading.is_abandoned
-        reading.close()
+        reading.file.close()
         try:
             self._begin(following, 0)
         except FileNotFoundError:
@@ -247,7 +246,9 @@ class FileSource(Generic[T]):
 
     def _is_known(self, path: Path, status: os.stat_result) -> bool:
         size, head = self._known.get(status.st_ino, (0, None))
-        return head is not None and status.st_size >= size and _begins_with(path, head)
+        if head is None or status.st_size < size:
+            return False
+        return (_head_of(path) or b"").startswith(head)
 
     def _pass_over(self, which: Callable[[os.stat_result], bool]) -> None:
         """Do not read those rotated files that are there now."""
@@ -271,13 +272,9 @@ class FileSource(Generic[T]):
         if saved is None:
             return None
         try:
-            return _Saved(
-                int(saved["inode"]),
-                int(saved["offset"]),
-                int(saved["file"]),
-                int(saved["head_size"]),
-                str(saved["head"]),
-            )
+            names = ("inode", "offset", "file", "head_size")
+            inode, offset, file, size = (int(saved[name]) for name in names)
+            return _Saved(inode, offset, file, size, str(saved["head"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise not_a_place(self._place.checkpoint) from None
 
@@ -314,10 +311,6 @@ def _head_of(path: Path) -> bytes | None:
         return None
 
 
-def _begins_with(path: Path, head: bytes) -> bool:
-    return (_head_of(path) or b"").startswith(head)
-
-
 def _digest(head: bytes) -> str:
     return blake2b(head, digest_size=16).hexdigest()
 
@@ -350,10 +343,6 @@ class _OpenFile:
             return False
         self.head = begins
         return True
-
-    def close(self) -> None:
-        """Close the file; it may be closed already."""
-        self.file.close()
 
     def read(
         self, most: int, is_whole: Callable[[bytes], bool], *, is_last: bool
@@ -429,7 +418,7 @@ def lines(
     return FileSource(
         path,
         _text,
-        _always,
+        lambda _record: True,
         checkpoint=checkpoint,
         every=every,
         follow=follow,
@@ -476,14 +465,10 @@ def _row(record: bytes) -> list[str]:
         return [_text(record)]
 
 
-def _always(_record: bytes) -> bool:
-    return True
-
-
 def _is_whole_row(record: bytes) -> bool:
-    """Tell whether a record ends here, as `csv` sees it: a quote within a text is a character.
+    """Return whether a record ends here, as `csv` sees it: a quote within a text is a character.
 
-    It is asked after each line; so of several lines, all before the last one are not whole.
+    Called after each line; so of several lines, all before the last one are not whole.
     """
     last = record.rfind(b"\n", 0, -1) + 1
     if record.find(b'"', last) < 0:

@@ -37,7 +37,6 @@ class Invocation:
     """The function of a stage with its timeout and its guard around it."""
 
     def __init__(self, stage: Stage, counts: StageCounts, *, in_memory: bool) -> None:
-        """Call the function of `stage`; with `in_memory` without its pool."""
         guard = stage.guard
         policies = getattr(guard, "policies", () if guard is None else None)
         self.counts_attempts = policies is None or not all(
@@ -121,10 +120,7 @@ class Invocation:
 def _with_started_process(
     call: Callable[[Any], Awaitable[Any]], function: Callable[..., Any], pool: CpuPool
 ) -> Callable[[Any], Awaitable[Any]]:
-    """Return `call`, before which a process is started where one is missing.
-
-    So the start, and the import of the function, do not count for the timeout inside of `call`.
-    """
+    """Return `call`, before which a missing process is started: not within its timeout."""
     missing = pool.workers
 
     async def started(value: Any) -> Any:
@@ -146,6 +142,6 @@ def _load(_function: Callable[..., Any]) -> None:
 
 
 def is_lost(item: Item) -> bool:
-    """Tell whether the source of an item has lost it to another process."""
+    """Return whether the source of an item has lost it to another process."""
     holds = getattr(item.source, "holds", None)
     return holds is not None and not holds(item.handle)

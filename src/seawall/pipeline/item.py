@@ -68,7 +68,6 @@ class Item:
     )
 
     def __init__(self, value: Any, source: Source[Any], handle: Any, read_at: float) -> None:
-        """Begin with what was read from `source`, which recognises it by `handle`."""
         self.value = value
         self.source = source
         self.handle = handle
@@ -77,9 +76,9 @@ class Item:
         self.stage = ""
         """The name of that stage."""
         self.attempts = 0
-        """How often the function of that stage was called with it."""
+        """Number of calls of that stage's function with it."""
         self.deaths = 0
-        """How many worker processes have died of it, in any stage."""
+        """Number of worker processes that have died of it, in any stage."""
         self.key: Hashable = None
         """By which it is ordered in that stage."""
         self.lesser: tuple[Lesser, ...] = ()

@@ -14,6 +14,7 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock, epoch_of
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
-from seawall.pipeline.source import Faulty, source_name
+from seawall.pipeline.source import Faulty, checked_name, name_for
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
@@ -74,8 +75,7 @@ class PageSource(Generic[T]):
         name: str,
         clock: Clock | None,
     ) -> None:
-        """Ask for a page by `ask(cursor)`, which is at `start` in the first run."""
-        self.name = source_name(name)
+        self.name = checked_name(name)
         self._ask = ask
         self._kind = kind
         self._every = check.seconds("every", every)
@@ -127,10 +127,9 @@ class PageSource(Generic[T]):
             return
         asked = "start" if self._cursor is None else self._cursor
         named = f"{asked}" if page.id is None else page.id
-        items = list(page.items)
         if self._place.checkpoint is not None:
             json.dumps(page.cursor)  # raises now, and not when it is to be saved
-        for index, value in enumerate(items):
+        for index, value in enumerate(list(page.items)):
             self._numbers += 1
             self._ready.append((value, PageItem(self._numbers, f"{named}-{index}")))
         if self._pages and self._pages[-1][0] == self._numbers:
@@ -165,20 +164,16 @@ class PageSource(Generic[T]):
         asking, self._asking = self._asking, None
         try:
             await self._place.save(self._saved())
-            self._go_back()
+            if self._kind != "calls":  # another run begins at the checkpoint
+                self._cursor = self._ended
+                self._ready.clear()
+                self._pages.clear()
+                self._positions = Positions(self._numbers)
         finally:
             if asking is not None:
                 await end([asking])
                 if not asking.cancelled() and asking.done():
-                    asking.exception()  # nobody else looks at it
-
-    def _go_back(self) -> None:
-        """Have another run begin at the checkpoint; functions without a cursor have none."""
-        if self._kind != "calls":
-            self._cursor = self._ended
-            self._ready.clear()
-            self._pages.clear()
-            self._positions = Positions(self._numbers)
+                    asking.exception()  # retrieved, so that asyncio does not log it
 
     def snapshot(self) -> dict[str, Any]:
         """Return the seconds until the next call."""
@@ -199,7 +194,7 @@ def calls(
     """
     checked = check.function("function", function)
     is_async = kind_of(checked) == "async"
-    numbers = iter(range(1, 2**63))
+    numbers = count(1)
 
     async def ask(_cursor: Any) -> Page[T] | None:
         found: Any = checked()
@@ -213,7 +208,7 @@ def calls(
         every=every,
         checkpoint=None,
         save_every=1.0,
-        name=_named(name, checked),
+        name=name_for(checked, name),
         clock=clock,
     )
 
@@ -254,7 +249,7 @@ def pages(
         every=every,
         checkpoint=checkpoint,
         save_every=save_every,
-        name=_named(name, checked),
+        name=name_for(checked, name),
         clock=clock,
     )
 
@@ -285,8 +280,9 @@ def poll(
         raise TypeError(
             f"url={url!r}: write where to read, such as 'https://vendor.example/orders'"
         )
-    read = _document if items is None else check.plain_function("items", items)
-    onward = None if following is None else check.plain_function("following", following)
+    for argument, function in (("items", items), ("following", following)):
+        if function is not None:
+            check.plain_function(argument, function)
 
     async def ask(cursor: dict[str, str]) -> Page[Any]:
         headers = {"If-None-Match": cursor["etag"]} if "etag" in cursor else {}
@@ -294,11 +290,13 @@ def poll(
         if response.status_code == NOT_MODIFIED:
             return Page((), cursor)
         if response.status_code in COME_LATER:
-            pause = _pause(response)
+            today = current_clock()
+            now = today.now() - epoch_of(today)
+            pause = read_retry_after(response.headers.get("retry-after", ""), now)
             if pause is not None:
                 return Page((), cursor, wait=max(every, pause))
         response.raise_for_status()
-        return _page_of(response, cursor["url"], read, onward)
+        return _page_of(response, cursor["url"], items, following)
 
     return PageSource(
         ask,
@@ -315,42 +313,21 @@ def poll(
 def _page_of(
     response: Any,
     url: str,
-    read: Callable[[Any], Iterable[Any]],
-    onward: Callable[[Any], str | None] | None,
+    items: Callable[[Any], Iterable[Any]] | None,
+    following: Callable[[Any], str | None] | None,
 ) -> Page[Any]:
     """Return the items of an answer to `url`, and where to ask next."""
+    further = None
+    try:
+        found = [response.json()] if items is None else list(items(response))
+        further = None if following is None else following(response)
+    except Exception as error:  # noqa: BLE001 - of the user's functions, or no JSON
+        found = [Faulty(response.text, error)]
     etag = response.headers.get("etag")
-    found, further = _read(response, read, onward)
-    if further is not None:
-        behind = {"url": further}
-    else:
-        behind = {"url": url} | ({} if etag is None else {"etag": etag})
+    cursor = {"url": url if further is None else further}
+    if further is None and etag is not None:
+        cursor["etag"] = etag
     # Not the URL itself: ids are seen in logs.
     known = f"{url} ".encode() + (response.content if etag is None else etag.encode())
     named = blake2b(known, digest_size=8).hexdigest()
-    return Page(found, behind, more=further is not None, id=named)
-
-
-def _read(
-    response: Any,
-    read: Callable[[Any], Iterable[Any]],
-    onward: Callable[[Any], str | None] | None,
-) -> tuple[list[Any], str | None]:
-    """Return the items of an answer, and the URL of the next page."""
-    try:
-        return list(read(response)), None if onward is None else onward(response)
-    except Exception as error:  # noqa: BLE001 - of the user's functions, or no JSON
-        return [Faulty(response.text, error)], None
-
-
-def _document(response: Any) -> list[Any]:
-    return [response.json()]
-
-
-def _pause(response: Any) -> float | None:
-    clock = current_clock()
-    return read_retry_after(response.headers.get("retry-after", ""), clock.now() - epoch_of(clock))
-
-
-def _named(name: str | None, function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__)) if name is None else name
+    return Page(found, cursor, more=further is not None, id=named)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from typing import Any, Final, Generic, TypeVar
@@ -24,7 +25,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.errors import ChannelClosed, JobLost, TimedOut
 from seawall.jobs import Claim, JobQueue
-from seawall.pipeline.source import source_name
+from seawall.pipeline.source import checked_name
 from seawall.resources.channel.channel import Channel
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
@@ -45,7 +46,7 @@ class ChannelSource(Generic[T]):
         if not isinstance(channel, Channel):
             raise TypeError(f"ChannelSource({channel!r}): pass a Channel")
         self.channel = channel
-        self.name = channel.name if name is None else source_name(name)
+        self.name = channel.name if name is None else checked_name(name)
         self._numbers = count(1)
         self._taken: dict[int, T] = {}
         """What is on its way, by number."""
@@ -92,14 +93,11 @@ class ChannelSource(Generic[T]):
         }
 
 
+@dataclass(eq=False, slots=True)
 class ClaimedJob:
     """A job that this process has claimed; its text is the job's id."""
 
-    __slots__ = ("claim",)
-
-    def __init__(self, claim: Claim) -> None:
-        """Hold the claim."""
-        self.claim = claim
+    claim: Claim
 
     def __str__(self) -> str:
         return self.claim.id
@@ -122,8 +120,7 @@ class QueueSource:
                 f"QueueSource({queue!r}): pass a queue, such as PriorityQueue(store, 'orders')"
             )
         self.queue = queue
-        self.name = queue.name if name is None else source_name(name)
-        self.keeps_ids = True
+        self.name = queue.name if name is None else checked_name(name)
         self._lease = check.seconds("lease", lease)
         self._held: dict[ClaimedJob, None] = {}
         """Jobs whose leases are prolonged."""
@@ -139,7 +136,7 @@ class QueueSource:
         return [(job.claim.payload, job) for job in jobs]
 
     async def acknowledge(self, handles: Sequence[ClaimedJob]) -> None:
-        """Say that these jobs are done."""
+        """Acknowledge these jobs in the queue."""
         await _all([self._finish(job) for job in handles if job in self._held])
 
     async def give_back(self, handles: Sequence[ClaimedJob]) -> None:
@@ -149,7 +146,7 @@ class QueueSource:
         await _all([self._release(job) for job in handles])
 
     def holds(self, handle: ClaimedJob) -> bool:
-        """Return whether its lease is not over: else the job is somebody else's."""
+        """Return whether its lease is not over: else another worker may have the job."""
         return handle in self._held and self.queue.clock.now() < handle.claim.until
 
     async def close(self) -> None:
@@ -167,13 +164,7 @@ class QueueSource:
             await self.queue.aack(job.claim)
         except JobLost as lost:
             if lost.state != "done":  # else an earlier answer of the store was lost
-                _log.warning(
-                    "source %r: job %s is done, but its lease was over: it is %s",
-                    self.name,
-                    job,
-                    lost.state,
-                    extra={"seawall_source": self.name, "seawall_item": f"{self.name}:{job}"},
-                )
+                self._warn("job %s is done, but its lease was over: it is %s", job, lost)
         self._held.pop(job, None)
 
     async def _release(self, job: ClaimedJob) -> None:
@@ -203,13 +194,11 @@ class QueueSource:
             await self.queue.aheartbeat(job.claim)
         except JobLost as lost:
             self._held.pop(job, None)
-            _log.warning(
-                "source %r: the lease of job %s was over while it was at work: it is %s",
-                self.name,
-                job,
-                lost.state,
-                extra={"seawall_source": self.name, "seawall_item": f"{self.name}:{job}"},
-            )
+            self._warn("the lease of job %s was over while it was at work: it is %s", job, lost)
+
+    def _warn(self, text: str, job: ClaimedJob, lost: JobLost) -> None:
+        fields = {"seawall_source": self.name, "seawall_item": f"{self.name}:{job}"}
+        _log.warning(f"source %r: {text}", self.name, job, lost.state, extra=fields)
 
 
 async def _all(tasks: list[Any]) -> None:

@@ -19,7 +19,7 @@ from seawall.pipeline.counts import StageCounts, Throughput
 from seawall.pipeline.failures import BLOCKED, is_cancelled
 from seawall.pipeline.inline import Node
 from seawall.pipeline.item import Item
-from seawall.pipeline.source import Faulty
+from seawall.pipeline.source import Faulty, wait_within
 from seawall.pipeline.stage_queue import StageQueue
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from seawall.pipeline.source import Source
 
 READ_AT_ONCE: Final = 100
-"""Items that are pulled from a source at once."""
+"""Maximum number of items that one `pull` asks for."""
 MOST_UNREPORTED: Final = 1000
 """Ends that a source has not taken; with more of them it is not read."""
 READABLE_AFTER: Final = 30.0
@@ -65,13 +65,12 @@ class SourceReader:
     """See the module's docstring."""
 
     def __init__(self, run: PipelineRun, source: Source[Any], first: Node) -> None:
-        """Begin with nothing to report."""
         self.source = source
         self.acknowledged: list[Any] = []
         """Handles of items that have ended, and are not reported yet."""
         self.returned: list[Any] = []
         self.has_ends = False
-        """Whether `ended` is set; cheaper to ask than the event."""
+        """Whether `ended` is set; cheaper to read than the event."""
         self.ended = asyncio.Event()
         self.read = 0
         self._reported = asyncio.Event()
@@ -95,15 +94,11 @@ class SourceReader:
         """Set when the last ends are to be reported."""
         self._reading: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-
-    @property
-    def _fields(self) -> dict[str, str]:
-        """The fields of a line in the log."""
-        return {"seawall_pipeline": self._run.name, "seawall_source": self.source.name}
+        self._log_fields = {"seawall_pipeline": run.name, "seawall_source": source.name}
 
     @property
     def unreported(self) -> int:
-        """How many items have ended without the source knowing of it."""
+        """Number of ends that the source has not taken yet."""
         return len(self.acknowledged) + len(self.returned) + self._unanswered
 
     def start(self) -> asyncio.Task[None]:
@@ -111,9 +106,6 @@ class SourceReader:
         self._reporting = asyncio.create_task(self._report())
         self._reading = asyncio.create_task(self._read())
         return self._reading
-
-    def finish(self) -> None:
-        """Hear that all sources are over; of interest to whoever reads dead letters."""
 
     def halt(self) -> None:
         """Read no more; what was read goes on."""
@@ -193,22 +185,22 @@ class SourceReader:
                 recovery.cancel()
 
     def _fail(self, error: Exception) -> None:
-        """Note that the source cannot be read; raise `error` if that is for good."""
+        """Note that the source cannot be read; raise `error` if that cannot change."""
         if isinstance(error, FOR_GOOD) or not getattr(self.source, "repeatable", True):
             raise error
         self._errors += 1
         cause = described(error)
         if not self._error:
             self._failing_since = self._run.now()
-            self._tell_change("ok", "failing", cause, 0.0)
+            self._emit_change("ok", "failing", cause, 0.0)
         self._error = cause
 
     def _recover(self) -> None:
         if self._error:
             self._error = ""
-            self._tell_change("failing", "ok", "", self._run.now() - self._failing_since)
+            self._emit_change("failing", "ok", "", self._run.now() - self._failing_since)
 
-    def _tell_change(self, before: str, after: str, cause: str, duration: float) -> None:
+    def _emit_change(self, before: str, after: str, cause: str, duration: float) -> None:
         change = {"before": before, "after": after, "cause": cause, "duration": duration}
         emit(SourceChanged, self._run.name, source=self.source.name, **change)
 
@@ -225,71 +217,52 @@ class SourceReader:
             acknowledged, self.acknowledged = self.acknowledged, []
             returned, self.returned = self.returned, []
             self._unanswered = len(acknowledged) + len(returned)
-            await self._tell(source.acknowledge, acknowledged)
+            await self._report_by(source.acknowledge, acknowledged)
             self._unanswered = len(returned)
-            await self._tell(source.give_back, returned)
+            await self._report_by(source.give_back, returned)
             self._unanswered = 0
             self._reported.set()
             if is_over:
                 return
 
-    async def _tell(
-        self, tell: Callable[[Sequence[Any]], Awaitable[None]], handles: list[Any]
+    async def _report_by(
+        self, method: Callable[[Sequence[Any]], Awaitable[None]], handles: list[Any]
     ) -> None:
-        """Tell the source of these ends until it has taken them, or will never do so."""
+        """Report these ends by a method of the source until it has taken them, or never will."""
         if not handles:
             return
         pauses = BLOCKED.delays(self._run.random)
         is_failing = False
         while True:
             try:
-                await tell(handles)
-            except FOR_GOOD:
+                await method(handles)
+            except FOR_GOOD as error:
                 self._errors += 1
-                _log.exception(
-                    "pipeline %r: source %r will not take the ends of %d items; it may hand them"
-                    " out again",
-                    self._run.name,
-                    self.source.name,
-                    len(handles),
-                    extra=self._fields,
-                )
+                text = f"will not take the ends of {len(handles)} items; it may hand them out again"
+                self._log_error(text, error)
                 return
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled():
                     raise
                 self._errors += 1
                 if not is_failing:
-                    _log.error(
-                        "pipeline %r: source %r does not take the ends of items; they are reported"
-                        " again: %s",
-                        self._run.name,
-                        self.source.name,
-                        described(error),
-                        extra=self._fields,
+                    why = described(error)
+                    self._log_error(
+                        f"does not take the ends of items; they are reported again: {why}"
                     )
                 is_failing = True
                 await self._pause(next(pauses))
             else:
                 if is_failing:
-                    _log.error(
-                        "pipeline %r: source %r takes ends again",
-                        self._run.name,
-                        self.source.name,
-                        extra=self._fields,
-                    )
+                    self._log_error("takes ends again")
                 return
 
     async def _pause(self, seconds: float) -> None:
         """Wait before reporting to a source again; not for long when the run is over."""
         if self._over.is_set():
             await sleep_async(min(seconds, TELL_AGAIN))
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-        except TimeoutError:
-            pass
+        else:
+            await wait_within(self._over, seconds)
 
     async def close(self) -> None:
         """Report the last ends and close the source, both in time."""
@@ -301,36 +274,32 @@ class SourceReader:
             finally:
                 await end([self._reporting], 0.0)
         if self.unreported:
-            _log.error(
-                "pipeline %r: source %r has not taken the ends of %d items; it may hand them out"
-                " again",
-                self._run.name,
-                self.source.name,
-                self.unreported,
-                extra=self._fields,
-            )
+            ends = f"the ends of {self.unreported} items"
+            self._log_error(f"has not taken {ends}; it may hand them out again")
         closing = asyncio.ensure_future(self.source.close())
         try:
             done, _ = await asyncio.wait([closing], timeout=ACK_WITHIN)
             for task in done:
                 task.result()
             if not done:
-                _log.error("source %r does not close", self.source.name, extra=self._fields)
-        except (Exception, asyncio.CancelledError):
+                self._log_error("does not close")
+        except (Exception, asyncio.CancelledError) as error:
             if is_cancelled():
                 raise
-            _log.exception("source %r cannot be closed", self.source.name, extra=self._fields)
+            self._log_error("cannot be closed", error)
         finally:
             await end([closing], 0.0)
+
+    def _log_error(self, text: str, error: BaseException | None = None) -> None:
+        names, fields = (self._run.name, self.source.name), self._log_fields
+        _log.error("pipeline %r: source %r %s", *names, text, exc_info=error, extra=fields)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return what was read, and what is known of the source; from any thread."""
         last_at, unreported, error = self._last_at, self.unreported, self._error
-        if not error and unreported >= MOST_UNREPORTED:
-            error = (
-                f"it has not taken the ends of {unreported} items, and is read no more until then"
-            )
         facts = source_snapshot(self.source)
+        if not error and unreported >= MOST_UNREPORTED:
+            error = f"it has not taken the ends of {unreported} items, and is not read until then"
         return {
             **facts,
             "read": self.read,
@@ -346,12 +315,18 @@ class SourceReader:
 def source_snapshot(source: Source[Any]) -> dict[str, Any]:
     """Return what a source says of itself, as one from which nothing was read."""
     facts: dict[str, Any] = {}
-    look = getattr(source, "snapshot", None)
-    if look is not None:
-        try:
-            facts = dict(look())
-        except Exception as error:  # noqa: BLE001 - of the source: the rest is to be seen
-            facts = {"snapshot_error": described(error)}
-    unread = {"read": 0, "rate": 0.0, "waits": False, "last_at": None}
-    own = {"error": str(facts.get("error", ""))}
-    return {**facts, "name": source.name, **unread, "unreported": 0, "errors": 0, **own}
+    try:
+        facts = dict(getattr(source, "snapshot", dict)())
+    except Exception as error:  # noqa: BLE001 - of the source: show the rest
+        facts = {"snapshot_error": described(error)}
+    return {
+        **facts,
+        "name": source.name,
+        "read": 0,
+        "rate": 0.0,
+        "waits": False,
+        "last_at": None,
+        "unreported": 0,
+        "errors": 0,
+        "error": str(facts.get("error", "")),
+    }

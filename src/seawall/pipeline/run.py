@@ -32,6 +32,7 @@ from seawall.runtime.driver import sleep_async
 if TYPE_CHECKING:
     from random import Random
 
+    from seawall.pipeline.dead_letters.replay import ReplayReader
     from seawall.pipeline.reader import SourceReader
 
 CANCEL_WITHIN: Final = 5.0
@@ -56,10 +57,9 @@ class PipelineRun:
         on_end: Callable[[Item, Ended], None] | None = None,
         letter_id: Callable[[str], str] = str,
     ) -> None:
-        """Begin without items; `nodes` and `readers` are set when the graph is built.
+        """Start without items; `nodes` and `readers` are set when the graph is built.
 
-        `letter_id(id)` returns the id of a dead letter for an item whose source may use its id
-        again.
+        `letter_id(id)` makes the id of a dead letter where a source may use the id again.
         """
         self.may_lose_items = may_lose_items
         """Whether a source may lose items to another process while they are here."""
@@ -70,8 +70,7 @@ class PipelineRun:
         self.random = rng.random
         self.nodes: list[WorkerStage | InlineStage | Branch] = []
         self.readers: list[SourceReader] = []
-        self.replay: SourceReader | None = None
-        """Reads dead letters that are replayed."""
+        self.replay: ReplayReader | None = None
         self.live: dict[Item, SourceReader] = {}
         """All items in flight with where they came from, the oldest first."""
         self.read = 0
@@ -81,14 +80,13 @@ class PipelineRun:
         self.is_ending = False
         """Whether no more items will be read."""
         self.is_closing = False
-        """Whether what is not finished is given back: nothing is begun or sent on any more."""
+        """Whether nothing is begun or sent on any more: what is not finished is given back."""
         self._failure: Exception | None = None
         self.name = name
         self._dead_letters = dead_letters
         self._on_end = on_end
         self._letter_id = letter_id
         self._emptied = asyncio.Event()
-        """Set when no item is in flight."""
         self._halt = asyncio.Event()
         self._end_at: float | None = None
 
@@ -100,7 +98,7 @@ class PipelineRun:
         self.live.update(dict.fromkeys(items, reader))
 
     def end(self, item: Item, ending: Ending = _SINK, error: Exception | None = None) -> None:
-        """Take an item out of the pipeline; its source will hear of it."""
+        """Take an item out of the pipeline, and have its end reported to its source."""
         live = self.live
         reader = live.pop(item)
         self.ends[ending] += 1
@@ -150,17 +148,12 @@ class PipelineRun:
         return _cancelled("the function")
 
     async def bury(self, item: Item, stage: str, counts: StageCounts, error: Exception) -> None:
-        """Make an item a dead letter of `stage`; it ends when that is stored.
-
-        While it cannot be stored the stage waits, and so does everything before it: nothing is
-        lost.
-        """
+        """Make an item a dead letter of `stage`, which waits until the letter is stored."""
         item.stage = stage
         clock = current_clock()
         at = clock.now() - epoch_of(clock)
         cause = described(error)
-        keeps_id = getattr(item.source, "keeps_ids", False)
-        id_ = item.id if keeps_id else self._letter_id(item.id)
+        id_ = item.id if getattr(item.source, "keeps_ids", False) else self._letter_id(item.id)
         letter = DeadLetter(
             id_, item.value, stage, cause, item.attempts, at, item.lesser, traceback_of(error)
         )
@@ -174,25 +167,25 @@ class PipelineRun:
                 why = f"a dead letter cannot be stored: {described(failure)}"
                 if not counts.waits_for:
                     counts.blocked_at = self.now()
-                    self._tell_of(stage, "flows", "blocked", item, why, 0.0)
+                    self._emit_change(stage, "flows", "blocked", item, why, 0.0)
                 counts.waits_for = why
                 await sleep_async(next(pauses))
         if counts.waits_for:
             counts.waits_for = ""
             blocked_for = self.now() - counts.blocked_at
-            self._tell_of(stage, "blocked", "flows", item, "", blocked_for)
+            self._emit_change(stage, "blocked", "flows", item, "", blocked_for)
         counts.dead_letters += 1
         emit(ItemDied, self.name, item=id_, stage=stage, attempts=item.attempts, cause=cause)
         self.end(item, Ending.DEAD_LETTER, error)
 
-    def _tell_of(
+    def _emit_change(
         self, stage: str, before: str, after: str, item: Item, cause: str, duration: float
     ) -> None:
         change = {"before": before, "after": after, "cause": cause, "duration": duration}
         emit(StageChanged, self.name, stage=stage, item=item.id, **change)
 
-    def tell_end(self, result: str, cause: str = "") -> None:
-        """Tell subscribers and the log how the run ended."""
+    def emit_end(self, result: str, cause: str = "") -> None:
+        """Emit the event of how the run ended."""
         emit(
             PipelineEnded,
             self.name,
@@ -215,7 +208,7 @@ class PipelineRun:
     # Running
 
     def stop(self, end_at: float) -> None:
-        """Read no more, and finish until `end_at`; in this loop."""
+        """Stop reading, and finish until `end_at`; in this loop."""
         if self._end_at is None:
             _log.warning(
                 "pipeline %r stops, within %.3g s; in flight: %d",
@@ -318,10 +311,7 @@ class PipelineRun:
         return self._end_at is not None and self.now() >= self._end_at
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts, the oldest item, the sources, and what each stage is doing.
-
-        From any thread.
-        """
+        """Return the counts, the oldest item, the sources and the stages; from any thread."""
         now = self.now()
         oldest = next(iter(list(self.live)), None)
         # In this order, and without `live`: another thread may look in the middle of a change.

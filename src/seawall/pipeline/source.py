@@ -11,6 +11,7 @@ function is called with it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -77,7 +78,6 @@ class TooManyDeliveries(Exception):
     """Why an item is `Faulty` that was delivered again and again, and no process has finished."""
 
     def __init__(self, deliveries: int) -> None:
-        """Say how often it was delivered."""
         super().__init__(f"delivered {deliveries} times, and no process has finished it")
 
 
@@ -108,7 +108,7 @@ class IterableSource(Generic[T]):
         same items in each run; those before the place are skipped. A function `items(offset)`
         returns an iterable that begins there, and skips them without reading them.
         """
-        self.name = source_name(name)
+        self.name = checked_name(name)
         self.keeps_ids = checkpoint is not None
         self.returned: list[int] = []
         """The places of items that were given back, in the order of the iterable."""
@@ -219,11 +219,25 @@ def _check_iterable(items: Any) -> None:
         raise TypeError(f"{items!r} has no items: pass an iterable, or an async iterable")
 
 
-def source_name(name: Any) -> str:
-    """Return `name` if a source can have it, or raise."""
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r}: write a name, such as 'orders'")
-    return name
+def checked_name(value: Any, argument: str = "name", example: str = "orders") -> str:
+    """Return `value` if it is a name, or raise."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{argument}={value!r}: write a name, such as {example!r}")
+    return value
+
+
+def name_for(function: Any, name: str | None) -> str:
+    """Return `name`; without one, the name of the function."""
+    return str(getattr(function, "__name__", type(function).__name__)) if name is None else name
+
+
+async def wait_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until `event` is set, for at most `seconds`; return whether it is."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def as_source(source: Any, name: str | None, usual: str = "items") -> Source[Any]:

@@ -27,12 +27,11 @@ class StageQueue:
     """Items that wait for the workers of one stage."""
 
     def __init__(self, run: PipelineRun, stage: Stage, counts: StageCounts) -> None:
-        """Begin empty."""
         self.name = stage.name
         self.ready: deque[Item] = deque()
         """Items that any worker may begin with."""
         self.blocked: Waiters = deque()
-        """Those who wait for room."""
+        """Waiters for room."""
         self._run = run
         self._now = run.now
         self._counts = counts
@@ -45,17 +44,17 @@ class StageQueue:
 
     @property
     def held(self) -> int:
-        """How many items wait here."""
+        """Number of items that wait here."""
         return len(self.ready) + self._in_lanes
 
     @property
     def free(self) -> int:
-        """How many more items have room."""
+        """Number of items that have room."""
         return self._capacity - self.held
 
     @property
     def room(self) -> int:
-        """How many items `take_many` takes; 0 where they have to be brought one by one."""
+        """Number of items that `take_many` takes; 0 where they must be brought one by one."""
         if self.blocked or self._key_of is not None:
             return 0
         return self._capacity - len(self.ready)
@@ -114,10 +113,7 @@ class StageQueue:
         await self._wait(self._idle, until)
 
     def make_way(self) -> None:
-        """Let those bring their items who wait for room, once half of it is free.
-
-        Many at once cost fewer turns of the event loop than one by one.
-        """
+        """Wake those waiting for room once half is free: cheaper than waking them one by one."""
         held = self.held
         if held <= self._capacity // 2:
             for _ in range(self._capacity - held):
@@ -136,14 +132,14 @@ class StageQueue:
             del self._lanes[key]
 
     def wake_all(self) -> None:
-        """Let idle workers look up: there may be nothing more to wait for."""
+        """Wake all idle workers: there may be nothing more to wait for."""
         while self._idle:
             _wake(self._idle)
 
     async def _wait(
         self, queue: Waiters, until: float | None = None, *, first: bool = False
     ) -> None:
-        """Wait to be woken, or until `until`; a wake-up that finds nobody goes to the next."""
+        """Wait to be woken, or until `until`; if cancelled, pass the wake-up on."""
         loop = self._run.loop
         future: asyncio.Future[None] = loop.create_future()
         if first:

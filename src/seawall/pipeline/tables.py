@@ -10,6 +10,7 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, overload
 
 from seawall import _checks as check
@@ -20,7 +21,7 @@ from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReade
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
 from seawall.pipeline.item import CURRENT_BATCH, Item, current_item
-from seawall.pipeline.source import source_name
+from seawall.pipeline.source import checked_name
 from seawall.pipeline.stage import BatchFailed
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
@@ -47,9 +48,7 @@ class TableSource:
         follow: bool,
         poll: float,
     ) -> None:
-        """Hand out what `reader` finds."""
         self.name = name
-        self.keeps_ids = True
         self._reader = reader
         self._place = place
         self._follow = follow
@@ -129,18 +128,16 @@ def table(
     source, unless given that of the table.
     """
     checked = checked_database("table", database)
-    for argument, given in (("name", name), ("position", position)):
-        if not isinstance(given, str) or not given:
-            raise TypeError(f"{argument}={given!r}: write a name, such as 'orders'")
-    listed = None if columns is None or isinstance(columns, str) else tuple(columns)
-    if columns is not None and not (
-        listed and all(isinstance(column, str) and column for column in listed)
-    ):
+    checked_name(name)
+    checked_name(position, "position", "id")
+    listed = () if isinstance(columns, str) else tuple(columns or ())
+    are_names = all(isinstance(column, str) and column for column in listed)
+    if columns is not None and not (listed and are_names):
         raise TypeError(f"columns={columns!r}: write names, such as ['id', 'total']")
     kept = None if checkpoint is None else DatabaseCheckpoint(checked, checkpoint)
     return TableSource(
-        TableReader(checked, name, position, listed),
-        name=name if source is None else source_name(source),
+        TableReader(checked, name, position, listed or None),
+        name=name if source is None else checked_name(source),
         after=check.count("after", after, minimum=0),
         place=SavedPlace(kept, every, clock),
         follow=check.flag("follow", follow),
@@ -168,16 +165,13 @@ class InboxSink(Generic[T]):
         """
         if not isinstance(inbox, Inbox):
             raise TypeError(f"InboxSink({inbox!r}, ...): pass an Inbox")
-        if not isinstance(consumer, str) or not consumer:
-            raise TypeError(f"consumer={consumer!r}: write a name, such as 'billing'")
         check.function("function", function)
         database = inbox.database
-        wanted = "async" if database.is_async else "sync"
-        if kind_of(function) != wanted:
-            write = "an async" if database.is_async else "a plain"
-            raise TypeError(f"function={function!r}: {database!r} wants {write} function here")
+        if kind_of(function) != ("async" if database.is_async else "sync"):
+            wanted = "an async" if database.is_async else "a plain"
+            raise TypeError(f"function={function!r}: {database!r} wants {wanted} function here")
         self._inbox = inbox
-        self._consumer = consumer
+        self._consumer = checked_name(consumer, "consumer", "billing")
         self._function: Callable[[Any, T], Any] = function
         self._id = None if id is None else check.plain_function("id", id)
         self.__name__ = consumer
@@ -248,17 +242,15 @@ class InboxSink(Generic[T]):
                         self._function(conn, effect.value)
 
 
+@dataclass(slots=True)
 class _Effect:
     """What an `InboxSink` does with one item; around the call of the function, a context."""
 
-    __slots__ = ("failure", "message", "value")
-
-    def __init__(self, value: Any, message: str) -> None:
-        self.value = value
-        self.message = message
-        """The id under which the inbox knows it."""
-        self.failure: BaseException | None = None
-        """What the user's function has raised last."""
+    value: Any
+    message: str
+    """The id under which the inbox knows it."""
+    failure: BaseException | None = None
+    """What the user's function has raised last."""
 
     def __enter__(self) -> None:
         self.failure = None

@@ -33,7 +33,6 @@ class StageWorker:
     """What one worker is doing; see `ItemWorker` and `BatchWorker`."""
 
     def __init__(self, node: WorkerStage) -> None:
-        """Begin idle."""
         self.since = 0.0
         """When it began with its items."""
         self.waits_for = ""
@@ -73,7 +72,6 @@ class ItemWorker(StageWorker):
     """Does one item at a time."""
 
     def __init__(self, node: WorkerStage) -> None:
-        """Begin idle."""
         super().__init__(node)
         self._item: Item | None = None
         self._suspended: Item | None = None
@@ -195,7 +193,6 @@ class Handover:
     """
 
     def __init__(self, node: WorkerStage) -> None:
-        """Begin with nothing."""
         self.items: list[Item] = []
         """Those for which there is room."""
         self.room = 0

@@ -26,12 +26,12 @@ from seawall.pipeline.dead_letters.letters import (
     ReplayClaim,
     acts_on,
     checked_letter_id,
-    checked_pipeline_name,
     repr_of,
     stored_id,
     whole_micros,
 )
 from seawall.pipeline.item import DeadLetter, Lesser
+from seawall.pipeline.source import checked_name
 from seawall.runtime.driver import Steps
 
 _log = logging.getLogger("seawall")
@@ -65,7 +65,7 @@ class DatabaseDeadLetters:
         if (encode is None) != (decode is None):
             raise TypeError("encode, decode: pass both, or neither")
         self.database = database
-        self.name = checked_pipeline_name(name)
+        self.name = checked_name(name)
         self.lease = check.seconds("lease", lease)
         self.poll: float | None = check.seconds("poll", poll)
         self.wakeups = Wakeups()
@@ -105,7 +105,7 @@ class DatabaseDeadLetters:
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of letters, as `browse` does."""
+        """Async twin of `browse`."""
         asked = self._browsing(state, search, after, limit, payloads=payloads)
         return await self.database.arun(asked)
 
@@ -114,7 +114,7 @@ class DatabaseDeadLetters:
         return self.database.run(self._inspecting(id, payload=payload))
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a letter, as `inspect` does."""
+        """Async twin of `inspect`."""
         return await self.database.arun(self._inspecting(id, payload=payload))
 
     def retry(self, id: str) -> bool:  # noqa: A002
@@ -125,7 +125,7 @@ class DatabaseDeadLetters:
         return self._retried(self.database.run(self._changing("retry", id)))
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Have a dead letter replayed, as `retry` does."""
+        """Async twin of `retry`."""
         return self._retried(await self.database.arun(self._changing("retry", id)))
 
     def drop(self, id: str) -> bool:  # noqa: A002
@@ -133,7 +133,7 @@ class DatabaseDeadLetters:
         return self.database.run(self._changing("drop", id))
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Delete a letter, as `drop` does."""
+        """Async twin of `drop`."""
         return await self.database.arun(self._changing("drop", id))
 
     def counts(self) -> dict[str, tuple[int, float]]:
@@ -141,7 +141,7 @@ class DatabaseDeadLetters:
         return self._counted(self.database.run(self._counting))
 
     async def acounts(self) -> dict[str, tuple[int, float]]:
-        """Count the letters, as `counts` does."""
+        """Async twin of `counts`."""
         return self._counted(await self.database.arun(self._counting))
 
     # For the pipeline
@@ -277,7 +277,7 @@ class DatabaseDeadLetters:
     # Values
 
     def _written(self, letter: DeadLetter) -> tuple[str, str]:
-        """Return how a value is stored, and as which text."""
+        """Return the form in which a value is stored, and its text."""
         value = letter.value
         try:
             if type(value) is bytes:

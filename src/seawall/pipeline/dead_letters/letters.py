@@ -29,7 +29,7 @@ from seawall.pipeline.item import DeadLetter
 
 MOST_DEAD_LETTERS: Final = 1000
 MOST_CLAIMS: Final = 3
-"""How many processes may die with a letter that they replay; then it is dead again."""
+"""Maximum number of processes that die while they replay a letter; then it is dead again."""
 CLAIM_AT_ONCE: Final = 50
 LONGEST_ID: Final = 400
 LONGEST_REPR: Final = 65_536
@@ -57,7 +57,7 @@ class DeadLetters(WorkList, Protocol):
     lease: float
     """Seconds for which a claim holds, unless it is renewed."""
     poll: float | None
-    """Seconds between two looks for letters to replay; None if `bells` ring for each."""
+    """Seconds between two looks for letters to replay; None if `wakeups` ring for each."""
     wakeups: Wakeups
 
     async def aadd(self, letter: DeadLetter, claim: ReplayClaim | None = None) -> None:
@@ -96,13 +96,6 @@ def repr_of(value: Any) -> str:
         return repr(value)[:LONGEST_REPR]
     except Exception:  # noqa: BLE001 - of the user's type
         return f"<{type(value).__name__}>"
-
-
-def checked_pipeline_name(name: Any) -> str:
-    """Return `name` if it can be the name of a pipeline, or raise."""
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r}: write the name of the pipeline, such as 'orders'")
-    return name
 
 
 def stored_id(id_: str) -> str:

@@ -30,11 +30,11 @@ from seawall.pipeline.dead_letters.letters import (
     ReplayClaim,
     acts_on,
     checked_letter_id,
-    checked_pipeline_name,
     repr_of,
     whole_micros,
 )
 from seawall.pipeline.item import DeadLetter
+from seawall.pipeline.source import checked_name
 from seawall.runtime.mutex import Mutex
 
 _log = logging.getLogger("seawall")
@@ -54,6 +54,10 @@ class _Kept:
     def change(self, state: str, now: float) -> None:
         self.state, self.changed_at = state, now
 
+    def counts(self, claim: ReplayClaim | None) -> bool:
+        """Return whether `claim` is the one by which the letter is replayed now."""
+        return self.state == "claimed" and claim is not None and claim.epoch == self.epoch
+
 
 class MemoryDeadLetters:
     """Dead letters in the memory of this process; when it is full, the pipeline waits."""
@@ -64,7 +68,7 @@ class MemoryDeadLetters:
 
     def __init__(self, name: str, *, most: int = MOST_DEAD_LETTERS) -> None:
         """Keep up to `most` letters of the pipeline called `name`."""
-        self.name = checked_pipeline_name(name)
+        self.name = checked_name(name)
         self.wakeups = Wakeups()
         self._most = check.count("most", most)
         self._kept: dict[str, _Kept] = {}
@@ -92,10 +96,8 @@ class MemoryDeadLetters:
 
     @property
     def _is_full(self) -> bool:
-        """Whether there is no room. Those that are replayed need none: they are on their way.
-
-        Else a stage whose workers wait for room could not take the letter that makes it.
-        """
+        # Letters that are replayed do not count: a stage whose workers wait for room for others
+        # could not take them, and so make it.
         if len(self._kept) < self._most:
             return False
         return sum(kept.state != "claimed" for kept in self._kept.values()) >= self._most
@@ -130,7 +132,7 @@ class MemoryDeadLetters:
         limit: int = 50,
         payloads: bool = True,
     ) -> WorkPage:
-        """Return a page of letters, as `browse` does."""
+        """Async twin of `browse`."""
         return self.browse(state, search=search, after=after, limit=limit, payloads=payloads)
 
     def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002 - it is one
@@ -140,7 +142,7 @@ class MemoryDeadLetters:
         return None if kept is None else self._item(kept, cut)
 
     async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a letter, as `inspect` does."""
+        """Async twin of `inspect`."""
         return self.inspect(id, payload=payload)
 
     def retry(self, id: str) -> bool:  # noqa: A002
@@ -154,7 +156,7 @@ class MemoryDeadLetters:
         return True
 
     async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Have a dead letter replayed, as `retry` does."""
+        """Async twin of `retry`."""
         return self.retry(id)
 
     def drop(self, id: str) -> bool:  # noqa: A002
@@ -167,7 +169,7 @@ class MemoryDeadLetters:
         return True
 
     async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Delete a letter, as `drop` does."""
+        """Async twin of `drop`."""
         return self.drop(id)
 
     def snapshot(self) -> dict[str, Any]:
@@ -194,8 +196,7 @@ class MemoryDeadLetters:
             if letter.at != kept.letter.at:
                 letter = letter._replace(attempts=letter.attempts + kept.letter.attempts)
             kept.letter = letter
-            state = "dead" if _holds(kept, claim) else kept.state
-            kept.change(state, now)
+            kept.change("dead" if kept.counts(claim) else kept.state, now)
 
     async def aclaim(self, most: int) -> list[ReplayClaim]:
         """Claim letters that wait to be replayed."""
@@ -216,7 +217,8 @@ class MemoryDeadLetters:
         """Delete letters whose items have ended well."""
         with self._mutex:
             for claim in claims:
-                if _holds(self._kept.get(claim.letter.id), claim):
+                kept = self._kept.get(claim.letter.id)
+                if kept is not None and kept.counts(claim):
                     del self._kept[claim.letter.id]
 
     async def arelease(self, claims: Sequence[ReplayClaim]) -> None:
@@ -224,7 +226,7 @@ class MemoryDeadLetters:
         with self._mutex:
             for claim in claims:
                 kept = self._kept.get(claim.letter.id)
-                if kept is not None and _holds(kept, claim):
+                if kept is not None and kept.counts(claim):
                     kept.change("waiting", self._clock.now())
 
     def _item(self, kept: _Kept, cut: int) -> WorkItem:
@@ -245,14 +247,6 @@ class MemoryDeadLetters:
             acts_on(kept.state, can_replay=True),
             letter.traceback,
         )
-
-
-def _holds(kept: _Kept | None, claim: ReplayClaim | None) -> bool:
-    return (
-        kept is not None
-        and claim is not None
-        and (kept.state, kept.epoch) == ("claimed", claim.epoch)
-    )
 
 
 def _is_found(letter: DeadLetter, asked: PageRequest) -> bool:

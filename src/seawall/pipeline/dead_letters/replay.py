@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from secrets import token_hex
 from typing import Any
@@ -13,11 +13,7 @@ from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.jobs.wakeups import READY, Wakeup
 from seawall.pipeline.counts import StageCounts
-from seawall.pipeline.dead_letters.letters import (
-    CLAIM_AT_ONCE,
-    DeadLetters,
-    ReplayClaim,
-)
+from seawall.pipeline.dead_letters.letters import CLAIM_AT_ONCE, DeadLetters, ReplayClaim
 from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
 from seawall.pipeline.failures import BLOCKED
 from seawall.pipeline.inline import Node
@@ -31,10 +27,7 @@ _log = logging.getLogger("seawall")
 
 
 def letter_ids(store: Any) -> Callable[[str], str]:
-    """Return what makes ids of letters for items whose ids their source may use again.
-
-    Two such items never share a letter, of whatever run or process they are.
-    """
+    """Return a function that makes unique ids of letters, for sources that may use an id again."""
     if isinstance(store, MemoryDeadLetters):
         return store._free_id  # noqa: SLF001 - of this module
     run, numbers = token_hex(4), count(1)
@@ -57,7 +50,6 @@ class LetterSource:
     """The letters of one run: dead ones go into the store, replayed ones come out of it."""
 
     def __init__(self, store: DeadLetters) -> None:
-        """Begin without claims."""
         self.name = "dead letters"
         self.keeps_ids = True
         self.store = store
@@ -82,17 +74,22 @@ class LetterSource:
 
     async def acknowledge(self, handles: Sequence[ReplayClaim]) -> None:
         """Delete the letters of items that have ended; not of those that are dead again."""
-        ended = self._held_of(handles)
-        if ended:
-            await self.store.asettle(ended)
-            self._forget(ended)
+        await self._end(handles, self.store.asettle)
 
     async def give_back(self, handles: Sequence[ReplayClaim]) -> None:
         """Let the letters wait again."""
-        left = self._held_of(handles)
-        if left:
-            await self.store.arelease(left)
-            self._forget(left)
+        await self._end(handles, self.store.arelease)
+
+    async def _end(
+        self,
+        claims: Sequence[ReplayClaim],
+        report: Callable[[Sequence[ReplayClaim]], Awaitable[None]],
+    ) -> None:
+        held = [claim for claim in claims if self._held.get(claim.letter.id) is claim]
+        if held:
+            await report(held)
+            for claim in held:
+                self._held.pop(claim.letter.id, None)
 
     async def close(self) -> None:
         """Renew no more, and give back what was claimed too late."""
@@ -103,13 +100,6 @@ class LetterSource:
             await asyncio.wait([claiming], timeout=1.0)
             if claiming.done() and not claiming.cancelled() and claiming.exception() is None:
                 await self.store.arelease(claiming.result())
-
-    def _held_of(self, claims: Iterable[ReplayClaim]) -> list[ReplayClaim]:
-        return [claim for claim in claims if self._held.get(claim.letter.id) is claim]
-
-    def _forget(self, claims: Iterable[ReplayClaim]) -> None:
-        for claim in claims:
-            self._held.pop(claim.letter.id, None)
 
     async def _renew(self) -> None:
         while True:
@@ -129,14 +119,15 @@ class LetterSource:
                 )
                 continue
             renewed = {claim.letter.id for claim in held}
-            for lost in claims:
-                if lost.letter.id not in renewed and self._held_of([lost]):
-                    self._forget([lost])
+            for claim in claims:
+                id_ = claim.letter.id
+                if id_ not in renewed and self._held.get(id_) is claim:
+                    del self._held[id_]
                     _log.warning(
                         "pipeline %r: the claim of letter %s was lost; it may be replayed twice",
                         self.store.name,
-                        lost.letter.id,
-                        extra={"seawall_item": lost.letter.id, "seawall_stage": lost.letter.stage},
+                        id_,
+                        extra={"seawall_item": id_, "seawall_stage": claim.letter.stage},
                     )
 
 
@@ -144,7 +135,6 @@ class ReplayReader(SourceReader):
     """Sends letters that are to be replayed through the stages where they failed."""
 
     def __init__(self, run: PipelineRun, letters: LetterSource, stages: Mapping[str, Node]) -> None:
-        """Read `letters` of a run whose stages are known by name."""
         super().__init__(run, letters, next(iter(stages.values())))
         self._letters = letters
         self._stages = stages
@@ -187,11 +177,8 @@ class ReplayReader(SourceReader):
                 await self._replay(pulled)
 
     async def _replay(self, pulled: Sequence[tuple[Any, ReplayClaim]]) -> None:
-        run = self._run
-        now = run.now()
-        items: list[Item] = [
-            ReplayedItem(value, self.source, claim, now) for value, claim in pulled
-        ]
+        run, now = self._run, self._run.now()
+        items: list[Item] = [ReplayedItem(value, self.source, one, now) for value, one in pulled]
         run.begin(items, self)
         self.read += len(items)
         for item in items:

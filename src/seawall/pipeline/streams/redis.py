@@ -25,6 +25,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -33,7 +34,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
-from seawall.pipeline.source import Faulty, TooManyDeliveries
+from seawall.pipeline.source import Faulty, TooManyDeliveries, checked_name, wait_within
 from seawall.pipeline.stage import BatchFailed, NotBefore
 from seawall.redis.pods import SharedHeartbeats
 from seawall.redis.store import core_of
@@ -95,27 +96,26 @@ class StreamHandle(NamedTuple):
         return self.identity or f"{self.stream}/{self.id}"
 
 
+@dataclass(eq=False, slots=True)
 class _Holding:
     """A stream, or a partition of one, while this process reads it."""
 
-    def __init__(self, number: int, consumer: StreamConsumer, lease: Lease | None) -> None:
-        """Begin with what is pending from before."""
-        self.number = number
-        self.consumer = consumer
-        self.lease = lease
-        self.in_flight: set[str] = set()
-        """Ids of entries that were handed out, and whose end the store has not accepted yet."""
-        self.waiting: deque[tuple[str, int]] = deque()
-        """Pending entries that are to be handed out, and how often they were delivered before."""
-        self.marks: dict[str, int] = {}
-        """The number of this delivery, for entries of `waiting` that the store was asked for.
+    number: int
+    consumer: StreamConsumer
+    lease: Lease | None
+    in_flight: set[str] = field(default_factory=set)
+    """Ids of entries that were handed out, and whose end the store has not accepted yet."""
+    waiting: deque[tuple[str, int]] = field(default_factory=deque)
+    """Pending entries that are to be handed out, and how often they were delivered before."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """The number of this delivery, for entries of `waiting` that the store was asked for.
 
-        If its answer was lost the next attempt is the same delivery.
-        """
-        self.is_unsure = True
-        """Whether the store may have given this process entries that it does not know of."""
-        self.leave_by: float | None = None
-        """When to give up what is in flight, since another process is to have the partition."""
+    If its answer was lost the next attempt is the same delivery.
+    """
+    is_unsure: bool = True
+    """Whether the store may have given this process entries that it does not know of."""
+    leave_by: float | None = None
+    """When to give up what is in flight, since another process is to have the partition."""
 
     @property
     def token(self) -> int:
@@ -150,9 +150,9 @@ class RedisStreamSource(Generic[T]):
         `most_deliveries` times and not finished. A process that is not heard of for `lost_after`
         seconds loses its entries to the others.
         """
-        self.stream = _text("stream", stream)
-        self.group = _text("group", group)
-        self.name = stream if name is None else _text("name", name)
+        self.stream = checked_name(stream, "stream")
+        self.group = checked_name(group, "group")
+        self.name = stream if name is None else checked_name(name)
         self.keeps_ids = True
         self.partitions = None if partitions is None else check.count("partitions", partitions)
         self.lost_after = check.seconds("lost_after", lost_after)
@@ -192,11 +192,7 @@ class RedisStreamSource(Generic[T]):
             pulled = await self._read_next(most)
             if pulled:
                 return pulled
-            try:
-                async with asyncio.timeout(POLL):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await wait_within(self._changed, POLL)
 
     async def acknowledge(self, handles: Sequence[StreamHandle]) -> None:
         """Never hand these out again; raise if the store is away for `lost_after` seconds."""
@@ -207,7 +203,7 @@ class RedisStreamSource(Generic[T]):
         await self._end(handles, StreamConsumer.give_back)
 
     def holds(self, handle: StreamHandle) -> bool:
-        """Tell whether this process still has the item."""
+        """Return whether this process still has the item."""
         holding = self._holdings.get(handle.partition)
         if holding is None or holding.token != handle.token or not holding.is_held:
             return False
@@ -239,7 +235,7 @@ class RedisStreamSource(Generic[T]):
             await self._place.close()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what there is to see of it."""
+        """Return what is held and unread, and the last error of the store."""
         held = sorted(list(self._holdings))  # noqa: C414 - a copy first: another thread may ask
         known = [number for number in list(self._unread.values()) if number is not None]
         return {
@@ -355,7 +351,7 @@ class RedisStreamSource(Generic[T]):
     async def _end(
         self,
         handles: Sequence[StreamHandle],
-        tell: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
+        report: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
     ) -> None:
         ids: dict[_Holding, list[str]] = {}
         for handle in handles:
@@ -367,7 +363,7 @@ class RedisStreamSource(Generic[T]):
                 ids.setdefault(holding, []).append(handle.id)
         for holding, ended in ids.items():
             try:
-                await self._repeated(tell, holding.consumer, ended)
+                await self._report(report, holding.consumer, ended)
             except HeldByAnother:
                 self._lose(holding)
             else:
@@ -375,27 +371,25 @@ class RedisStreamSource(Generic[T]):
                 if holding.leave_by is not None and not holding.in_flight:
                     self._due.set()
 
-    async def _repeated(
+    async def _report(
         self,
-        tell: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
+        report: Callable[[StreamConsumer, Sequence[str]], Awaitable[None]],
         consumer: StreamConsumer,
         ids: Sequence[str],
     ) -> None:
-        """Tell the store something; while it is away, again and again for `lost_after` seconds.
+        """Report ends to the store; repeatedly while it is away, but not after `lost_after`.
 
-        After that time another process may have the entries, so there is no hurry any more.
+        After that time another process may have the entries.
         """
         until = _now() + self.lost_after
         while True:
             try:
-                await tell(consumer, ids)
+                return await report(consumer, ids)
             except StoreUnavailable as error:
                 self._error = str(error)
                 if _now() >= until:
                     raise
                 await sleep_async(RETRY)
-            else:
-                return
 
     def _lose(self, holding: _Holding) -> None:
         """Give up a partition that another process has."""
@@ -429,11 +423,7 @@ class RedisStreamSource(Generic[T]):
                     self,
                     extra={"seawall_source": self.name},
                 )
-            try:
-                async with asyncio.timeout(pause):
-                    await self._due.wait()
-            except TimeoutError:
-                pass
+            await wait_within(self._due, pause)
 
     async def _renew(self) -> None:
         for holding in list(self._holdings.values()):
@@ -535,7 +525,7 @@ class RedisStreamSink(Generic[T]):
         makes text or bytes of a value; without it, it is JSON. A stream of `max_length` entries is
         full: processes that read it remove what all groups have acknowledged.
         """
-        self.stream = _text("stream", stream)
+        self.stream = checked_name(stream, "stream")
         if (key is None) != (partitions is None):
             raise ValueError("key= and partitions= belong together: write both, or none")
         self.partitions = None if partitions is None else check.count("partitions", partitions)
@@ -602,9 +592,3 @@ def _value(fields: dict[str, bytes]) -> Any:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{name}={value!r}: write text, such as {name}='orders'")
-    return value

@@ -22,6 +22,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 from random import Random
 from typing import Any, Final, Generic, TypeVar
@@ -29,7 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import full_jitter
-from seawall.pipeline.source import Faulty, TooManyDeliveries, source_name
+from seawall.pipeline.source import Faulty, TooManyDeliveries, checked_name, wait_within
 from seawall.pipeline.streams.jetstream.connection import (
     MOST_PARTITIONS,
     JetStreamConnection,
@@ -71,79 +72,46 @@ _random: Final = Random().random  # noqa: S311 - jitter is no secret
 _log = logging.getLogger("seawall")
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Delivery:
     """A message that was delivered to this process; the handle of its item."""
 
-    __slots__ = (
-        "deliveries",
-        "kept_until",
-        "lane",
-        "message",
-        "reply",
-        "sequence",
-        "unanswered",
-        "word",
-    )
-
-    def __init__(
-        self,
-        lane: ConsumerLane,
-        sequence: int,
-        deliveries: int,
-        message: JetStreamMessage,
-        reply: str,
-        kept_until: float,
-    ) -> None:
-        """Begin with a message that has not ended."""
-        self.lane = lane
-        self.sequence = sequence
-        self.deliveries = deliveries
-        """How often it was delivered, to any process, with this time."""
-        self.message = message
-        self.reply = reply
-        """Where the server wants to hear how it ended."""
-        self.kept_until = kept_until
-        """Until when the server delivers it to no other process."""
-        self.word = _ACK
-        """What the server is to hear."""
-        self.unanswered = 0
+    lane: ConsumerLane
+    sequence: int
+    deliveries: int
+    """How often it was delivered, to any process, with this time."""
+    message: JetStreamMessage
+    reply: str
+    """Where the server wants to hear how it ended."""
+    kept_until: float
+    """Until when the server delivers it to no other process."""
+    word: bytes = _ACK
+    """What the server is to hear."""
+    unanswered: int = 0
 
     def __str__(self) -> str:
         return self.message.id
 
 
+@dataclass(eq=False, slots=True)
 class ConsumerLane:
     """A durable consumer on the server, and the request for its messages that is under way."""
 
-    __slots__ = (
-        "consumer",
-        "expected",
-        "is_made",
-        "not_before",
-        "pauses",
-        "pending",
-        "request",
-        "subject",
-        "until",
-    )
-
-    def __init__(self, consumer: str, subject: str | None) -> None:
-        """Begin without a request."""
-        self.consumer = consumer
-        self.subject = subject
-        self.is_made = False
-        """Whether the consumer is known to be on the server."""
-        self.expected = 0
-        """How many messages may still come by the request under way."""
-        self.until = 0.0
-        """When the request is lost, if it was not answered."""
-        self.request = 0
-        """Its number."""
-        self.not_before = 0.0
-        """When the next request may be made."""
-        self.pauses: Iterator[float] = UNREADY.delays(_random)
-        self.pending = 0
-        """How many messages wait on the server, as of the last delivery."""
+    consumer: str
+    subject: str | None
+    is_made: bool = False
+    """Whether the consumer is known to be on the server."""
+    expected: int = 0
+    """How many messages may still come by the request under way."""
+    until: float = 0.0
+    """When the request is lost, if it was not answered."""
+    request: int = 0
+    """Its number."""
+    not_before: float = 0.0
+    """When the next request may be made."""
+    pauses: Iterator[float] = field(default_factory=lambda: UNREADY.delays(_random))
+    pending: int = 0
+    """How many messages wait on the server, as of the last delivery."""
 
 
 def _lanes(consumer: str, subject: str | None, partitions: int | None) -> list[ConsumerLane]:
@@ -203,7 +171,7 @@ class JetStreamSource(Generic[T]):
                 raise ValueError(f"{what}={value!r}: write a name without spaces, dots, * and >")
         self.stream = stream
         self.consumer = consumer
-        self.name = source_name(stream if name is None else name)
+        self.name = checked_name(stream if name is None else name)
         self.keeps_ids = True
         self.lost_after = check.seconds("lost_after", lost_after)
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
@@ -285,19 +253,19 @@ class JetStreamSource(Generic[T]):
         return len(self._here) - len(self._ready) - len(self._alone) - len(self._spent)
 
     async def acknowledge(self, handles: Sequence[Delivery]) -> None:
-        """Tell the server that these messages have ended."""
+        """Report to the server that these messages have ended."""
         await self._end(handles, _ACK)
 
     async def give_back(self, handles: Sequence[Delivery]) -> None:
-        """Have the server deliver these messages again, at once; it does so anyway if lost."""
+        """Have the server deliver these messages again at once, unless they are lost already."""
+        held = [handle for handle in handles if self.holds(handle)]
         for handle in handles:
-            if not self.holds(handle):
-                self._here.pop(handle.sequence, None)
-        await self._end([handle for handle in handles if self.holds(handle)], _NAK)
+            self._here.pop(handle.sequence, None)
+        await self._end(held, _NAK)
 
     def holds(self, handle: Delivery) -> bool:
-        """Tell whether no other process can have been given the message."""
-        return asyncio.get_running_loop().time() < handle.kept_until
+        """Return whether no other process can have been given the message."""
+        return _now() < handle.kept_until
 
     async def close(self) -> None:
         """Give back what was not handed out, and close the connection if it was made here."""
@@ -360,7 +328,7 @@ class JetStreamSource(Generic[T]):
         inbox = client.new_inbox()
         subscription = await client.subscribe(f"{inbox}.*.*", cb=self._take)
         self._inbox, self._subscription = inbox, subscription
-        self._sure_at = asyncio.get_running_loop().time()
+        self._sure_at = _now()
         self._keeper = asyncio.create_task(self._keep(), name=f"acknowledgements of {self.name}")
 
     async def _make(self, lane: ConsumerLane, *, is_first: bool = False) -> None:
@@ -394,7 +362,7 @@ class JetStreamSource(Generic[T]):
 
     async def _ask_and_wait(self) -> None:
         """Have a request under way for each lane that may have one, and wait for an answer."""
-        now = asyncio.get_running_loop().time()
+        now = _now()
         for lane in self._lanes:
             if (lane.expected and now < lane.until) or now < lane.not_before:
                 continue
@@ -407,13 +375,11 @@ class JetStreamSource(Generic[T]):
         await self._wait()
 
     async def _ask_for_more(self, most: int) -> None:
-        """Get what there is already, besides what has arrived.
-
-        Redelivered messages come first. As long as there are some they are asked for one by one:
-        one of them may have to be handed out alone.
-        """
+        """Get what there is already, besides what has arrived."""
         if self.partitions is not None:
             await self._ask_idle_lanes(most)
+        # Redelivered messages come first, and one of them may have to be handed out alone: as long
+        # as there are some they are asked for one by one.
         elif self._ready[-1].deliveries == 1:
             await self._ask_now(self._lanes, most - len(self._ready))
 
@@ -422,7 +388,7 @@ class JetStreamSource(Generic[T]):
 
         So not much waits here that other processes could have.
         """
-        now = asyncio.get_running_loop().time()
+        now = _now()
         busy = {delivery.lane for delivery in self._here.values()}
         self._lanes.append(self._lanes.pop(0))  # each is the first one at times
         idle = deque(
@@ -438,25 +404,19 @@ class JetStreamSource(Generic[T]):
         """Get what there is already from each of these lanes."""
         for lane in lanes:
             await self._ask(lane, most, waits=False)
-        now = asyncio.get_running_loop().time
-        while any(lane.expected and now() < lane.until for lane in lanes):
+        while any(lane.expected and _now() < lane.until for lane in lanes):
             await self._wait()
 
     async def _ask(self, lane: ConsumerLane, most: int, *, waits: bool) -> None:
-        request: dict[str, Any] = {"batch": most}
-        if waits:
-            request["expires"] = int(REQUEST_SECONDS * 1e9)
-        else:
-            request["no_wait"] = True
+        seconds = REQUEST_SECONDS if waits else 0.0
+        duration = {"expires": int(seconds * 1e9)} if waits else {"no_wait": True}
         lane.request += 1
         lane.expected = most
-        lane.until = asyncio.get_running_loop().time() + LOST_AFTER
-        if waits:
-            lane.until += REQUEST_SECONDS
+        lane.until = _now() + seconds + LOST_AFTER
         try:
             await self._client.publish(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{lane.consumer}",
-                json.dumps(request).encode(),
+                json.dumps({"batch": most, **duration}).encode(),
                 reply=f"{self._inbox}.{lane.consumer}.{lane.request}",
             )
         except Exception as error:
@@ -464,19 +424,15 @@ class JetStreamSource(Generic[T]):
                 raise
             self._note_wait(error)
             lane.expected = 0
-            lane.not_before = asyncio.get_running_loop().time() + next(lane.pauses)
+            lane.not_before = _now() + next(lane.pauses)
 
     async def _wait(self) -> None:
         """Wait for something to arrive or to end, not for long: the connection may be lost."""
-        try:
-            async with asyncio.timeout(LOOK_EVERY):
-                await self._arrived.wait()
-        except TimeoutError:
-            if self._client.is_closed:
-                raise ConnectionError(
-                    f"source {self.name!r}: the connection to NATS was closed; connect it with"
-                    " max_reconnect_attempts=-1"
-                ) from None
+        if not await wait_within(self._arrived, LOOK_EVERY) and self._client.is_closed:
+            raise ConnectionError(
+                f"source {self.name!r}: the connection to NATS was closed; connect it with"
+                " max_reconnect_attempts=-1"
+            )
         self._arrived.clear()
         reconnects = self._client.stats["reconnects"]
         if reconnects != self._reconnects:
@@ -516,8 +472,7 @@ class JetStreamSource(Generic[T]):
         stored_at = int(facts.timestamp.timestamp() * 1e6)
         name = headers.get("Nats-Msg-Id") or f"{self.stream}/{sequence}/{stored_at}"
         message = JetStreamMessage(name, answer.data, answer.subject, headers)
-        deliveries = facts.num_delivered
-        lane = self._lane_of[facts.consumer]
+        deliveries, lane = facts.num_delivered, self._lane_of[facts.consumer]
         delivery = Delivery(lane, sequence, deliveries, message, answer.reply, kept_until)
         self._here[sequence] = delivery
         if deliveries > self.most_deliveries:
@@ -534,13 +489,11 @@ class JetStreamSource(Generic[T]):
             return  # of a request that was given up
         lane.expected = 0
         headers = answer.headers or {}
-        status = headers.get("Status", "")
-        what = headers.get("Description", "")
+        status, what = headers.get("Status", ""), headers.get("Description", "")
         if status not in _REQUEST_IS_OVER and what != _ONE_AT_WORK:
-            what = what or "the consumer does not answer"
-            self._note_wait(ConnectionError(f"{status} {what}"))
+            self._note_wait(ConnectionError(f"{status} {what or 'the consumer does not answer'}"))
             lane.is_made = False
-            lane.not_before = asyncio.get_running_loop().time() + next(lane.pauses)
+            lane.not_before = _now() + next(lane.pauses)
 
     def _note_wait(self, error: Exception | None) -> None:
         """Log once that the source waits for the server, and once that it goes on."""
@@ -563,7 +516,7 @@ class JetStreamSource(Generic[T]):
         await self._confirm(deliveries)
 
     async def _confirm(self, deliveries: Sequence[Delivery]) -> None:
-        """Tell the server, and forget what it confirms; the rest is repeated later."""
+        """Report ends to the server, and forget those that it confirms; others are repeated."""
         within = min(CONFIRM_WITHIN, self.lost_after / 4)
         answers = await asyncio.gather(
             *(self._client.request(one.reply, one.word, timeout=within) for one in deliveries),
@@ -582,20 +535,16 @@ class JetStreamSource(Generic[T]):
                     self.name,
                     delivery.sequence,
                     described(answer) if isinstance(answer, Exception) else "cancelled",
-                    extra={
-                        "seawall_source": self.name,
-                        "seawall_item": f"{self.name}:{delivery}",
-                    },
+                    extra={"seawall_source": self.name, "seawall_item": f"{self.name}:{delivery}"},
                 )
 
     async def _keep(self) -> None:
         """Keep the messages that are here from being delivered again; repeat acknowledgements."""
-        now = asyncio.get_running_loop().time
         pause = self.lost_after / 4
         while True:
-            began = now()
+            began = _now()
             await sleep_async(pause)
-            if now() < began + 2 * pause:
+            if _now() < began + 2 * pause:
                 self._sure_at = began
             try:
                 await self._prolong(list(self._here.values()))
@@ -605,15 +554,19 @@ class JetStreamSource(Generic[T]):
                 self._note_wait(error)
 
     async def _prolong(self, deliveries: list[Delivery]) -> None:
-        """Tell the server that these messages are at work, and note that it has heard so."""
+        """Report to the server that these messages are at work; extend them once it has heard."""
         client, connection = self._client, self._client.stats["reconnects"]
         held = [delivery for delivery in deliveries if self.holds(delivery)]
         if not held or not client.is_connected:
             return
-        kept_until = asyncio.get_running_loop().time() + self.lost_after
+        kept_until = _now() + self.lost_after
         for delivery in held:
             await client.publish(delivery.reply, _AT_WORK)
         await client.flush(max(1, ceil(self.lost_after / 4)))
         if client.is_connected and client.stats["reconnects"] == connection:
             for delivery in held:
                 delivery.kept_until = kept_until
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
