@@ -71,22 +71,13 @@ class Group:
         self.name = name
         self._subscribers: tuple[Subscriber, ...] = ()
         self._mutex = Mutex()
-        self.suspicions = 0
-        self.cleared = 0
-        self.confirmed = 0
-        self.left = 0
-        self.own_pauses = 0
-        self.paused_seconds = 0.0
+        words = ("suspicions", "cleared", "confirmed", "left", "own_pauses")
+        self.counts = dict.fromkeys(words, 0)
+        self._paused_seconds = 0.0
         self.detection_times = Tally()
         """Seconds from the last sign of life to the confirmation."""
         self.round_trips = Histogram()
         survives_fork(self)
-
-    @property
-    def false_suspect_rate(self) -> float | None:
-        """Share of ended suspicions that were wrong; None before the first has ended."""
-        ended = self.cleared + self.confirmed
-        return self.cleared / ended if ended else None
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(change)` for each `MemberChanged`; return a function to unsubscribe.
@@ -125,15 +116,15 @@ class Group:
         it, no detection time is recorded.
         """
         if after is MemberState.SUSPECTED:
-            self.suspicions += 1
+            self.counts["suspicions"] += 1
         elif after is MemberState.LEFT:
-            self.left += 1
+            self.counts["left"] += 1
         elif after is MemberState.CONFIRMED:
-            self.confirmed += 1
+            self.counts["confirmed"] += 1
             if silence is not None:
                 self.detection_times.add(silence)
         elif before is MemberState.SUSPECTED:
-            self.cleared += 1
+            self.counts["cleared"] += 1
         fields: dict[str, Any] = {
             "member": member,
             "before": str(before),
@@ -160,8 +151,8 @@ class Group:
 
     def note_own_pause(self, seconds: float) -> None:
         """Count a pause of this process."""
-        self.own_pauses += 1
-        self.paused_seconds += seconds
+        self.counts["own_pauses"] += 1
+        self._paused_seconds += seconds
         emit(OwnPause, self.name, seconds=seconds)
 
     def snapshot(self, views: Iterable[MemberView], now: float) -> dict[str, Any]:
@@ -169,16 +160,14 @@ class Group:
         worst = sorted(views, key=lambda view: (_WORST_FIRST[view.state], -view.level, view.name))
         trips = self.round_trips.snapshot()
         del trips["count"]
+        cleared = self.counts["cleared"]
+        ended = cleared + self.counts["confirmed"]
         return {
             "members": [_as_data(view, now) for view in worst[:MOST_SHOWN]],
             "counts": {
-                "suspicions": self.suspicions,
-                "cleared": self.cleared,
-                "confirmed": self.confirmed,
-                "left": self.left,
-                "false_suspect_rate": self.false_suspect_rate,
-                "own_pauses": self.own_pauses,
-                "paused_seconds": self.paused_seconds,
+                **self.counts,
+                "false_suspect_rate": cleared / ended if ended else None,
+                "paused_seconds": self._paused_seconds,
                 "detection_times": self.detection_times.snapshot(),
                 "round_trips": self.round_trips.tally().snapshot(),
             },

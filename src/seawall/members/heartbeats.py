@@ -36,7 +36,7 @@ from seawall.members.group import Group, MemberView, Subscriber
 from seawall.members.probes import ProbeRunner, checked_text
 from seawall.models.detection.detectors import DetectorSettings, phi_accrual
 from seawall.models.detection.peer import ALIVE, CONFIRMED, LEFT, SUSPECTED, Peer, PeerChange
-from seawall.runtime.abandon import end
+from seawall.runtime.abandon import end, is_cancelled
 from seawall.runtime.background import Background
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.mutex import Mutex
@@ -363,7 +363,7 @@ class Heartbeats:
             except StoreUnavailable:
                 self._has_missed = True  # reported by the store's own events
             except (Exception, asyncio.CancelledError):
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 self._has_missed = True
                 logging.getLogger("seawall").exception("reading heartbeats of %r failed", self.name)
@@ -574,7 +574,7 @@ class Heartbeats:
             late = f"no answer within {self.timeout:g} s"
             failure = described(error) if error.args else late
         except (Exception, asyncio.CancelledError) as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             failure = described(error)  # any exception means that the peer has not answered
         with self._mutex:
@@ -609,12 +609,6 @@ class Heartbeats:
         self._background = self._task = self._threads = None
         if self.own and not self._is_named:
             self.own = token_hex(8)
-
-
-def _is_cancelled() -> bool:
-    """Return whether this task is being cancelled; any other CancelledError is only a failure."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _peer_name(argument: str, name: object) -> str:

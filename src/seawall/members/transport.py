@@ -242,11 +242,6 @@ class Transport:
         _of_parent.append((self, self._loop, connections))
         self._loop = None
 
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._accepted) + len(self._made)
-
     # Sending
 
     def send(self, address: str, message: Message, *, reliable: bool) -> None:

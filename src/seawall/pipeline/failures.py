@@ -107,9 +107,3 @@ def reason_to_wait(error: Exception) -> str:
         return described(error)
     last = f"; the last failure: {error.failure}" if error.failure else ""
     return f"CircuitOpen: guard {error.guard!r}: the circuit is open{last}"
-
-
-def is_cancelled() -> bool:
-    """Return whether this task is to end; else a CancelledError comes from something it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

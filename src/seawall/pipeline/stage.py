@@ -223,11 +223,7 @@ def _workers(
     count = check.count("workers", workers, maximum=MOST_WORKERS)
     if kind == "async":
         return None, count, False
-    return _threads(name, count), count, True
-
-
-def _threads(name: str, count: int) -> IoPool:
-    return IoPool(f"{name} threads", workers=count)
+    return IoPool(f"{name} threads", workers=count), count, True
 
 
 def closed_stage(stage: Stage) -> Stage:
@@ -235,7 +231,7 @@ def closed_stage(stage: Stage) -> Stage:
     if not stage.owns_pool or stage.pool is None:
         return stage
     stage.pool.close(0.0)
-    return replace(stage, pool=_threads(stage.name, stage.workers))
+    return replace(stage, pool=IoPool(f"{stage.name} threads", workers=stage.workers))
 
 
 def _batch(name: str, batch: Any) -> BatchSize:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class StageWorker:
-    """What one worker is doing; see `ItemWorker` and `BatchWorker`."""
+    """Base of `ItemWorker` and `BatchWorker`."""
 
     def __init__(self, node: WorkerStage) -> None:
         self.since = 0.0
@@ -43,7 +43,7 @@ class StageWorker:
 
     @property
     def items(self) -> Sequence[Item]:
-        """What it works at; from any thread."""
+        """The items at work; from any thread."""
         raise NotImplementedError
 
     async def work(self) -> None:
@@ -80,7 +80,7 @@ class ItemWorker(StageWorker):
 
     @property
     def items(self) -> Sequence[Item]:
-        """What it works at; from any thread."""
+        """The items at work; from any thread."""
         item = self._item
         return () if item is None else (item,)
 
@@ -93,7 +93,7 @@ class ItemWorker(StageWorker):
         await with_suspension_hook(self._work(), self._before_suspension)
 
     def _before_suspension(self) -> None:
-        """Hand on what is finished, and let those bring more who wait for room."""
+        """Hand on what is finished, and wake those that wait for room."""
         self._handover.flush()
         if self._queue.blocked:
             self._queue.make_way()
@@ -185,18 +185,17 @@ class ItemWorker(StageWorker):
 
 
 class Handover:
-    """Items that a worker has finished, and hands on before it is suspended.
+    """Items that a worker has finished, and hands on together before it is suspended.
 
-    A worker that does many items without waiting for anything hands them on together, which is
-    cheaper than one by one. No other task runs before that, so none can tell the difference; and
-    the room in front of the next stage does not change before that either.
+    No other task runs before that, so none can tell the difference to handing them on one by one,
+    and the room in front of the next stage does not change.
     """
 
     def __init__(self, node: WorkerStage) -> None:
         self.items: list[Item] = []
         """Those for which there is room."""
         self.room = 0
-        """For how many items the next stage has room; 0 where that has to be looked up."""
+        """Number of items that the next stage has room for; 0 if that has to be looked up."""
         self._counts = node.counts
         self._now = node.run.now
         self._take = node.following.take

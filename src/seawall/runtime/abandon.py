@@ -35,6 +35,12 @@ async def end(tasks: Iterable[asyncio.Task[Any]], within: float = LEAVING) -> bo
     return not going
 
 
+def is_cancelled() -> bool:
+    """Return whether this task is being cancelled; else a CancelledError is that of another one."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def abandon(task: asyncio.Task[Any]) -> None:
     """Let `task` continue unobserved: it is not awaited, and its result is discarded.
 

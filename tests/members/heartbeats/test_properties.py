@@ -118,10 +118,10 @@ def check_changes(steps: list[tuple[str, Any]]) -> None:
     assert set(ends) <= {"alive", "confirmed", "left"}
     assert begun == sum(ends.values()) + open_now
     group = history.beats.group
-    assert (group.suspicions, group.cleared) == (begun, ends["alive"])
-    assert group.confirmed == ends["confirmed"]
-    assert group.left == sum(change.after == "left" for _, change in history.changes)
-    assert group.own_pauses == len(history.pauses)
+    assert (group.counts["suspicions"], group.counts["cleared"]) == (begun, ends["alive"])
+    assert group.counts["confirmed"] == ends["confirmed"]
+    assert group.counts["left"] == sum(change.after == "left" for _, change in history.changes)
+    assert group.counts["own_pauses"] == len(history.pauses)
 
 
 def _forget(peer: str, *tables: dict[str, Any]) -> None:
@@ -259,7 +259,7 @@ def test_one_timeout_for_both_peers_would_be_wrong_for_one_of_them() -> None:
         pair = Pair(1, fixed_timeout(1.2 + 0.1))
         async with pair.beats:
             await sleep_async(1200)
-        return pair.beats.group.suspicions
+        return pair.beats.group.counts["suspicions"]
 
     assert run_virtual(main()) > 0
 

@@ -84,7 +84,7 @@ def test_pods_find_each_other_and_notice_who_leaves_and_who_dies() -> None:
         await sleep_async(60)
         for name, pod in pods.pods.items():
             assert sorted(pod.alive) == sorted(set("abcd") - {name})
-            assert pod.group.suspicions == 0
+            assert pod.group.counts["suspicions"] == 0
             assert pod.snapshot()["own"] == name
         pods.clear()
         await pods.stop("c")
@@ -95,7 +95,7 @@ def test_pods_find_each_other_and_notice_who_leaves_and_who_dies() -> None:
         await pods.start("c", "d")  # under the same names
         await sleep_async(5)
         assert sorted(pods.said["a"]) == ["c alive", "c unknown", "d alive"]
-        assert pods.pods["a"].group.own_pauses == 0
+        assert pods.pods["a"].group.counts["own_pauses"] == 0
         await pods.end()
 
     run_virtual(main())

@@ -138,11 +138,11 @@ class DatabaseDeadLetters:
 
     def counts(self) -> dict[str, tuple[int, float]]:
         """Return how many letters are in each state, and since when the first; reads the table."""
-        return self._counted(self.database.run(self._counting))
+        return self.database.run(self._counting)
 
     async def acounts(self) -> dict[str, tuple[int, float]]:
         """Async twin of `counts`."""
-        return self._counted(await self.database.arun(self._counting))
+        return await self.database.arun(self._counting)
 
     # For the pipeline
 
@@ -230,9 +230,7 @@ class DatabaseDeadLetters:
     def _counting(self) -> Steps[dict[str, tuple[int, float]]]:
         rows = yield NamedQuery("dead_letters.counts", {"pipeline": self.name})
         found = {state: (count, max(0, now - since) / 1e6) for state, count, since, now in rows}
-        return {state: found.get(state, (0, 0.0)) for state in STATES}
-
-    def _counted(self, counts: dict[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
+        counts = {state: found.get(state, (0, 0.0)) for state in STATES}
         registry.answered(self, counts)
         return counts
 
