@@ -24,6 +24,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import DeadlineExceeded, LeaseLost, StoreUnavailable, TimedOut
 from seawall.leases import lease as leasing
 from seawall.leases.lease import Lease, ReleaseBell
+from seawall.leases.store import Withdraw
 from seawall.models.lease import Busy, LeaseGranted
 from seawall.redis import lease as lease_module
 from seawall.redis.connections import LoopConnection
@@ -269,15 +270,15 @@ def check_seen(store):
     lease = Lease(store, f"seen{next(_serial)}", ttl=LONG, clock=hands)
     lease.acquire()
     hands.advance(LONG / 2)
-    sent, until, seen = hands.now(), leasing.LeaseTerms.until, []
+    sent, extend, seen = hands.now(), leasing.LeaseHolding._extend, []
 
-    def look_first(terms, sent):
+    def look_first(holding, sent):
         hands.advance(LONG / 2)  # now what it had is over, and what is renewed is not
         seen.append(lease.held)
-        return until(terms, sent)
+        extend(holding, sent)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leasing.LeaseTerms, "until", look_first)
+        patch.setattr(leasing.LeaseHolding, "_extend", look_first)
         lease._holding._renewed(sent, LeaseGranted(lease.token))
     assert seen == [False]
     assert not lease.held
@@ -394,7 +395,13 @@ def keep_unwanted(monkeypatch):
 
 def keep_unheard(monkeypatch):
     """Withdraw nothing that was not answered."""
-    monkeypatch.setattr(leasing.LeaseTerms, "withdraw", lambda *_: None)
+    post = lease_module.RedisLease.post
+
+    def without_withdrawals(share, command):
+        if not isinstance(command, Withdraw):
+            post(share, command)
+
+    monkeypatch.setattr(lease_module.RedisLease, "post", without_withdrawals)
 
 
 def test_unless_it_were_given_back(server, new_store, monkeypatch):

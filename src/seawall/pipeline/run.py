@@ -233,16 +233,20 @@ class PipelineRun:
         ]
         reading = [reader.start() for reader in self._all_readers]
         halting = asyncio.create_task(self._halt.wait())
+        tasks: list[asyncio.Task[Any]] = [*reading, *workers, halting]
         try:
-            await self._read_all(set(reading), workers, halting)
+            await self._wait_for(set(reading), workers, halting)
             self.is_ending = True
             for node in self.nodes:
                 if isinstance(node, WorkerStage):
                     node.queue.wake_all()
-            await self._finish(workers, halting)
+            if self.live:
+                self._emptied.clear()
+                emptied = asyncio.create_task(self._emptied.wait())
+                tasks.append(emptied)
+                await self._wait_for({emptied}, workers, halting)
         finally:
             self.is_closing = True
-            tasks = [*reading, *workers, halting]
             try:
                 await end(tasks, CANCEL_WITHIN)
             finally:  # also if it is cancelled a second time
@@ -256,17 +260,19 @@ class PipelineRun:
             raise self._failure
         return not self._halt.is_set()
 
-    async def _read_all(
+    async def _wait_for(
         self,
-        reading: set[asyncio.Task[None]],
+        awaited: set[asyncio.Task[Any]],
         workers: list[asyncio.Task[None]],
         halting: asyncio.Task[bool],
     ) -> None:
-        """Wait until all sources are over, or until the time after a stop is; raise what broke."""
-        while reading and not self._is_late:
-            if self.replay is not None and len(reading) == 1:
+        """Wait for all of `awaited`, or until the time after a stop is over; raise what broke."""
+        while awaited and not self._is_late:
+            if self.replay is not None and len(awaited) == 1:
                 self.replay.finish()  # its task is the one that is left
-            done = await self._wait([*reading, *workers], halting)
+            left = None if self._end_at is None else max(0.0, self._end_at - self.now())
+            tasks = [*awaited, *workers, *([] if halting.done() else [halting])]
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if halting in done:
                 for reader in self._all_readers:
                     reader.halt()
@@ -277,30 +283,7 @@ class PipelineRun:
                     raise _cancelled("a worker")
                 elif not halting.done():
                     raise _cancelled("a source")
-            reading -= done
-
-    async def _finish(self, workers: list[asyncio.Task[None]], halting: asyncio.Task[bool]) -> None:
-        """Wait until everything has ended, or until the time for that is over."""
-        while self.live and not self._is_late:
-            self._emptied.clear()
-            emptied = asyncio.ensure_future(self._emptied.wait())
-            try:
-                done = await self._wait([emptied, *workers], halting)
-            finally:
-                emptied.cancel()
-            for task in done - {emptied, halting}:
-                if task.cancelled():
-                    raise _cancelled("a worker")
-                task.result()
-
-    async def _wait(
-        self, tasks: list[asyncio.Task[Any]], halting: asyncio.Task[bool]
-    ) -> set[asyncio.Task[Any]]:
-        left = None if self._end_at is None else max(0.0, self._end_at - self.now())
-        if not halting.done():
-            tasks.append(halting)
-        done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        return done
+            awaited -= done
 
     @property
     def _all_readers(self) -> list[SourceReader]:
