@@ -199,7 +199,7 @@ class JobQueue:
     def cancel(self, id: str) -> bool:  # noqa: A002
         """End a job now; return False if it had already ended.
 
-        Its worker learns of it at the next heartbeat, and cannot ack the job any more.
+        Its worker is informed at the next heartbeat, and cannot ack the job any more.
         """
         return self._sync(self._changing("cancel", id))
 

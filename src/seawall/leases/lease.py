@@ -243,8 +243,7 @@ class Lease:
                     return
                 now = self.clock.now()
                 if until is not None and now >= until:
-                    # A question that was cut short tells nothing about the lease: report the answer
-                    # before it.
+                    # This question was cut short: report the answer before it.
                     raise self._too_late(known if isinstance(known, Busy) else answer, now - began)
                 known = answer
                 again = now + self._next_look(answer, failed)
@@ -557,7 +556,6 @@ class ReleaseBell:
     """
 
     def __init__(self, share: LeaseShare) -> None:
-        """Stay silent until `listen`."""
         self.until: float | None = None
         self.rung = False
         self._share = share

@@ -74,7 +74,7 @@ class Keyring:
             return
         if len(self._keys) >= MOST_KEYS:
             raise ValueError(
-                f"a Keyring holds at most {MOST_KEYS} keys: remove() those that nobody signs with"
+                f"a Keyring holds at most {MOST_KEYS} keys: remove() those that no one signs with"
             )
         self._replace((*self._keys, key))
 

@@ -101,7 +101,7 @@ _HOMES = {
     "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle",
     "pipeline.tables": "InboxSink TableSource table",
 }
-"""The public names by the module in which they are at home."""
+"""Public names by the module that defines them."""
 
-if not TYPE_CHECKING:  # a type checker is to tell of names that are not there
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

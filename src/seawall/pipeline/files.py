@@ -221,7 +221,7 @@ class FileSource(Generic[T]):
         else:
             following = self._next_after(reading, now)
             if following == self.path and not now.st_size:
-                return False  # whoever writes may still write to the one that was renamed
+                return False  # the writer may still write to the one that was renamed
             if reading.is_the_same() and reading.has_more():
                 # The last record may be about to be finished: look once more, then take it as it
                 # is.

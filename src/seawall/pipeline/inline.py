@@ -1,7 +1,7 @@
 """The nodes that items pass on the way, without a queue: inline stages, branches, the exit.
 
 A node takes an item and returns what to await before bringing the next one: nothing while there is
-room. Whoever brings an item does the work of these nodes.
+room. The caller of `take` does the work of these nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Node(Protocol):
 
 
 class Exit:
-    """Behind the sinks: items have ended."""
+    """The node behind the sinks: items have ended."""
 
     name = "end"
     room: Final = ENDED_AT_ONCE
@@ -57,7 +57,7 @@ class Branch:
         self._no = no
 
     def take(self, item: Item) -> Awaitable[None] | None:
-        """Send the item on; one that cannot be judged is a dead letter."""
+        """Send the item on; it is a dead letter if the predicate raises."""
         try:
             chosen = self._yes if self._predicate(item.value) else self._no
         except Exception as error:  # noqa: BLE001 - of the user's function
@@ -100,10 +100,7 @@ class InlineStage:
         return self._finish(item, value)
 
     def store(self, item: Item) -> Awaitable[None] | None:
-        """Do the current item in a sink; whoever calls ends it, unless there is something to await.
-
-        What is returned to await ends it too.
-        """
+        """Store the current item; the caller ends it, unless it has to await what is returned."""
         item.stage = self.name
         item.attempts = 1
         try:
@@ -124,7 +121,7 @@ class InlineStage:
         return self._send_on(item)
 
     async def _persist(self, item: Item, error: Exception) -> None:
-        """Call the function again while it refuses the item; whoever brings it waits."""
+        """Call the function again while it refuses the item; the caller waits."""
         pauses = REFUSED.delays(self._run.random)
         while (seconds := self._failures.pause_after(error, pauses)) is not None:
             self.counts.waits_for = reason_to_wait(error)

@@ -1,7 +1,7 @@
 """How a stage calls its function: behind its timeout and guard, with one value or with a batch.
 
-Promises: every attempt at an item is counted, whoever makes it; none is made at an item that its
-source has lost to another process.
+Promises: every attempt at an item is counted, also those by a guard; none is made at an item that
+its source has lost to another process.
 """
 
 from __future__ import annotations

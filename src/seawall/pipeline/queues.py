@@ -4,7 +4,7 @@ A sink needs nothing of its own: `.sink(channel.aput)` waits while the channel i
 `.sink(queue.apush)` while the queue is, since a refusal is no failure.
 
 Promises:
-- What a channel gets back is in front of all others again, at once, for whoever takes it.
+- Items that are given back to a channel are in front of all others again, at once.
 - A job is done when its item has ended. One that is given back can be claimed at once, and this
   was no attempt. Its lease is prolonged while it is at work.
 - A job whose lease was lost is not begun in another stage.

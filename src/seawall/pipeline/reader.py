@@ -1,7 +1,7 @@
 """Reads one source as long as there is room, and reports to it how its items ended.
 
-Promises: the source hears of an end only after it has happened. A source that is slow to take the
-ends, or does not take them, holds up no other one.
+Promises: an end is reported only after it has happened. A source that takes ends slowly, or not at
+all, delays no other source.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a pipeline in one event loop: accounts for every item, reads, drains.
 
-Nothing is read that has no place: whoever brings an item to a full stage waits, and so does the
-source in the end.
+Nothing is read without room for it: a full stage makes the stage before it wait, and in the end the
+source.
 
 Promises:
 - An item that was read is in exactly one place, and ends exactly once: read = sink + dead letters +

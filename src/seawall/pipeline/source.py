@@ -1,8 +1,8 @@
 """Sources: where items come from, and where their ends are reported.
 
-A source hands out items when it is asked, so it never gives more than the pipeline has room for. It
-learns of each item exactly once how it ended: `acknowledge` after the sink has it (or it is a dead
-letter, or dropped), `give_back` if the pipeline stopped before.
+A source hands out items when it is asked, so it never gives more than the pipeline has room for.
+The end of each item is reported to it exactly once: by `acknowledge` after a sink has it (or it is
+a dead letter, or dropped), by `give_back` if the pipeline stopped before.
 
 A source that shares its items with other processes may lose them: then it has a method
 `holds(handle) -> bool`, and an item that it does not hold any more is given back before the next

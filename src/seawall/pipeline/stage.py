@@ -104,7 +104,7 @@ class Stage:
 
     @property
     def is_inline(self) -> bool:
-        """Whether it is done on the way, by whoever brings the item."""
+        """Whether the caller that brings an item runs the function, without a worker."""
         return self.workers == 0
 
 

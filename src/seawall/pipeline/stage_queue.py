@@ -1,8 +1,7 @@
 """The bounded queue in front of the workers of a stage, with one lane for each key.
 
 Promises:
-- It never holds more items than its capacity; whoever brings more of them waits, first come, first
-  served.
+- It never holds more items than its capacity; callers with more of them wait in FIFO order.
 - Items with the same key are handed to workers one by one, in the order in which they came.
 """
 
@@ -160,7 +159,7 @@ class StageQueue:
                     queue.remove(future)
 
     def waiting(self) -> Iterator[Item]:
-        """Return the items that nobody works at yet; from any thread."""
+        """Return the items that no worker has yet; from any thread."""
         yield from list(self.ready)
         for lane in list(self._lanes.values()):
             yield from list(lane)

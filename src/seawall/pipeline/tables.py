@@ -29,7 +29,7 @@ from seawall.runtime.functions import kind_of
 T = TypeVar("T")
 
 GAP_PAUSE: Final = 0.2
-"""Seconds between two looks at who may still fill a gap, where `poll` is longer."""
+"""Maximum seconds between two looks at a gap that a transaction may still fill."""
 
 
 class TableSource:

@@ -7,7 +7,7 @@ Promises:
 - An item that its source has lost to another process is given back before the next call, also one
   by a guard that tries it again.
 - A function that is cancelled by something else than the end of the run has failed. One that
-  swallows that end is asked for nothing more.
+  swallows the cancellation of that end is not called again.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class ItemWorker(StageWorker):
 class Handover:
     """Items that a worker has finished, and hands on together before it is suspended.
 
-    No other task runs before that, so none can tell the difference to handing them on one by one,
-    and the room in front of the next stage does not change.
+    No other task runs before that. So the order is that of one by one, and the room in front of the
+    next stage does not change.
     """
 
     def __init__(self, node: WorkerStage) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters: items that were set aside, kept until somebody replays or drops them.
+"""Dead letters: items that were set aside, kept until they are replayed or dropped.
 
     letters = DatabaseDeadLetters(database, "orders")
     pipeline = Pipeline("orders", dead_letters=letters)

@@ -63,7 +63,7 @@ CLOSE_WITHIN: Final = 2.0
 ALONE_FROM: Final = 3
 """From this delivery on an item is handed out while no other item of the source is in flight.
 
-Twice it may have been in bad company; from then on, whoever dies has died of it.
+Twice another item may have killed the process; from then on, this one did.
 """
 MOST_MEMBERS: Final = 1000
 """Processes that read one stream."""
@@ -147,8 +147,8 @@ class RedisStreamSource(Generic[T]):
         are `stream.0`, `stream.1` and so on, as `RedisStreamSink` writes them. `decode` makes a
         value of the fields of an entry; without it, it is what `RedisStreamSink` has written. One
         that cannot be decoded is a dead letter, and so is one that was delivered
-        `most_deliveries` times and not finished. A process that is not heard of for `lost_after`
-        seconds loses its entries to the others.
+        `most_deliveries` times and not finished. A process that is silent for `lost_after` seconds
+        loses its entries to the others.
         """
         self.stream = checked_name(stream, "stream")
         self.group = checked_name(group, "group")
@@ -403,7 +403,7 @@ class RedisStreamSource(Generic[T]):
         if self._alone is not None and self._alone.partition == holding.number:
             self._alone = None
 
-    # Keeping: renewals, and who reads which partition
+    # Renewals, and the shares of partitions
 
     async def _keep(self) -> None:
         while True:

@@ -144,7 +144,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def _is_away(error: Exception) -> bool:
-    """Tell whether the server did not answer, or not yet; else it has refused the message."""
+    """Return whether the server did not answer, or not yet; else it has refused the message."""
     from nats.errors import BadSubjectError, Error, MaxPayloadError
     from nats.js.errors import APIError
 

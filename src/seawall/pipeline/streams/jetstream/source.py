@@ -162,7 +162,7 @@ class JetStreamSource(Generic[T]):
         `decode(message)` makes the value of an item; without it, it is the `JetStreamMessage`. One
         that cannot be decoded is a dead letter.
 
-        A process that is not heard of for `lost_after` seconds, the consumer's ack_wait, loses its
+        A process that is silent for `lost_after` seconds, the consumer's ack_wait, loses its
         messages to others. A message that was delivered `most_deliveries` times without an end is a
         dead letter.
         """
