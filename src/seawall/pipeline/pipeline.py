@@ -190,7 +190,7 @@ class Flow(Generic[T]):
         on_failure: OnFailure | Degrade = "dead_letter",
         capacity: int | None = None,
     ) -> Pipeline:
-        """Store each item by `function(value)`; then it has ended, as its source is informed.
+        """Store each item by `function(value)`; then it has ended, and its source is informed.
 
         The settings are those of `stage`. The function of `degrade` is a fallback sink here. A sink
         that wants nothing for a while raises `NotBefore(seconds)`.
