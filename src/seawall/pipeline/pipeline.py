@@ -44,13 +44,13 @@ U = TypeVar("U")
 
 
 @dataclass(eq=False, slots=True)
-class _Part:
+class _GraphPart:
     """A source, a stage, a sink or a branch, and where its items go."""
 
     name: str
     what: Any
     """The `Source`, the `Stage`, or the predicate of a branch."""
-    ways: dict[str, _Part | None]
+    ways: dict[str, _GraphPart | None]
     """The part behind each way: "following", or "yes" and "no" of a branch; none of a sink."""
 
 
@@ -73,7 +73,7 @@ class StageSettings(SinkSettings[T], Generic[T], total=False):
     most_deaths: int
 
 
-_End = tuple[_Part, str]
+_End = tuple[_GraphPart, str]
 """A way on which items leave a part."""
 
 
@@ -219,7 +219,7 @@ class Flow(Generic[T]):
         check.plain_function("predicate", predicate)
         name = str(getattr(predicate, "__name__", "branch")) if name is None else name
         checked_name(name, example="is_large")
-        fork = _Part(name, predicate, {"yes": None, "no": None})
+        fork = _GraphPart(name, predicate, {"yes": None, "no": None})
         self._connect(fork)
         return Flow(self._pipeline, [(fork, "yes")]), Flow(self._pipeline, [(fork, "no")])
 
@@ -232,11 +232,11 @@ class Flow(Generic[T]):
         return Flow(self._pipeline, ends)
 
     def _add(self, stage: Stage) -> Flow[Any]:
-        part = _Part(stage.name, stage, {} if stage.is_sink else {"following": None})
+        part = _GraphPart(stage.name, stage, {} if stage.is_sink else {"following": None})
         self._connect(part)
         return Flow(self._pipeline, [(part, "following")])
 
-    def _connect(self, part: _Part) -> None:
+    def _connect(self, part: _GraphPart) -> None:
         if any(origin.ways[way] is not None for origin, way in self._ends):
             raise ValueError(
                 "this flow leads somewhere already: items go one way; write branch(predicate) for"
@@ -279,8 +279,8 @@ class Pipeline:
         self.dead_letters: Any = letters
         """What was passed, or the `MemoryDeadLetters` of this pipeline."""
         self._rng = new_random(name) if rng is None else check.chance("rng", rng)
-        self._reads: list[_Part] = []
-        self._steps: list[_Part] = []
+        self._reads: list[_GraphPart] = []
+        self._steps: list[_GraphPart] = []
         self._run: PipelineRun | None = None
         self._last: PipelineRun | None = None
         """The run that has ended last."""
@@ -303,11 +303,11 @@ class Pipeline:
         if name is not None and made.name != name:
             raise ValueError(f"name={name!r}: this source is named {made.name!r} already")
         self._check_name(made.name)
-        read = _Part(made.name, made, {"following": None})
+        read = _GraphPart(made.name, made, {"following": None})
         self._reads.append(read)
         return Flow(self, [(read, "following")])
 
-    def _add_step(self, step: _Part) -> None:
+    def _add_step(self, step: _GraphPart) -> None:
         self._check_name(step.name)
         self._steps.append(step)
 
@@ -553,7 +553,7 @@ def _refuse_in_loop(called: str, instead: str) -> None:
     )
 
 
-def _drawn(part: _Part | None, indent: str, shown: set[int]) -> list[str]:
+def _drawn(part: _GraphPart | None, indent: str, shown: set[int]) -> list[str]:
     lines: list[str] = []
     while part is not None:
         if id(part) in shown:
