@@ -33,6 +33,7 @@ from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.members.group import Group, MemberView, Subscriber
 from seawall.members.keyring import MISSING, Keyring, check_exposure
 from seawall.members.transport import (
+    OF_PARENT,
     Receive,
     Traffic,
     Transport,
@@ -282,7 +283,7 @@ class Cluster:
             transport.abandon()
         if background is not None:
             background.after_fork()
-        _of_parent.append((self._timer, self._joining))
+        OF_PARENT.append((self._timer, self._joining))
         self._mutex = Mutex()
         self._background = None
         self._pauses = 0
@@ -579,10 +580,6 @@ class Cluster:
             "dropped": dict(traffic.dropped),
             "reliable_only": self._reliable_only,
         }
-
-
-_of_parent: list[object] = []
-"""Tasks and timers of the parent process, kept so that the child does not finalize them."""
 
 
 def _view(member: Member, own: str, now: float) -> MemberView:

@@ -65,7 +65,7 @@ class DatabaseDeadLetters:
         if (encode is None) != (decode is None):
             raise TypeError("encode, decode: pass both, or neither")
         self.database = database
-        self.name = checked_name(name)
+        self.name = checked_name(name, "name of the pipeline")
         self.lease = check.seconds("lease", lease)
         self.poll: float | None = check.seconds("poll", poll)
         self.wakeups = Wakeups()

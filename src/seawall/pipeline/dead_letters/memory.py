@@ -68,7 +68,7 @@ class MemoryDeadLetters:
 
     def __init__(self, name: str, *, most: int = MOST_DEAD_LETTERS) -> None:
         """Keep up to `most` letters of the pipeline called `name`."""
-        self.name = checked_name(name)
+        self.name = checked_name(name, "name of the pipeline")
         self.wakeups = Wakeups()
         self._most = check.count("most", most)
         self._kept: dict[str, _Kept] = {}
