@@ -20,7 +20,7 @@ from seawall.pipeline.worker import StageWorker
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.pipeline.worker_stage import WorkerStage
+    from seawall.pipeline.nodes import WorkerStage
 
 
 class BatchWorker(StageWorker):

@@ -16,7 +16,7 @@ from seawall.pipeline.stage import Degrade, NotBefore, Stage
 from seawall.runtime.functions import kind_of
 
 if TYPE_CHECKING:
-    from seawall.pipeline.inline import Node
+    from seawall.pipeline.nodes import Node
     from seawall.pipeline.run import PipelineRun
 
 REFUSED: Final = full_jitter(0.05, cap=5.0)

@@ -27,13 +27,12 @@ from seawall.clock import new_random
 from seawall.pipeline.counts import StageCounts, idle_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
-from seawall.pipeline.inline import Branch, Exit, InlineStage, Node
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
+from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.reader import SourceReader, source_snapshot
 from seawall.pipeline.run import PipelineRun
 from seawall.pipeline.source import IterableSource, Source, as_source, checked_name
 from seawall.pipeline.stage import Degrade, OnFailure, Stage, WhenBlocked, closed_stage, make_stage
-from seawall.pipeline.worker_stage import WorkerStage
 from seawall.resources.executors.executors import CpuPool, IoPool
 from seawall.runtime.functions import kind_of
 from seawall.runtime.stop_signals import run_until_signal

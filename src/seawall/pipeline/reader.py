@@ -17,8 +17,8 @@ from seawall.events import SourceChanged
 from seawall.events.bus import emit
 from seawall.pipeline.counts import StageCounts, Throughput
 from seawall.pipeline.failures import BLOCKED
-from seawall.pipeline.inline import Node
 from seawall.pipeline.item import Item
+from seawall.pipeline.nodes import Node
 from seawall.pipeline.source import Faulty, wait_within
 from seawall.pipeline.stage_queue import StageQueue
 from seawall.runtime.abandon import end, is_cancelled

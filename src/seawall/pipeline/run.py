@@ -22,10 +22,9 @@ from seawall.events import ItemDied, PipelineEnded, StageChanged
 from seawall.events.bus import emit
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.failures import BLOCKED
-from seawall.pipeline.inline import Branch, InlineStage
 from seawall.pipeline.invocation import LOST, ItemLost
 from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
-from seawall.pipeline.worker_stage import WorkerStage
+from seawall.pipeline.nodes import Branch, InlineStage, WorkerStage
 from seawall.runtime.abandon import end, is_cancelled
 from seawall.runtime.driver import sleep_async
 

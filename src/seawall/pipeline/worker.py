@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.context import deadline_var
 from seawall.pipeline.failures import BLOCKED, REFUSED, reason_to_wait
-from seawall.pipeline.inline import Exit
 from seawall.pipeline.invocation import LOST, ItemLost, is_lost
 from seawall.pipeline.item import CURRENT, CURRENT_BATCH, DROP, Item
-from seawall.pipeline.stage_queue import StageQueue
 from seawall.runtime.driver import sleep_async
 
 if TYPE_CHECKING:
-    from seawall.pipeline.worker_stage import WorkerStage
+    from seawall.pipeline.nodes import WorkerStage
 
 
 class StageWorker:
@@ -199,8 +197,7 @@ class Handover:
         self._counts = node.counts
         self._now = node.run.now
         self._take = node.following.take
-        behind = node.following if node.sink is None else node.sink.following
-        self._target = behind if isinstance(behind, StageQueue | Exit) else None
+        self._target = node.hands_on_to
 
     def add(self, item: Item) -> Awaitable[None] | None:
         """Take a finished item, and look up the room; return what to await, if anything."""

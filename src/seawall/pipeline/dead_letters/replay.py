@@ -16,8 +16,8 @@ from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.dead_letters.letters import CLAIM_AT_ONCE, DeadLetters, ReplayClaim
 from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
 from seawall.pipeline.failures import BLOCKED
-from seawall.pipeline.inline import Node
 from seawall.pipeline.item import DeadLetter, Item
+from seawall.pipeline.nodes import Node
 from seawall.pipeline.reader import SourceReader
 from seawall.pipeline.run import PipelineRun
 from seawall.runtime.abandon import end
