@@ -1,8 +1,12 @@
 """Dead letters of pipelines: items that were set aside, kept until they are replayed or dropped."""
 
 from seawall.pipeline.dead_letters.database import DatabaseDeadLetters
-from seawall.pipeline.dead_letters.letters import DeadLetters, DeadLettersFull, ReplayClaim
-from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
+from seawall.pipeline.dead_letters.letters import (
+    DeadLetters,
+    DeadLettersFull,
+    MemoryDeadLetters,
+    ReplayClaim,
+)
 
 __all__ = [
     "DatabaseDeadLetters",

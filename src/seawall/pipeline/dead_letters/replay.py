@@ -13,8 +13,12 @@ from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.jobs.wakeups import READY, Wakeup
 from seawall.pipeline.counts import StageCounts
-from seawall.pipeline.dead_letters.letters import CLAIM_AT_ONCE, DeadLetters, ReplayClaim
-from seawall.pipeline.dead_letters.memory import MemoryDeadLetters
+from seawall.pipeline.dead_letters.letters import (
+    CLAIM_AT_ONCE,
+    DeadLetters,
+    MemoryDeadLetters,
+    ReplayClaim,
+)
 from seawall.pipeline.failures import BLOCKED
 from seawall.pipeline.item import DeadLetter, Item
 from seawall.pipeline.nodes import Node
