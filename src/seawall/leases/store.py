@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
+    from seawall.leases.lease import LeaseHolding
     from seawall.models.lease import Busy, LeaseGranted
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import StoreQuestion
@@ -57,16 +58,6 @@ class PeriodicJob(Protocol):
         """Stop running the job."""
 
 
-class KeptHolding(Protocol):
-    """A holding that ends when its store is closed."""
-
-    def close(self) -> bool:
-        """End the holding; return False if it had already ended."""
-
-    async def release(self) -> None:
-        """Release the lease in the store, if the store can be reached."""
-
-
 class LeaseShare(Protocol):
     """One lease in one store. Every failure of the store is raised as `StoreUnavailable`."""
 
@@ -109,10 +100,10 @@ class LeaseShare(Protocol):
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
         """Call `watcher(up, cause)` when the store goes down or comes back; return its remover."""
 
-    def keep(self, holding: KeptHolding) -> None:
+    def keep(self, holding: LeaseHolding) -> None:
         """End `holding` when the store is closed."""
 
-    def forget(self, holding: KeptHolding) -> None:
+    def forget(self, holding: LeaseHolding) -> None:
         """Undo `keep`."""
 
 
@@ -123,7 +114,7 @@ class LeaseStore(Protocol):
         """Return the lease called `name`."""
 
 
-async def close_all(held: set[KeptHolding]) -> None:
+async def close_all(held: set[LeaseHolding]) -> None:
     """End all holdings of a store that is closing."""
     from asyncio import gather
 

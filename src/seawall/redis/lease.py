@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from seawall._checks import MOST
 from seawall.errors import StoreUnavailable
+from seawall.leases.lease import LeaseHolding
 from seawall.leases.store import (
     Command,
-    KeptHolding,
     PeriodicJob,
     Release,
     Renew,
@@ -35,7 +35,7 @@ LONGEST_POLL: Final = 30.0
 GIVING_BACK: Final = 1.0
 """Maximum seconds of a release after the store was closed."""
 
-_held: WeakKeyDictionary[StoreCore, set[KeptHolding]] = WeakKeyDictionary()
+_held: WeakKeyDictionary[StoreCore, set[LeaseHolding]] = WeakKeyDictionary()
 
 
 class RedisLease:
@@ -145,17 +145,17 @@ class RedisLease:
         """Call `watcher(up, cause)` when the store goes down and when it comes back."""
         return self._store.watch(watcher)
 
-    def keep(self, holding: KeptHolding) -> None:
+    def keep(self, holding: LeaseHolding) -> None:
         """End `holding` when the store is closed."""
-        fresh = set[KeptHolding]()
+        fresh = set[LeaseHolding]()
         held = _held.setdefault(self._store, fresh)
         if held is fresh:
             self._store.at_close(lambda: close_all(held))
         held.add(holding)
 
-    def forget(self, holding: KeptHolding) -> None:
+    def forget(self, holding: LeaseHolding) -> None:
         """Undo `keep`."""
-        _held.get(self._store, set[KeptHolding]()).discard(holding)
+        _held.get(self._store, set[LeaseHolding]()).discard(holding)
 
 
 def answer_of(reply: Any) -> LeaseGranted | Busy:

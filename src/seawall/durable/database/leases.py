@@ -28,9 +28,9 @@ from seawall.durable.database.database import aautocommit, autocommit
 from seawall.durable.database.missing_tables import TablesMissing
 from seawall.durable.database.sqlite import Sqlite
 from seawall.errors import LeaseLost, StoreUnavailable
+from seawall.leases.lease import LeaseHolding
 from seawall.leases.store import (
     Command,
-    KeptHolding,
     PeriodicJob,
     Release,
     Renew,
@@ -224,11 +224,11 @@ class DatabaseLease:
         """Do nothing: the state of a database is only known by asking it."""
         return lambda: None
 
-    def keep(self, holding: KeptHolding) -> None:
+    def keep(self, holding: LeaseHolding) -> None:
         """End `holding` when the database is closed."""
         self._desk.held.add(holding)
 
-    def forget(self, holding: KeptHolding) -> None:
+    def forget(self, holding: LeaseHolding) -> None:
         """Undo `keep`."""
         self._desk.held.discard(holding)
 
@@ -244,7 +244,7 @@ class LeaseDesk:
         self._background = Background(lambda: None, self._end, self.owner)
         self._loop: asyncio.AbstractEventLoop | None = None
         """For an async database: the event loop that last used it."""
-        self.held: set[KeptHolding] = set()
+        self.held: set[LeaseHolding] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handles: set[Handle] = set()
         self._listeners: dict[object, tuple[str, Callable[[], object]]] = {}
