@@ -235,7 +235,7 @@ class InFile(InIterable):
         return lines(self.path, checkpoint=place, every=0.0, follow=True)
 
     def kill(self, source: Any) -> None:
-        source._reading.close()
+        source._reading.file.close()
 
 
 class InRotatedFile(InFile):
