@@ -1,8 +1,16 @@
 """Rules for `Shed` and for queues: which calls are refused under load."""
 
 from seawall.models.shedding.codel import adaptive_lifo, codel
-from seawall.models.shedding.rules import by_cost, by_criticality, by_deadline, by_queue, by_tier
-from seawall.models.shedding.shares import by_chance, by_fraction, by_latency
+from seawall.models.shedding.rules import (
+    by_chance,
+    by_cost,
+    by_criticality,
+    by_deadline,
+    by_fraction,
+    by_latency,
+    by_queue,
+    by_tier,
+)
 
 __all__ = [
     "adaptive_lifo",

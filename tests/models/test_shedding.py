@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from seawall import Bulkhead, Criticality
 from seawall.models.shedding import rules as shedding
-from seawall.models.shedding import shares
-from seawall.models.shedding.rules import CLASSES, ShedRule, Sources, class_bar
-from seawall.models.shedding.shares import LeastCriticalFirst, place_of
+from seawall.models.shedding.rules import (
+    CLASSES,
+    LeastCriticalFirst,
+    ShedRule,
+    Sources,
+    allowed_cost,
+    class_bar,
+    class_degree,
+    excess_share,
+    place_of,
+)
 from seawall.shedding import (
     by_chance,
     by_cost,
@@ -224,10 +232,10 @@ def test_the_tier_can_come_from_the_arguments() -> None:
 @given(LOADS, LOADS, RANKS)
 def test_the_cost_allowed_shrinks_with_load(one: float, other: float, rank: int) -> None:
     """From any to `most`, then to `least`, then to none."""
-    rule = shedding.ByCost(lambda cost: cost, 1000.0, 1.0, 0.8, None)
-    low, high = sorted((one, other))
-    assert rule.allowed(high, rank) <= rule.allowed(low, rank)
-    assert rule.allowed(low, rank) in (inf, -inf) or 1.0 <= rule.allowed(low, rank) <= 1000.0
+    loads = sorted((one, other))
+    low, high = (allowed_cost(class_degree(0.8, rank, load), 1000.0, 1.0) for load in loads)
+    assert high <= low
+    assert low in (inf, -inf) or 1.0 <= low <= 1000.0
 
 
 def test_the_expensive_go_first() -> None:
@@ -436,7 +444,7 @@ def test_a_key_of_another_type_is_refused() -> None:
 @given(st.floats(0.0, 100.0) | st.none())
 def test_as_much_goes_as_latency_is_over(latency: float | None) -> None:
     """Nobody within the SLA, and never everybody: the others tell when it is over."""
-    share = shares.ByLatency(0.5, 0.95, None, None).share(latency)
+    share = excess_share(latency, 0.5)
     assert 0 <= share <= 0.9
     assert (share > 0) == (latency is not None and latency > 0.5)
 

@@ -23,7 +23,7 @@ from bench import queue_delay
 from seawall import Bulkhead, Criticality, Shed
 from seawall.load.signals import in_flight, occupancy, queue_time
 from seawall.models.shedding.codel import CodelState
-from seawall.models.shedding.rules import ByCriticality
+from seawall.models.shedding.rules import criticality_bars
 from seawall.runtime.slots import Slots
 from seawall.shedding import adaptive_lifo, by_chance, by_criticality, codel
 from seawall.testing import run_virtual
@@ -247,7 +247,7 @@ def test_by_another_signal_the_same_door_fails(
 def test_without_bars_in_between_critical_calls_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one bar for all classes the critical go with the others."""
     monkeypatch.setattr("seawall.models.shedding.rules.class_bar", lambda start, _rank: start)
-    assert ByCriticality(0.5, None).bars == (0.5,) * 4
+    assert criticality_bars(0.5, None) == (0.5,) * 4
     assert _run(_door_by_criticality, 5, seed=1).kept(Criticality.CRITICAL) < 0.5
 
 

@@ -20,8 +20,16 @@ from seawall.models.breaker.probes import growing, n_of_m, ramp, single_probe, s
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
 from seawall.models.shedding.codel import adaptive_lifo, codel
-from seawall.models.shedding.rules import by_cost, by_criticality, by_deadline, by_queue, by_tier
-from seawall.models.shedding.shares import by_chance, by_fraction, by_latency
+from seawall.models.shedding.rules import (
+    by_chance,
+    by_cost,
+    by_criticality,
+    by_deadline,
+    by_fraction,
+    by_latency,
+    by_queue,
+    by_tier,
+)
 from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.breaker import Breaker
 from seawall.policies.bulkhead import Bulkhead, ThreadBulkhead

@@ -18,8 +18,7 @@ from typing import Any, ClassVar, Final
 from seawall import _checks as check
 from seawall.context import Criticality, current_criticality, current_tier, seconds_left
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
-from seawall.models.shedding.rules import ByDeadline, ShedRule, Sheds, Sources
-from seawall.models.shedding.shares import ByLatency
+from seawall.models.shedding.rules import ShedRule, Sheds, Sources
 from seawall.runtime.layers import OK, Host, Outcome
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
 from seawall.runtime.recent import ResponseTimes, service_time
@@ -57,9 +56,9 @@ class Shed(GatePolicy):
         self._reject_unknown(changes, ("rules", "load", "mode"))
         mode = check.choice("mode", changes.get("mode", self.mode), MODES)
         rules, load = _check(changes.get("rules", self.rules), changes.get("load", self.load))
-        if [type(rule) for rule in rules] != [type(rule) for rule in self.rules] or [
-            rule.takes_arguments for rule in rules
-        ] != [rule.takes_arguments for rule in self.rules]:
+        if [(rule.name, rule.takes_arguments) for rule in rules] != [
+            (rule.name, rule.takes_arguments) for rule in self.rules
+        ]:
             raise ValueError(
                 f"Shed.update(rules={list(rules)!r}): write the same rules with other settings, in"
                 " the same order; for other rules make another Shed"
@@ -139,7 +138,7 @@ class _ShedGate(GateBound):
         self.shed = [[0] * len(Criticality) for _ in policy.rules]
         """Number of calls shed by each rule, for each class."""
         self._times = ResponseTimes(WINDOW)
-        if any(isinstance(rule, ByLatency) for rule in policy.rules):
+        if _slas(policy.rules):
             self.leave = self._leave_timed
         self.start()
 
@@ -191,7 +190,7 @@ class _ShedGate(GateBound):
         The caller must not keep it, to avoid a reference cycle with its frame.
         """
         name = self.host.name
-        if isinstance(rule, ByDeadline):
+        if rule.name == "deadline":
             return DeadlineExceeded(f"guard {name!r}: the deadline leaves too little time")
         error = Overloaded(f"guard {name!r}: shed by {rule.name}")
         error.reason = f"shed_by_{rule.name}"
@@ -202,11 +201,8 @@ class _ShedGate(GateBound):
         if self.policy.mode == "off":
             return
         elapsed = now - ticket
-        if outcome is OK or elapsed > self._shortest_sla():
+        if outcome is OK or elapsed > min(_slas(self.policy.rules)):
             self._times.add(elapsed)
-
-    def _shortest_sla(self) -> float:
-        return min(rule.sla for rule in self.policy.rules if isinstance(rule, ByLatency))
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the load, and for each rule how many calls it shed, or would have shed."""
@@ -224,6 +220,12 @@ class _ShedGate(GateBound):
             "shed_by": shed_by,
             "shed_classes": classes,
         }
+
+
+def _slas(rules: Sequence[ShedRule]) -> list[float]:
+    """Return the response times above which these rules shed."""
+    slas = (getattr(rule, "sla", None) for rule in rules)
+    return [sla for sla in slas if sla is not None]
 
 
 def _nobody(_now: float) -> bool:

@@ -23,40 +23,35 @@ from seawall import _checks as check
 
 TARGET: Final = 0.005
 """Seconds that a call may always wait, however short calls are."""
-
 INTERVAL: Final = 0.1
 """Seconds for which a queue may last before it is a bad one, while calls are short."""
-
 REREAD: Final = 0.1
 """Seconds between two readings of the call duration: the first calls to end are the shortest."""
-
 LONG: Final = 2
 """Minimum ratio of the longer span to the shorter one."""
-
 FLOOD: Final = 3
 """Number of intervals after which a caller in a bad queue has waited too long to be useful."""
-
 BURST: Final = 10
 """Number of calls that may always wait in a queue that is not bad, however slow they are."""
-
 CALM: Final = 0.1
 """Refusals per served call in an interval at or below which a queue is no longer bad."""
-
 ServiceTime = Callable[[float], float | None]
 """`service_time(now)`: typical seconds that a call takes once it is served, if known."""
 
 
-class QueueState(Protocol):
+class QueueState:
     """State of a queue discipline for one queue."""
 
     def newest_first(self, now: float) -> bool:
         """Return whether the newest caller is to be served next instead of the oldest."""
+        return False
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
         """Return whether to refuse a new caller behind `waiting` others immediately.
 
         `sojourn` is how long the oldest of them has waited.
         """
+        return False
 
     def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
         """Return whether to shed a caller, when the oldest waiter has waited for `sojourn`.
@@ -65,6 +60,7 @@ class QueueState(Protocol):
         be served is not the oldest, `sojourn` is its wait and `oldest` that of the oldest waiter,
         by which the queue is judged.
         """
+        raise NotImplementedError
 
     def serves(self, now: float) -> None:
         """Record that one of the waiters is served."""
@@ -93,8 +89,6 @@ def check_queue_shed(shed: QueueShed | None) -> QueueShed | None:
 class _Spans:
     """A short and a long time span, scaled to the duration of calls."""
 
-    __slots__ = ("_due", "_long", "_scale", "_service_time", "_short", "long", "short")
-
     def __init__(self, short: float, long: float, scale: float, service_time: ServiceTime) -> None:
         self._short = self.short = short
         self._long = self.long = long
@@ -119,8 +113,6 @@ class _Spans:
 class Codel:
     """Settings of controlled delay; see `codel`."""
 
-    __slots__ = ("interval", "scale", "target")
-
     def __init__(self, target: float, interval: float, scale: float) -> None:
         self.target = check.seconds("target", target)
         self.interval = check.seconds("interval", interval)
@@ -138,29 +130,16 @@ class Codel:
         return CodelState(self, service_time)
 
 
-class CodelState:
+class CodelState(QueueState):
     """Controlled delay: whether the queue is bad, and how many callers may wait in it.
 
     Where `refuses` is never called (a worker cannot refuse callers that push), the oldest waiters
     are shed instead, once they have waited for longer than the target.
     """
 
-    __slots__ = (
-        "_bad_from",
-        "_door",
-        "_gone",
-        "_last",
-        "_rate",
-        "_served",
-        "_since",
-        "_spans",
-        "shedding",
-    )
-
     def __init__(self, settings: Codel, service_time: ServiceTime) -> None:
         self._spans = _Spans(settings.target, settings.interval, settings.scale, service_time)
-        self._door = False
-        """Whether `refuses` is called for new callers."""
+        self._door = False  # whether `refuses` is called for new callers
         self._last = float("-inf")
         self._begin(0.0)
 
@@ -175,10 +154,6 @@ class CodelState:
     def _open_window(self, now: float) -> None:
         self._since = now
         self._served = self._gone = 0
-
-    def newest_first(self, now: float) -> bool:
-        """Return False: the order stays as it is."""
-        return False
 
     def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
         """Return whether a new caller would wait for too long.
@@ -258,8 +233,6 @@ def codel(target: float = TARGET, *, interval: float = INTERVAL, scale: float = 
 class AdaptiveLifo:
     """Settings of adaptive LIFO; see `adaptive_lifo`."""
 
-    __slots__ = ("patience", "scale", "timeout")
-
     def __init__(self, timeout: float, patience: float, scale: float) -> None:
         self.timeout = check.seconds("timeout", timeout)
         self.patience = check.seconds("patience", patience)
@@ -277,10 +250,8 @@ class AdaptiveLifo:
         return AdaptiveLifoState(self, service_time)
 
 
-class AdaptiveLifoState:
+class AdaptiveLifoState(QueueState):
     """Short waits and newest first in a queue that has not been empty for too long."""
-
-    __slots__ = ("_since", "_spans")
 
     def __init__(self, settings: AdaptiveLifo, service_time: ServiceTime) -> None:
         self._spans = _Spans(settings.timeout, settings.patience, settings.scale, service_time)
@@ -290,10 +261,6 @@ class AdaptiveLifoState:
         """Return whether the queue has lasted too long: the oldest callers may be gone."""
         return self._since is not None and now - self._since > self._spans.long
 
-    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Return False: the newest caller is the one to be served."""
-        return False
-
     def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
         """Return whether a caller has waited for longer than a queue of this age allows."""
         began = now - max(sojourn, oldest)
@@ -301,9 +268,6 @@ class AdaptiveLifoState:
             self._since = began
         self._spans.stretch(now)
         return sojourn > (self._spans.short if self.newest_first(now) else self._spans.long)
-
-    def serves(self, now: float) -> None:
-        """Do nothing."""
 
     def emptied(self, now: float) -> None:
         """Reset to the long patience."""
