@@ -83,7 +83,7 @@ def _copies(policies: Sequence[Policy]) -> list[Policy]:
                 Retry(on=_Failure, attempts=policy.attempts, backoff=policy.backoff, budget=budget)
             )
         elif isinstance(policy, Breaker):
-            copies.append(Breaker(**policy.settings._asdict(), counts=policy.counts))
+            copies.append(Breaker(**vars(policy.settings), counts=policy.counts))
     return copies
 
 

@@ -7,6 +7,7 @@ between: under the GIL no update is lost. (Free-threaded builds need the caller'
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from seawall import _checks as check
@@ -46,20 +47,15 @@ class Window(Protocol):
 
 
 class CallCount:
-    """One call in a window: where it was counted, and with which marks.
-
-    All attempts of a call share one, so that the call is in the window once.
-    """
+    """One call in a window, once for all attempts: where it was counted, with which marks."""
 
     __slots__ = ("marks", "over", "place", "window")
 
     def __init__(self) -> None:
-        """Start as not counted."""
         self.window: Window | None = None
         self.place: Any = None
         self.marks = 0
-        self.over = False
-        """Whether the call has ended. Attempts that were abandoned may still run."""
+        self.over = False  # whether the call has ended. Attempts that were abandoned may still run
 
     def marks_in(self, window: Window) -> int:
         """Return the marks that the call has in `window`; none if it is not there."""
@@ -99,8 +95,6 @@ class Tracked:
 class NoWindow:
     """A window that counts nothing, for a breaker without a ratio."""
 
-    __slots__ = ()
-
     def success(self, _now: float, /) -> None:
         """Do nothing."""
 
@@ -122,13 +116,13 @@ class CountWindow:
     matter where in the ring the next call goes: a success only increments the counter.
     """
 
-    __slots__ = ("_counted", "_failures", "_next", "_ring", "_size", "_slow")
+    __slots__ = ("_failures", "_next", "_ring", "_size", "_slow", "counted")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._ring = bytearray(size)
         self._next = 0
-        self._counted = 0
+        self.counted = 0  # number of calls ever counted
         self._failures = 0
         self._slow = 0
 
@@ -137,16 +131,16 @@ class CountWindow:
         if self._failures or self._slow:
             self._push(0)
         else:
-            self._counted += 1
+            self.counted += 1
 
     def add(self, marks: int, _now: float, /) -> int:
         """Count a call; its place is its number among all calls ever counted."""
         self._push(marks)
-        return self._counted
+        return self.counted
 
     def change(self, place: int, before: int, after: int, now: float, /) -> int | None:
         """Give the call at `place` other marks; if it has left the window, count it again."""
-        age = self._counted - place
+        age = self.counted - place
         if age >= self._size:
             return self.add(after, now)
         # A success that did not advance the ring found it all zeros, so any slot is equivalent.
@@ -157,16 +151,11 @@ class CountWindow:
 
     def totals(self, _now: float, /) -> Totals:
         """Return the totals of the latest `size` calls."""
-        return Totals(min(self._counted, self._size), self._failures, self._slow)
-
-    @property
-    def counted(self) -> int:
-        """Number of calls ever counted."""
-        return self._counted
+        return Totals(min(self.counted, self._size), self._failures, self._slow)
 
     def since(self, counted: int) -> Totals:
         """Return the totals of the calls in the window after the first `counted`."""
-        calls = min(self._counted - counted, self._size)
+        calls = min(self.counted - counted, self._size)
         marks = [self._ring[(self._next - 1 - age) % self._size] for age in range(calls)]
         return Totals(calls, sum(mark & FAILED for mark in marks), sum(m >> 1 for m in marks))
 
@@ -175,23 +164,20 @@ class CountWindow:
         old = self._ring[slot]
         self._ring[slot] = mark
         self._next = slot + 1 if slot + 1 < self._size else 0
-        self._counted += 1
+        self.counted += 1
         self._failures += (mark & FAILED) - (old & FAILED)
         self._slow += (mark >> 1) - (old >> 1)
 
 
+@dataclass(eq=False, slots=True)
 class WindowBucket:
     """The calls of one tenth of a time window, up to the time `end`."""
 
-    __slots__ = ("calls", "end", "failures", "index", "slow")
-
-    def __init__(self, index: float, end: float) -> None:
-        """Start empty."""
-        self.index = index
-        self.end = end
-        self.calls = 0
-        self.failures = 0
-        self.slow = 0
+    index: float
+    end: float
+    calls: int = 0
+    failures: int = 0
+    slow: int = 0
 
 
 class TimeWindow:
@@ -202,18 +188,14 @@ class TimeWindow:
     window starts again.
     """
 
-    __slots__ = ("_kept", "_width", "bucket")
+    __slots__ = ("_width", "bucket", "buckets")
 
     def __init__(self, span: float) -> None:
         self._width = span / _BUCKETS
         self.bucket = WindowBucket(float("-inf"), float("-inf"))
         """The current bucket. Until its `end` a success may be added to its `calls` directly."""
-        self._kept: tuple[WindowBucket, ...] = ()
-
-    @property
-    def buckets(self) -> tuple[WindowBucket, ...]:
+        self.buckets: tuple[WindowBucket, ...] = ()
         """The latest buckets, oldest first. Some may have left the window."""
-        return self._kept
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
@@ -232,8 +214,7 @@ class TimeWindow:
 
     def change(self, place: float, before: int, after: int, now: float, /) -> float | None:
         """Give a call of the bucket `place` other marks; if it has left, count it again."""
-        self._turn(now)
-        for bucket in self._live():
+        for bucket in self.live(now):
             if bucket.index == place:
                 bucket.failures += (after & FAILED) - (before & FAILED)
                 bucket.slow += (after >> 1) - (before >> 1)
@@ -252,11 +233,8 @@ class TimeWindow:
     def live(self, now: float) -> list[WindowBucket]:
         """Return the buckets that are still in the window."""
         self._turn(now)
-        return self._live()
-
-    def _live(self) -> list[WindowBucket]:
         newest = self.bucket.index
-        return [kept for kept in self._kept if newest - _BUCKETS < kept.index <= newest]
+        return [kept for kept in self.buckets if newest - _BUCKETS < kept.index <= newest]
 
     def _turn(self, now: float) -> None:
         index = now // self._width
@@ -268,7 +246,7 @@ class TimeWindow:
         ahead = index - self.bucket.index
         if ahead > 0 or ahead <= -_BUCKETS:
             self.bucket = fresh
-            self._kept = (*self._kept[1 - _BUCKETS :], fresh)
+            self.buckets = (*self.buckets[1 - _BUCKETS :], fresh)
 
 
 def sample(

@@ -162,4 +162,4 @@ def test_no_outcome_is_remembered_for_ever():
         model.settle(model.admit(moment), FAILURE if moment % 2 else SUCCESS, moment + 1)
         model.admit(moment)
     assert len(model._running) <= 3
-    assert len(model._window._kept) <= 10
+    assert len(model._window.buckets) <= 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -11,10 +12,7 @@ from seawall import _checks as check
 
 
 class CallVerdict(Enum):
-    """What a finished call says about the dependency.
-
-    NONE means that the call was cancelled or never reached it.
-    """
+    """What a finished call says: NONE if it was cancelled or never reached the dependency."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -35,10 +33,7 @@ class Countdown:
         self._until = now + length
 
     def left(self, now: float) -> float:
-        """Return how long to wait, 0 once it is over.
-
-        A caller that waits this long is never early.
-        """
+        """Return how long to wait, so as never to be early; 0 once it is over."""
         left = self._until - now
         if left <= 0:
             return 0
@@ -53,27 +48,16 @@ class Countdown:
 _OVER = Countdown(0.0, float("-inf"))
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class Growing:
     """Break lengths that grow with each open; see `growing`."""
 
-    __slots__ = ("base", "cap", "factor")
-
-    def __init__(self, base: float, factor: float, cap: float) -> None:
-        self.base = base
-        self.factor = factor
-        self.cap = cap
+    base: float
+    factor: float
+    cap: float
 
     def __repr__(self) -> str:
         return f"growing({self.base:g}, factor={self.factor:g}, cap={self.cap:g})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Growing) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def _identity(self) -> tuple[float, float, float]:
-        return self.base, self.factor, self.cap
 
     def __call__(self, opens: int) -> float:
         """Return the break after the given number of opens without a recovery, 1 for the first."""
@@ -108,8 +92,6 @@ class Probe:
 
 class Trial:
     """One half-open generation: the running probes and the results of the finished ones."""
-
-    __slots__ = ("_failures", "_generation", "_out", "_stage", "_successes", "_timeout")
 
     def __init__(self, generation: int, timeout: float) -> None:
         self._generation = generation
@@ -159,7 +141,6 @@ class Trial:
         return self._shown(now)
 
     def _counts(self, _probe: Probe, /) -> bool:
-        """Return whether the verdict of this probe counts."""
         return True
 
     def _has_room(self, now: float, /) -> bool:
@@ -173,8 +154,6 @@ class Trial:
 
 
 class _CountedTrial(Trial):
-    __slots__ = ("_plan",)
-
     def __init__(self, plan: NOfM, generation: int, timeout: float) -> None:
         super().__init__(generation, timeout)
         self._plan = plan
@@ -189,8 +168,6 @@ class _CountedTrial(Trial):
 
 
 class _RampTrial(Trial):
-    __slots__ = ("_admitted", "_offered", "_plan", "_step", "_threshold")
-
     def __init__(
         self, plan: Ramp, generation: int, timeout: float, threshold: float, now: float
     ) -> None:
@@ -235,8 +212,6 @@ class _SlowStartTrial(Trial):
     A stage that refused no call is large enough: it is repeated until the trial is over. Slower
     answers make longer stages, so the load grows no faster than the dependency answers.
     """
-
-    __slots__ = ("_latest", "_latest_at", "_plan", "_quiet", "_refused", "_threshold")
 
     def __init__(
         self, plan: SlowStart, generation: int, timeout: float, threshold: float, now: float

@@ -6,7 +6,8 @@ reset: it remembers how much of them was reported. So successes can be counted w
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from seawall.models.windows import (
     FAILED,
@@ -20,10 +21,8 @@ from seawall.models.windows import (
 
 ORDER: Final = (0, FAILED, FAILED | SLOW, SLOW)
 """The marks of the calls of an entry, in the order in which they are reported."""
-
 MOST: Final = 64
 """Maximum number of separate entries of a journal. Further calls are summed up in one more."""
-
 MOST_PLACES: Final = 1000
 """Maximum number of calls of an entry whose places are remembered: the latest ones.
 
@@ -31,19 +30,14 @@ Also the maximum number of changes that wait for a later message. Beyond it they
 """
 
 
+@dataclass(eq=False, slots=True)
 class ReportPlace:
     """The place where a call was counted, in case its marks change later."""
 
-    __slots__ = ("entry", "marks", "own", "shared")
-
-    def __init__(self, own: float, marks: int) -> None:
-        """Start at the place `own` of this pod's window."""
-        self.own = own
-        self.marks = marks
-        self.entry: ReportEntry | None = None
-        """The entry that contains the call, until it is reported."""
-        self.shared: int | None = None
-        """The place where the other pods counted the call, once they did."""
+    own: float  # the place in this pod's window
+    marks: int
+    entry: ReportEntry | None = None  # the entry that contains the call, until it is reported
+    shared: int | None = None  # the place where the other pods counted the call, once they did
 
 
 class ReportEntry:
@@ -53,14 +47,18 @@ class ReportEntry:
     reported.
     """
 
-    __slots__ = ("_before", "_places", "_sent", "calls", "late", "over")
+    __slots__ = ("_before", "_places", "_sent", "_step", "calls", "late", "over")
 
-    def __init__(self, *, plain: int = 0, late: ReportPlace | None = None, before: int = 0) -> None:
-        """Start with `plain` successes, or report that the call `late` had the marks `before`."""
-        self.calls = [plain, 0, 0, 0]
-        """Number of calls by their marks."""
-        self.over = False
-        """Whether the entry was sent. After that it does not change."""
+    def __init__(
+        self, step: int, *, plain: int = 0, late: ReportPlace | None = None, before: int = 0
+    ) -> None:
+        """Start with `plain` successes, or report that the call `late` had the marks `before`.
+
+        `step` is the distance between the places of two calls, 0 if all are in one bucket.
+        """
+        self._step = step
+        self.calls = [plain, 0, 0, 0]  # number of calls by their marks
+        self.over = False  # whether the entry was sent. After that it does not change
         self._places: dict[int, ReportPlace] = {}  # by identity: two places may be equal as numbers
         self._sent: list[tuple[ReportPlace, int]] = []
         """The calls with the marks that were sent: they may change before the reply arrives."""
@@ -105,8 +103,8 @@ class ReportEntry:
         for marks in reversed(ORDER):
             same = [own for own, sent in self._sent if sent == marks]
             for back, own in enumerate(reversed(same)):
-                own.shared = self.spread(place, back)
-            place = self.spread(place, self.calls[marks])
+                own.shared = place - back * self._step
+            place -= self.calls[marks] * self._step
 
     def end(self) -> None:
         """Close the entry for sending. A call that changes from now on needs another entry."""
@@ -117,35 +115,18 @@ class ReportEntry:
         if self.late is not None:
             self.late.entry = None
 
-    @staticmethod
-    def spread(place: int, back: int) -> int:
-        """Return the place of the call that came `back` calls earlier."""
-        return place - back
-
-
-class _InBucket(ReportEntry):
-    """Calls of a time window: all calls of an entry are in one bucket."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def spread(place: int, back: int) -> int:  # noqa: ARG004 - a bucket has one number
-        return place
-
 
 class BreakerReport:
     """A window of this pod's own calls, and the journal of what it counted."""
 
-    entries: type[ReportEntry] = ReportEntry
+    step: ClassVar[int] = 1
 
     def __init__(self, window: Window) -> None:
-        """Start with nothing to report."""
         self.window = window
         self._journal: list[ReportEntry] = []
         self._postponed: dict[ReportPlace, int] = {}
         """Changes for a later message, with the marks that the others know."""
-        self.bad = 0
-        """Number of failed or slow calls that were not reported yet."""
+        self.bad = 0  # number of failed or slow calls that were not reported yet
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""
@@ -197,7 +178,7 @@ class BreakerReport:
             self._postponed[place] = before
 
     def _append_change(self, place: ReportPlace, before: int) -> None:
-        place.entry = self.entries(late=place, before=before)
+        place.entry = ReportEntry(self.step, late=place, before=before)
         self._journal.append(place.entry)
 
     def totals(self, now: float, /) -> Totals:
@@ -229,7 +210,6 @@ class BreakerReport:
 
     def mark(self, now: float) -> None:
         """Treat everything counted so far as reported. `since_mark` covers what comes after."""
-        raise NotImplementedError
 
     def since_mark(self, now: float) -> Totals:
         """Return the totals of the calls in the window since `mark`, or since it was created."""
@@ -242,15 +222,15 @@ class BreakerReport:
         if len(journal) >= MOST and journal[-1].late is None:
             journal[-1].calls[0] += plain
         else:
-            journal.append(self.entries(plain=plain))
+            journal.append(ReportEntry(self.step, plain=plain))
         return journal[-1]
 
     def _plain(self) -> int:
         """Return the number of successes since the previous call of this method."""
-        return 0
+        raise NotImplementedError
 
     def _unseen(self) -> int:
-        return 0
+        raise NotImplementedError
 
     def _saw_own(self) -> None:
         """Exclude from the successes the call that was just counted in an entry."""
@@ -259,11 +239,10 @@ class BreakerReport:
 class TimeReport(BreakerReport):
     """The report of a time window. Any thread may add a success to its running bucket."""
 
-    entries = _InBucket
+    step = 0
     window: TimeWindow
 
     def __init__(self, window: TimeWindow) -> None:
-        """Start with nothing to report."""
         super().__init__(window)
         self.success = window.success  # type: ignore[method-assign]
         self._seen: dict[WindowBucket, int] = {}
@@ -271,7 +250,9 @@ class TimeReport(BreakerReport):
 
     def mark(self, now: float) -> None:
         """Treat everything counted so far as reported."""
-        self._marked = {one: _totals(one) for one in self.window.live(now)}
+        self._marked = {
+            one: Totals(one.calls, one.failures, one.slow) for one in self.window.live(now)
+        }
 
     def since_mark(self, now: float) -> Totals:
         """Return the totals of the calls in the window since `mark`."""
@@ -303,7 +284,6 @@ class CountReport(BreakerReport):
     window: CountWindow
 
     def __init__(self, window: CountWindow) -> None:
-        """Start with nothing to report."""
         super().__init__(window)
         self._successes = 0
         self._seen = 0
@@ -329,10 +309,6 @@ class CountReport(BreakerReport):
 
     def _unseen(self) -> int:
         return self._successes - self._seen
-
-
-def _totals(bucket: WindowBucket) -> Totals:
-    return Totals(bucket.calls, bucket.failures, bucket.slow)
 
 
 def at_once(totals: Totals) -> tuple[int, int, int, int, int, int, int]:

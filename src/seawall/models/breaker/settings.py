@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 from seawall import _checks as check
-from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart, single_probe
+from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart
 from seawall.models.windows import sample
-
-T = TypeVar("T")
 
 BREAK_FOR: Final = 15.0
 """Default length of a break in seconds."""
 
 
-class _Fields(NamedTuple):
-    consecutive: int | None
-    failure_ratio: float | None
-    slow_after: float | None
-    slow_ratio: float | None
-    window: float | None
-    window_calls: int | None
-    min_calls: int | None
-    break_for: float | Callable[[int], float]
-    probes: Probes
-    probe_timeout: float
-
-
-class BreakerSettings(_Fields):
+@dataclass(frozen=True, kw_only=True)
+class BreakerSettings:
     """When to trip, for how long, and how to recover. Validated and immutable.
 
     The trip rules are checked at each failure and each slow call, and any one suffices:
@@ -40,55 +27,41 @@ class BreakerSettings(_Fields):
     `probes` decide. A probe that is slow, or has no result after `probe_timeout`, has failed.
     """
 
-    __slots__ = ()
+    consecutive: int | None = None
+    failure_ratio: float | None = None
+    slow_after: float | None = None
+    slow_ratio: float | None = None
+    window: float | None = None
+    window_calls: int | None = None
+    min_calls: int | None = None
+    break_for: float | Callable[[int], float] = BREAK_FOR
+    probes: Probes = None  # type: ignore[assignment]  # see `__post_init__`
+    probe_timeout: float = 60.0
 
-    def __new__(
-        cls,
-        *,
-        consecutive: int | None = None,
-        failure_ratio: float | None = None,
-        slow_after: float | None = None,
-        slow_ratio: float | None = None,
-        window: float | None = None,
-        window_calls: int | None = None,
-        min_calls: int | None = None,
-        break_for: float | Callable[[int], float] = BREAK_FOR,
-        probes: Probes | None = None,
-        probe_timeout: float = 60.0,
-    ) -> Self:
+    def __post_init__(self) -> None:
         """Validate the settings and fill in the defaults."""
-        if (slow_after is None) != (slow_ratio is None):
+        if (self.slow_after is None) != (self.slow_ratio is None):
             raise ValueError("write slow_after and slow_ratio together, such as 1.0 and 0.5")
-        if consecutive is None and failure_ratio is None and slow_ratio is None:
-            failure_ratio = 0.5
-        if failure_ratio is not None or slow_ratio is not None:
-            window, window_calls, min_calls = sample(window, window_calls, min_calls)
-        elif (window, window_calls, min_calls) != (None, None, None):
+        fields = vars(self)  # the only way to set those of a frozen class
+        sampled = self.window, self.window_calls, self.min_calls
+        if self.consecutive is None and self.failure_ratio is None and self.slow_ratio is None:
+            fields["failure_ratio"] = 0.5
+        if self.failure_ratio is not None or self.slow_ratio is not None:
+            fields["window"], fields["window_calls"], fields["min_calls"] = sample(*sampled)
+        elif sampled != (None, None, None):
             raise ValueError("window, window_calls and min_calls need failure_ratio or slow_ratio")
-        probes = single_probe() if probes is None else probes
-        if not isinstance(probes, NOfM | Ramp | SlowStart):
+        if self.probes is None:
+            fields["probes"] = NOfM(1, 1)
+        elif not isinstance(self.probes, NOfM | Ramp | SlowStart):
             raise TypeError(
-                f"probes={probes!r}: write single_probe(), slow_start(), n_of_m(2, 3) or"
+                f"probes={self.probes!r}: write single_probe(), slow_start(), n_of_m(2, 3) or"
                 " ramp(step=10.0)"
             )
-        made = super().__new__(
-            cls,
-            consecutive=_unless_none(check.count, "consecutive", consecutive),
-            failure_ratio=_unless_none(check.ratio, "failure_ratio", failure_ratio),
-            slow_after=_unless_none(check.seconds, "slow_after", slow_after),
-            slow_ratio=_unless_none(check.ratio, "slow_ratio", slow_ratio),
-            window=window,
-            window_calls=window_calls,
-            min_calls=min_calls,
-            break_for=break_for,
-            probes=probes,
-            probe_timeout=check.seconds("probe_timeout", probe_timeout),
-        )
-        made.break_after(1)
-        return made
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        return (), self._asdict()
+        for name, checked in _CHECKS.items():
+            if fields[name] is not None:
+                fields[name] = checked(name, fields[name])
+        fields["probe_timeout"] = check.seconds("probe_timeout", self.probe_timeout)
+        self.break_after(1)
 
     def break_after(self, opens: int) -> float:
         """Return the length of the break at the given number of consecutive opens."""
@@ -97,7 +70,7 @@ class BreakerSettings(_Fields):
 
     def replace(self, **changes: Any) -> BreakerSettings:
         """Return a copy with some settings changed, validated again."""
-        fields: dict[str, Any] = self._asdict()
+        fields: dict[str, Any] = dict(vars(self))
         if changes.get("window") is not None:
             fields["window_calls"] = None
         if changes.get("window_calls") is not None:
@@ -110,5 +83,9 @@ class BreakerSettings(_Fields):
         return BreakerSettings(**fields)
 
 
-def _unless_none(checked: Callable[[str, object], T], name: str, value: object) -> T | None:
-    return None if value is None else checked(name, value)
+_CHECKS: Final[dict[str, Callable[[str, object], float]]] = {
+    "consecutive": check.count,
+    "failure_ratio": check.ratio,
+    "slow_after": check.seconds,
+    "slow_ratio": check.ratio,
+}

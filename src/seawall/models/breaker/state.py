@@ -117,31 +117,15 @@ class BreakerModel:
     """
 
     __slots__ = (
-        "_break",
-        "_opened_at",
-        "_opens",
-        "_running",
-        "_streak",
-        "_trial",
-        "_window",
-        "calm",
-        "changes",
-        "counter",
-        "failure",
-        "generation",
-        "settings",
-        "state",
-        "success",
+        *("_break", "_opened_at", "_opens", "_running", "_streak", "_trial", "_window", "calm"),
+        *("changes", "counter", "failure", "generation", "settings", "state", "success"),
     )
 
     success: Callable[[float], None]
     """Count a success at the given time, in the cheapest way these settings allow."""
 
     counter: TimeWindow
-    """The window to whose current bucket, until its end, a success may be added directly.
-
-    This is cheaper still than `success`.
-    """
+    """The window to whose current bucket a success may be added directly: cheaper still."""
 
     _window: Window
     _streak: int
@@ -216,10 +200,7 @@ class BreakerModel:
     def settle_failure(
         self, ticket: Ticket, failure: Any, now: float, count: CallCount | None = None
     ) -> bool:
-        """Settle a failed call; return whether that opened the breaker, and keep it in the change.
-
-        So the change has its reason, whoever takes it away.
-        """
+        """Settle a failed call. Return whether it opened the breaker, and keep it in the change."""
         before = self.generation
         self.settle(ticket, CallVerdict.FAILURE, now, count)
         if self.generation == before or self.state is not BreakerState.OPEN:

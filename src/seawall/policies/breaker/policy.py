@@ -124,7 +124,7 @@ class Breaker(GatePolicy):
             slow_after=slow_after,
             slow_ratio=slow_ratio,
             break_for=NeverRaising(break_for) if callable(break_for) else break_for,
-            probes=probes,
+            probes=probes,  # type: ignore[arg-type]  # None is a single one
             probe_timeout=probe_timeout,
         )
         self.is_failure = None if is_failure is None else error_predicate("is_failure", is_failure)
@@ -148,9 +148,7 @@ class Breaker(GatePolicy):
         self._overflowed = False
 
     def __repr__(self) -> str:
-        given = {
-            name: value for name, value in self.settings._asdict().items() if value is not None
-        }
+        given = {name: value for name, value in vars(self.settings).items() if value is not None}
         if self.counts != "calls":
             given["counts"] = self.counts
         if self.shared is not None:
@@ -333,7 +331,7 @@ class Breaker(GatePolicy):
         )
 
     def _update(self, changes: dict[str, Any]) -> None:
-        known = tuple(self.settings._asdict())
+        known = tuple(vars(self.settings))
         self._reject_unknown(changes, (*known, "mode"))
         mode = check.choice("mode", changes.get("mode", self.mode), MODES)
         rest = {name: value for name, value in changes.items() if name != "mode"}

@@ -115,7 +115,7 @@ def _trial(probes: Probes) -> tuple[str, list[float], int]:
 
 def fingerprint(settings: BreakerSettings, quorum: int | None) -> str:
     """Return the settings as text that is equal in all processes with equal settings."""
-    given = {name: value for name, value in settings._asdict().items() if value is not None}
+    given = {name: value for name, value in vars(settings).items() if value is not None}
     if callable(settings.break_for):
         given["break_for"] = [settings.break_after(opens) for opens in range(1, 5)]
     if quorum is not None:
