@@ -19,8 +19,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
-from seawall.models.rate.accounts import Account, SettledBucket
-from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.buckets import Account, SettledBucket, TokenBucket
 from seawall.models.rate.caps import Caps
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models.rate.accounts import SettledBucket
-from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
+from seawall.models.rate.buckets import Bucket, LeakyBucket, SettledBucket, TokenBucket
 from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seawall.models.rate import accounts as rate_accounts
-from seawall.models.rate.accounts import Account, SettledBucket
-from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate import buckets
+from seawall.models.rate.buckets import Account, LeakyBucket, SettledBucket, TokenBucket
 from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
@@ -245,7 +244,7 @@ def compare(shift: Shift, *, exactly: bool, plain: bool = False) -> None:
             told[place] = told[place]._replace(cost=done.actual)
         ideal = 0.0
         for one in told:
-            ideal = max(ideal, one.at) + rule.amount(one.cost)
+            ideal = max(ideal, one.at) + rule.bucket.amount(one.cost)
         owed = max(0.0, ideal - now)
         assert rule.rest(state, float(now)) >= owed
         if exactly:
@@ -305,7 +304,7 @@ def test_if_all_lows_were_lowered_some_would_be_lost(monkeypatch: pytest.MonkeyP
 
 def test_the_account_stays_small_and_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many estimates are open, few lows are kept; and merging them is never lenient."""
-    monkeypatch.setattr(rate_accounts, "_ESTIMATES_AT_MOST", 2)
+    monkeypatch.setattr(buckets, "_ESTIMATES_AT_MOST", 2)
     test_overlapping_jobs_are_never_given_back_too_much()
     account = Account(0.0)
     for owed in range(1000):

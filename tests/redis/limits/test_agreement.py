@@ -29,8 +29,7 @@ from hypothesis.stateful import (
 from seawall import Breaker, CircuitOpen, Guard, RateLimit, RateLimited
 from seawall.clock import VirtualClock
 from seawall.limits import Limit, Reservation
-from seawall.models.rate.accounts import Account, SettledBucket
-from seawall.models.rate.buckets import TokenBucket
+from seawall.models.rate.buckets import Account, SettledBucket, TokenBucket
 from seawall.models.rate.caps import Caps
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.redis.limits.wire import ScriptKeys, TakeRequest, read

@@ -29,10 +29,8 @@ LEASE: Final = MICROSECONDS
 The limit's period applies if it is shorter. This is long enough to save most round trips where
 calls are frequent, and tokens of an idle pod are free again for others a second later.
 """
-
 _PART: Final = 5
 """By default the batches of all pods together are a fifth of the limit."""
-
 _LEAST: Final = 4
 """A request gets at least a quarter of a batch, or waits."""
 
@@ -48,8 +46,7 @@ class Lot:
         self.left = taken
         self.until = until
         self.mark = mark
-        self.owner: Any = None
-        """Owner of the lot, for use by the owner of the purse."""
+        self.owner: Any = None  # owner of the lot, for use by the owner of the purse
         self.floor = 0
         """Value down to which callers may spend directly. Below it, it is time to ask for more."""
 
@@ -75,12 +72,10 @@ class Purse:
     __slots__ = ("_later", "asked", "batch", "lot", "size")
 
     def __init__(self, batch: int) -> None:
-        """Start empty, with a maximum of `batch` tokens."""
         self.batch = batch
         self.lot = NOTHING
         self._later: deque[Lot] = deque()
-        self.asked = 0
-        """Number of tokens in the current request. There is one request at a time."""
+        self.asked = 0  # number of tokens in the current request. There is one request at a time
         self.size = self.least
         """Number of tokens for the next request: about as many as are used within a lease."""
 
@@ -108,10 +103,7 @@ class Purse:
         return max(1, self.batch // _LEAST)
 
     def spend(self, now: float, cost: int) -> Spent | None:
-        """Spend `cost` tokens, oldest first. If there are too few, spend nothing and return None.
-
-        The caller must call `drop` first.
-        """
+        """Spend `cost` tokens, oldest first, or none if there are too few. Call `drop` first."""
         if self.held < cost:
             return None
         spent: Spent = []
@@ -252,8 +244,7 @@ class ExcessBound(NamedTuple):
     batch: int
     pods: int
     lease: float
-    excess: int
-    """Maximum number of calls beyond the algorithm's own bound in any time span."""
+    excess: int  # maximum number of calls beyond the algorithm's own bound in any time span
 
 
 def lease_of(rule: RateRule[Any]) -> float:

@@ -6,17 +6,22 @@ will be owed any more. A state in the past is equivalent to no state.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
 from math import gcd
+from typing import Final
 
 from seawall.models.rate.rates import EXACT, Rate
-from seawall.models.rate.rule import RateRule, S, check_exact
+from seawall.models.rate.rule import RateRule, check_exact
+
+_ESTIMATES_AT_MOST: Final = 128
+"""Maximum number of open estimates settled exactly; beyond it some get less back."""
 
 
-class Bucket(RateRule[S]):
-    """Common base of all buckets: converts costs to time."""
+class Bucket(RateRule[float]):
+    """Common base of the buckets: converts costs to time."""
 
-    tolerance: float = 0.0
-    """Maximum debt in microseconds with which calls are still admitted."""
+    tolerance: float = 0.0  # maximum debt in microseconds with which calls are still admitted
 
     def __init__(self, rate: Rate, most: int, debt: float | None = None) -> None:
         """Pay off at `rate`. Amounts up to `most` must be exact. `debt` is one period if None."""
@@ -40,23 +45,32 @@ class Bucket(RateRule[S]):
         """Return the amount that can be paid off in the maximum time that may be owed."""
         return min(self.most, int(self.tolerance + self.debt) * self._units // self._time)
 
-    def _bounded(self, owed: float, now: float, cost: int) -> float:
-        """Return the end of the debt after adding `cost`, limited by `tolerance + debt`."""
-        owed = max(owed, now)
+    def fresh(self, now: float) -> float:
+        """Return a state without debt."""
+        return now
+
+    def owe(self, state: float, now: float, cost: int) -> float:
+        """Add `cost` to the debt, which never grows beyond `tolerance + debt`."""
+        owed = max(state, now)
         return min(owed + self.amount(cost), max(owed, now + self.tolerance + self.debt))
+
+    def rest(self, state: float, now: float) -> float:
+        """Return the time until nothing is owed."""
+        return max(0.0, state - now)
 
     def unused(self, taken: int, used: int) -> float:
         """Return how many microseconds less it takes to pay for `used` than for `taken`."""
         return self.amount(taken) - self.amount(used)
 
-    def _converted(self, owed: float, old: RateRule[S]) -> float:
+    def adopt(self, state: float, old: RateRule[float], now: float) -> float:
         """Convert a debt under other settings: the same number of units, at this rate."""
         assert isinstance(old, Bucket)  # noqa: S101 - for the type checker
-        units, each = int(owed) * old._units * self._time, old._time * self._units  # noqa: SLF001
-        return float(-(-units // each))
+        owed = int(max(0.0, state - now))
+        units, each = owed * old._units * self._time, old._time * self._units  # noqa: SLF001
+        return now + float(-(-units // each))
 
 
-class TokenBucket(Bucket[float]):
+class TokenBucket(Bucket):
     """Up to `burst` at once, then at the rate.
 
     In any time span d at most `burst + rate * d` is admitted, and one more for rounding; at rates
@@ -64,7 +78,6 @@ class TokenBucket(Bucket[float]):
     """
 
     def __init__(self, rate: Rate, burst: int, debt: float | None = None) -> None:
-        """Hold `burst` tokens."""
         super().__init__(rate, burst + 1, debt)
         self.capacity: int = burst
         one, all_ = self.amount(1), self.amount(burst)
@@ -72,10 +85,6 @@ class TokenBucket(Bucket[float]):
         # unless that would admit more than one too many at larger costs.
         most = float((burst + 1) * self._time // self._units)
         self.tolerance = max(all_, min(burst * one, most))
-
-    def fresh(self, now: float) -> float:
-        """Return a state without debt."""
-        return now
 
     def wait(self, state: float, now: float, cost: int, ahead: int = 0) -> float | None:
         """Return the time until the debt including this cost fits."""
@@ -86,10 +95,6 @@ class TokenBucket(Bucket[float]):
     def take(self, state: float, now: float, cost: int) -> tuple[float, float]:
         """Add `cost` to the debt."""
         return max(state, now) + self.amount(cost), now
-
-    def owe(self, state: float, now: float, cost: int) -> float:
-        """Add `cost` to the debt, which stays bounded."""
-        return self._bounded(state, now, cost)
 
     def give_back(self, state: float, now: float, taken: int, used: int, mark: float) -> float:
         """Reduce the debt by the part that was certainly not paid off since.
@@ -109,27 +114,14 @@ class TokenBucket(Bucket[float]):
         """The numbers from which `left` is computed: the maximum debt, and units per time."""
         return self.tolerance, self._units, self._time
 
-    def rest(self, state: float, now: float) -> float:
-        """Return the time until nothing is owed."""
-        return max(0.0, state - now)
 
-    def adopt(self, state: float, old: RateRule[float], now: float) -> float:
-        """Convert to a debt of the same number of units."""
-        return now + self._converted(max(0.0, state - now), old)
-
-
-class LeakyBucket(Bucket[float]):
+class LeakyBucket(Bucket):
     """One call after another: each is followed by a pause of `cost / rate`, for smooth output."""
 
     capacity = None
 
     def __init__(self, rate: Rate, debt: float | None = None) -> None:
-        """Space admissions by `rate.period / rate.limit`, rounded up."""
         super().__init__(rate, 1, debt)
-
-    def fresh(self, now: float) -> float:
-        """Return a state without a pause."""
-        return now
 
     def wait(self, state: float, now: float, cost: int, ahead: int = 0) -> float | None:
         """Return the time until the pause ends."""
@@ -140,10 +132,6 @@ class LeakyBucket(Bucket[float]):
         began = max(state, now)
         return began + self.amount(cost), began
 
-    def owe(self, state: float, now: float, cost: int) -> float:
-        """Extend the pause; the debt stays bounded."""
-        return self._bounded(state, now, cost)
-
     def give_back(self, state: float, now: float, taken: int, used: int, mark: float) -> float:
         """Shorten the pause, unless another call has started one since."""
         last = state == mark + self.amount(taken)
@@ -153,10 +141,156 @@ class LeakyBucket(Bucket[float]):
         """Return 1 outside of a pause, else 0."""
         return int(state <= now)
 
-    def rest(self, state: float, now: float) -> float:
-        """Return the time until the pause ends."""
-        return max(0.0, state - now)
 
-    def adopt(self, state: float, old: RateRule[float], now: float) -> float:
-        """Convert to a pause of the same number of units."""
-        return now + self._converted(max(0.0, state - now), old)
+# Takings whose actual cost is not known yet
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """State of a bucket with open estimates: the debt, and its minimum since each estimate.
+
+    When no estimate is open, only the debt matters: the owner can store that one number instead.
+    """
+
+    owed_until: float
+    open: int = 0  # number of estimates still to be settled
+    taken: int = 0  # number of recorded takings: the mark of an estimate at its time
+    estimates: list[int] = field(default_factory=list)
+    """Marks of the open estimates, or of every other one if there are too many."""
+    # Debts just before takings, as a stack that grows from old and low to new and high, since only
+    # minima since a mark are needed; and only one between two estimates, since no query falls in
+    # between. Its mark is that of the latest taking it represents, so it is never lenient.
+    marks: list[int] = field(default_factory=list)
+    lows: list[float] = field(default_factory=list)
+
+    def note(self, owed: float) -> None:
+        """Record the debt before another taking, if an estimate is open."""
+        if not self.open:
+            return
+        self.taken += 1
+        marks, lows = self.marks, self.lows
+        while lows and lows[-1] >= owed:
+            lows.pop()
+            marks.pop()
+        if marks and (not self.estimates or marks[-1] > self.estimates[-1]):
+            marks[-1] = self.taken
+        else:
+            marks.append(self.taken)
+            lows.append(owed)
+
+    def begin(self) -> int:
+        """Mark the latest taking as an estimate and return its mark."""
+        self.open += 1
+        self.estimates.append(self.taken)
+        if len(self.estimates) > _ESTIMATES_AT_MOST:
+            del self.estimates[::2]
+            self._merge()
+        return self.taken
+
+    def end(self, mark: float) -> None:
+        """Close an estimate."""
+        self.open -= 1
+        place = bisect_left(self.estimates, mark)
+        if place < len(self.estimates) and self.estimates[place] == mark:
+            del self.estimates[place]
+            self._merge()
+
+    def _merge(self) -> None:
+        marks: list[int] = []
+        lows: list[float] = []
+        between = -1
+        for mark, low in zip(self.marks, self.lows, strict=True):
+            before, between = between, bisect_left(self.estimates, mark)
+            if between == before:
+                marks[-1] = mark
+            else:
+                marks.append(mark)
+                lows.append(low)
+        self.marks, self.lows = marks, lows
+
+    def since(self, mark: float) -> int:
+        """Return the index of the first low after `mark`."""
+        return bisect_right(self.marks, mark)
+
+    def owe_less(self, by: float, first: int) -> None:
+        """Reduce the debt, and the recorded debts from index `first` on."""
+        self.owed_until -= by
+        marks, lows, least = [], [], float("inf")
+        for place in reversed(range(len(self.lows))):
+            low = self.lows[place]
+            if place >= first:
+                low = max(0.0, low - by)
+            if low < least:  # otherwise a later entry is already as low
+                least = low
+                marks.append(self.marks[place])
+                lows.append(low)
+        self.marks, self.lows = marks[::-1], lows[::-1]
+
+
+class SettledBucket(RateRule[Account]):
+    """A token bucket in which the actual cost of a taking may later turn out to be lower.
+
+    Treat the unused part as the last to be paid off: it is paid only while nothing else is owed. So
+    the unpaid part of it is at most the lowest debt since the taking, and exactly that is given
+    back: the bucket is then in the state it would have if the unused part had never been taken.
+    """
+
+    def __init__(self, bucket: TokenBucket) -> None:
+        super().__init__(bucket.rate)
+        self.bucket = bucket
+        self.capacity: int = bucket.capacity
+        self.debt, self.most = bucket.debt, bucket.most
+
+    def fresh(self, now: float) -> Account:
+        """Return an account without debt."""
+        return Account(now)
+
+    def wait(self, state: Account, now: float, cost: int, ahead: int = 0) -> float | None:
+        """Return the wait, as in a token bucket."""
+        return self.bucket.wait(state.owed_until, now, cost, ahead)
+
+    def take(self, state: Account, now: float, cost: int) -> tuple[Account, float]:
+        """Add `cost` to the debt, without an estimate."""
+        state.note(max(0.0, state.owed_until - now))
+        state.owed_until, mark = self.bucket.take(state.owed_until, now, cost)
+        return state, mark
+
+    def owe(self, state: Account, now: float, cost: int) -> Account:
+        """Add `cost` to the debt, which stays bounded."""
+        state.note(max(0.0, state.owed_until - now))
+        state.owed_until = self.bucket.owe(state.owed_until, now, cost)
+        return state
+
+    def give_back(self, state: Account, now: float, taken: int, used: int, mark: float) -> Account:
+        """Reduce the debt by the part that was certainly not paid off since; not for estimates.
+
+        The lows stay as they are. No part of it was paid, so all debts since were higher by all of
+        it: without it, those that an earlier estimate needs are no lower than the one just before
+        it, and those that a later one needs are no lower than that estimate.
+        """
+        rest = self.bucket.give_back(state.owed_until, now, taken, used, mark)
+        state.owed_until = max(rest, min(state.owed_until, now))
+        return state
+
+    def estimate(self, state: Account, now: float, cost: int) -> tuple[Account, float]:
+        """Add `cost` to the debt until it is settled, by this mark."""
+        state, _mark = self.take(state, now, cost)
+        return state, state.begin()
+
+    def settle(self, state: Account, now: float, taken: int, used: int, mark: float) -> Account:
+        """Reduce the debt by the unpaid part of the estimate, as if only `used` had been taken."""
+        owed = max(0.0, state.owed_until - now)
+        first = state.since(mark)
+        lowest = state.lows[first] if first < len(state.lows) else owed
+        unpaid = min(self.bucket.unused(taken, used), owed, lowest)
+        if unpaid > 0:
+            state.owe_less(unpaid, first)
+        return state
+
+    def left(self, state: Account, now: float) -> int:
+        """Return how much fits now."""
+        return self.bucket.left(state.owed_until, now)
+
+    def rest(self, state: Account, now: float) -> float:
+        """Return the time until nothing is owed."""
+        return self.bucket.rest(state.owed_until, now)

@@ -20,9 +20,7 @@ class Caps:
     __slots__ = ("lefts", "sinces", "untils")
 
     def __init__(self) -> None:
-        """Start without caps."""
-        self.untils: list[float] = []
-        """When each cap ends, soonest first."""
+        self.untils: list[float] = []  # when each cap ends, soonest first
         self.lefts: list[int] = []
         """What may be taken until then: less for caps that end sooner. May be negative."""
         self.sinces: list[float] = []

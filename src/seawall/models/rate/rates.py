@@ -9,27 +9,17 @@ MICROSECONDS: Final = 1_000_000
 
 EXACT: Final = 2**53
 """Below it a float holds every whole number, so Python's and Lua's arithmetic agree."""
-
 ROUND: Final = 6755399441055744.0
 """1.5 * 2**52: adding it to a float and subtracting it again rounds to a whole number."""
-
 _UNITS: Final[dict[str, int]] = {
-    "ms": 1_000,
-    "s": MICROSECONDS,
-    "m": 60 * MICROSECONDS,
-    "h": 3_600 * MICROSECONDS,
-    "d": 86_400 * MICROSECONDS,
-    "w": 604_800 * MICROSECONDS,
+    "ms millisecond milliseconds": 1_000,
+    "s sec secs second seconds": MICROSECONDS,
+    "m min mins minute minutes": 60 * MICROSECONDS,
+    "h hr hrs hour hours": 3_600 * MICROSECONDS,
+    "d day days": 86_400 * MICROSECONDS,
+    "w week weeks": 604_800 * MICROSECONDS,
 }
-_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "ms": ("ms", "millisecond", "milliseconds"),
-    "s": ("s", "sec", "secs", "second", "seconds"),
-    "m": ("m", "min", "mins", "minute", "minutes"),
-    "h": ("h", "hr", "hrs", "hour", "hours"),
-    "d": ("d", "day", "days"),
-    "w": ("w", "week", "weeks"),
-}
-_LENGTHS: Final = {name: _UNITS[unit] for unit, names in _NAMES.items() for name in names}
+_LENGTHS: Final = {name: length for names, length in _UNITS.items() for name in names.split()}
 _SHOWN: Final = 60
 _TIMES: Final[dict[str, int]] = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
 _NUMBER: Final = r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,9})?)"

@@ -20,8 +20,7 @@ S = TypeVar("S")
 class RateVerdict(NamedTuple):
     """Result of one request."""
 
-    state: Any
-    """The state to store. A refusal leaves it unchanged."""
+    state: Any  # the state to store. A refusal leaves it unchanged
     wait: float | None
     """0 if admitted, else the microseconds until it would be admitted, or None for never."""
 
@@ -29,20 +28,14 @@ class RateVerdict(NamedTuple):
 class RateRule(Generic[S]):
     """One limit. Its states, one for each key, are stored elsewhere."""
 
-    capacity: int | None
-    """Maximum cost of one call. None where any cost is only a matter of time."""
+    capacity: int | None  # maximum cost of one call. None where any cost is only a matter of time
 
-    most: int = EXACT - 1
-    """The largest amount that is counted exactly."""
+    most: int = EXACT - 1  # the largest amount that is counted exactly
 
     debt: float = 0.0
-    """Maximum microseconds for which `owe` may keep the limit closed.
-
-    Windows need no such bound.
-    """
+    """Maximum microseconds for which `owe` may keep a bucket closed. Windows need no bound."""
 
     def __init__(self, rate: Rate) -> None:
-        """Admit `rate.limit` in each `rate.period`."""
         self.rate = rate
 
     def fresh(self, now: float) -> S:

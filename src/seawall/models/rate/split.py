@@ -23,13 +23,10 @@ from seawall.models.rate.windows import AlignedWindow, FixedWindow, SlidingCount
 
 BEAT: Final = 500_000
 """Microseconds between heartbeats. With each, a pod learns how many pods are alive."""
-
 LIFE: Final = 3 * BEAT
 """Microseconds without a heartbeat after which a pod counts as gone."""
-
 SETTLED: Final = 2 * BEAT
 """Microseconds after which all other live pods have heard of a pod."""
-
 VALID: Final = 2 * LIFE - BEAT
 """Microseconds after a heartbeat in which no other pod takes the part of a silent pod."""
 
@@ -37,34 +34,19 @@ VALID: Final = 2 * LIFE - BEAT
 class SplitMembers:
     """Number of pods, as heard by one of them. Times are the server's."""
 
-    __slots__ = (
-        *("_changed", "_heard", "_since"),
-        *("count", "known", "latest", "quiet", "settled", "steady"),
-    )
-
     def __init__(self) -> None:
-        """Start without information."""
         self._since: float | None = None
         self._heard: deque[tuple[float, int]] = deque()
-        self.latest = float("-inf")
-        """Time of the latest report."""
-        self.known = False
-        """Whether there was any report."""
+        self.latest = float("-inf")  # time of the latest report
+        self.known = False  # whether there was any report
         self.count = 1
-        """Number of pods including this one: the maximum reported recently.
-
-        Without reports, the last value stays.
-        """
+        """Number of pods including this one: the maximum reported lately, or the last one."""
         self.settled = False
         """Whether all others must have heard of this pod; immediately if there are no others."""
         self.quiet: float | None = 0.0
         """How long this pod had been alone when it started; None if no other is known."""
         self._changed = 0.0
-        self.steady = 0.0
-        """How long `count` and `settled` had been unchanged at the latest report."""
-
-    def __repr__(self) -> str:
-        return f"Members({self.count}{'' if self.known else '?'})"
+        self.steady = 0.0  # how long `count` and `settled` had been unchanged at the latest report
 
     def hear(self, now: float, live: int, quiet: float | None, *, forgotten: bool = False) -> None:
         """Process a report that `live` pods exist, and for how long there was no other pod.
@@ -107,10 +89,8 @@ class SplitMembers:
 class _Part(RateRule[S], Generic[S]):
     """The part of a limit that one pod has. What it has gained counts as taken."""
 
-    gain: int = 0
-    """How much larger it is than the pod's previous part."""
-    base: Any = None
-    """The state of an unknown key, or None if nothing is taken."""
+    gain: int = 0  # how much larger it is than the pod's previous part
+    base: Any = None  # the state of an unknown key, or None if nothing is taken
 
     def fresh(self, now: float) -> S:
         """Return a state in which recent gains count as taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic
 
 from seawall.models.rate.rates import Rate
@@ -163,23 +164,19 @@ class SlidingCounter(AlignedWindow[Counts]):
         return begin + windows * self.rate.period - now if windows else 0.0
 
 
+@dataclass(eq=False, slots=True)
 class Log:
-    """State of a sliding log: times and costs of takings, oldest first."""
+    """State of a sliding log as of `latest`: times and costs of takings, oldest first."""
 
-    __slots__ = ("latest", "takings", "used")
-
-    def __init__(self, latest: float, takings: deque[tuple[float, int]], used: int) -> None:
-        """Hold `takings`, whose costs add up to `used`, as of the time `latest`."""
-        self.latest = latest
-        self.takings = takings
-        self.used = used
+    latest: float
+    takings: deque[tuple[float, int]]
+    used: int  # the sum of the costs
 
 
 class SlidingLog(RateRule[Log]):
     """At most `limit` in every period: exact, at the price of memory."""
 
     def __init__(self, rate: Rate) -> None:
-        """Remember each taking for one period."""
         super().__init__(rate)
         self.capacity: int = rate.limit
         check_exact(rate, rate.period)

@@ -21,8 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._forks import survives_fork
-from seawall.models.rate.accounts import Account, SettledBucket
-from seawall.models.rate.buckets import LeakyBucket, TokenBucket
+from seawall.models.rate.buckets import Account, LeakyBucket, SettledBucket, TokenBucket
 from seawall.models.rate.caps import Caps
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import divided, follow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from seawall import _checks as check
 
 if TYPE_CHECKING:
-    from seawall.models.rate.accounts import Account
+    from seawall.models.rate.buckets import Account
     from seawall.models.rate.rule import RateRule
     from seawall.policies.rate_limit.meters import Meter
     from seawall.policies.rate_limit.policy import RateLimit

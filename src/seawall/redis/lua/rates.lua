@@ -1,8 +1,8 @@
 -- Rate limits that all pods share: several questions of one policy in one call.
 --
--- Mirrors, line by line: seawall.models.rate.buckets (TokenBucket, LeakyBucket), rate_windows
--- (FixedWindow, SlidingCounter, SlidingLog), rate_accounts (Account, SettledBucket), rate_caps (Caps),
--- and how seawall.policies.rate_limit.meters (Meter) keeps their states.
+-- Mirrors, line by line: seawall.models.rate.buckets (TokenBucket, LeakyBucket, Account,
+-- SettledBucket), windows (FixedWindow, SlidingCounter, SlidingLog), caps (Caps), and how
+-- seawall.policies.rate_limit.meters (Meter) keeps their states.
 --
 -- KEYS     the policy's clock, as "latest offset until": what time it was when it was last asked, how
 --          far that is ahead of the server's clock, and until when something needs it.
