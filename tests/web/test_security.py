@@ -24,7 +24,7 @@ from seawall.web.edge import inbound as inbound_module
 from seawall.web.edge.inbound import Inbound
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
-from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.retries import read_milliseconds, read_retry_after
 from tests.support import falsified, received_attempt
 from tests.web.support import ask, http_scope
 from tests.wire.support import HOSTILE, grows

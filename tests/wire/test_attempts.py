@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.wire.attempts import read_attempt, write_attempt
+from seawall.wire.retries import read_attempt, write_attempt
 
 
 @given(st.integers(-5, 1000))

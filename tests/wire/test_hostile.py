@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from seawall.wire import criticality, structured
 from seawall.wire import text as wire_text
-from seawall.wire.attempts import read_attempt
 from seawall.wire.criticality import read_baggage, read_criticality, read_tenant, write_baggage
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, read_timeout
 from seawall.wire.idempotency import read_key
-from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.retries import read_attempt, read_milliseconds, read_retry_after
 from seawall.wire.structured import read_list
 from tests.support import falsified
 from tests.wire.support import HOSTILE, grows

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.wire import retry_after
-from seawall.wire.retry_after import read_milliseconds, read_retry_after, write_retry_after
+from seawall.wire import retries
+from seawall.wire.retries import read_milliseconds, read_retry_after, write_retry_after
 from tests.support import falsified
 
 WALL = 784_111_770.0
@@ -143,7 +143,7 @@ def test_nobody_comes_back_too_early(seconds: float):
 
 def test_rounding_up_is_needed(monkeypatch: pytest.MonkeyPatch):
     """Rounded to the nearest, clients would come back too early."""
-    monkeypatch.setattr(retry_after, "ceil", round)
+    monkeypatch.setattr(retries, "ceil", round)
     assert falsified(never_too_early, st.floats(0, 1000))
 
 

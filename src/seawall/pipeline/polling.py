@@ -26,7 +26,7 @@ from seawall.pipeline.source import Faulty, checked_name, name_for
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.wire.retry_after import read_retry_after
+from seawall.wire.retries import read_retry_after
 
 T = TypeVar("T")
 

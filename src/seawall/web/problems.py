@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple, overload
 
 from seawall import errors
 from seawall.web.asgi_types import Headers, Send
-from seawall.wire.retry_after import write_retry_after
+from seawall.wire.retries import write_retry_after
 
 QUOTA_EXCEEDED: Final = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY: Final = (

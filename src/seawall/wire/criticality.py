@@ -20,7 +20,6 @@ CRITICALITY_KEY: Final = "seawall.criticality"
 """Member of `baggage`: `sheddable`, `sheddable-plus`, `critical` or `critical-plus`."""
 TENANT_KEY: Final = "seawall.tenant"
 """Member of `baggage`: the tenant, 1 to 255 printable characters, percent-encoded."""
-
 _MOST_MEMBERS: Final = 64
 _LONGEST_TENANT: Final = 255
 _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -18,20 +18,15 @@ ENVOY: Final = "x-envoy-expected-rq-timeout-ms"
 """How long the caller waits, in milliseconds."""
 SERVER: Final = "x-server-timeout"
 """How long the caller waits, in seconds."""
-
 TIMEOUT_HEADERS: Final = frozenset({GRPC, ENVOY, SERVER})
 """Headers that say how long the caller waits, in lower case."""
-
 _GRPC: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final = {"H": 3600, "M": 60, "S": 1}
 _IN_A_SECOND: Final = {"m": 10**3, "u": 10**6, "n": 10**9}
 
 
 def read_timeout(name: str, value: str | bytes) -> float | None:
-    """Return the seconds in the header `name`; None if it is unknown or not valid.
-
-    More than a year is not a timeout. 0 is one: the time is over.
-    """
+    """Return the seconds in the header `name`, 0 if it is over; None if unknown or invalid."""
     text = text_of(value)
     if text is None:
         return None
@@ -52,10 +47,7 @@ def read_timeout(name: str, value: str | bytes) -> float | None:
 
 
 def least_timeout(pairs: Iterable[tuple[bytes | str, bytes | str]]) -> float | None:
-    """Return the smallest timeout in the known headers, or None if there is none.
-
-    A header that is given twice with different values is ignored.
-    """
+    """Return the smallest timeout of the known headers, or None; contradictions are ignored."""
     given: dict[str, str | bytes | None] = {}
     for raw_name, value in pairs:
         name = raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name

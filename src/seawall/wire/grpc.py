@@ -11,42 +11,14 @@ from collections.abc import Iterable
 from math import ceil, isfinite
 from typing import Any, Final
 
-from seawall.errors import (
-    AmbiguousHeader,
-    BadSignature,
-    BulkheadFull,
-    CacheMiss,
-    ChannelClosed,
-    ChannelFull,
-    Contended,
-    DeadlineExceeded,
-    DeferredCallsFull,
-    FifoFull,
-    JobCancelled,
-    JobLost,
-    KeyInFlight,
-    KeyMissing,
-    KeyReused,
-    LeaseLost,
-    NotDelivered,
-    Overloaded,
-    PoolExhausted,
-    QueueFull,
-    RateLimited,
-    Rejected,
-    SeawallError,
-    StoreUnavailable,
-    TimedOut,
-    UnknownJob,
-)
+from seawall import errors
+from seawall.errors import DeadlineExceeded, SeawallError, TimedOut
 from seawall.wire.text import text_of, whole_of
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 """Trailing metadata: milliseconds to wait before a retry; any other value means: do not retry."""
-
 NEVER: Final = -1.0
 """Seconds of a pushback that means: do not retry."""
-
 FAILURES: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
@@ -55,33 +27,24 @@ FAILURES: Final = frozenset(
 _DIGITS: Final = 10
 _MOST: Final = 10**_DIGITS - 1
 
-_NAMES: Final[dict[type, str]] = {
-    DeadlineExceeded: "DEADLINE_EXCEEDED",
-    TimedOut: "DEADLINE_EXCEEDED",
-    RateLimited: "RESOURCE_EXHAUSTED",
-    Overloaded: "RESOURCE_EXHAUSTED",
-    BulkheadFull: "RESOURCE_EXHAUSTED",
-    PoolExhausted: "RESOURCE_EXHAUSTED",
-    ChannelFull: "RESOURCE_EXHAUSTED",
-    QueueFull: "RESOURCE_EXHAUSTED",
-    DeferredCallsFull: "RESOURCE_EXHAUSTED",
-    FifoFull: "RESOURCE_EXHAUSTED",
-    KeyInFlight: "ABORTED",
-    Rejected: "UNAVAILABLE",
-    StoreUnavailable: "UNAVAILABLE",
-    LeaseLost: "UNAVAILABLE",
-    ChannelClosed: "UNAVAILABLE",
-    CacheMiss: "UNAVAILABLE",
-    Contended: "ABORTED",
-    JobLost: "ABORTED",
-    JobCancelled: "CANCELLED",
-    UnknownJob: "NOT_FOUND",
-    AmbiguousHeader: "INVALID_ARGUMENT",
-    KeyMissing: "INVALID_ARGUMENT",
-    KeyReused: "FAILED_PRECONDITION",
-    NotDelivered: "UNAVAILABLE",
-    BadSignature: "PERMISSION_DENIED",
+_ERRORS: Final[dict[str, tuple[type, ...]]] = {
+    "DEADLINE_EXCEEDED": (DeadlineExceeded, TimedOut),
+    "RESOURCE_EXHAUSTED": (
+        *(errors.RateLimited, errors.Overloaded, errors.BulkheadFull, errors.PoolExhausted),
+        *(errors.ChannelFull, errors.QueueFull, errors.DeferredCallsFull, errors.FifoFull),
+    ),
+    "UNAVAILABLE": (
+        *(errors.Rejected, errors.StoreUnavailable, errors.LeaseLost, errors.ChannelClosed),
+        *(errors.CacheMiss, errors.NotDelivered),
+    ),
+    "ABORTED": (errors.KeyInFlight, errors.Contended, errors.JobLost),
+    "CANCELLED": (errors.JobCancelled,),
+    "NOT_FOUND": (errors.UnknownJob,),
+    "INVALID_ARGUMENT": (errors.AmbiguousHeader, errors.KeyMissing),
+    "FAILED_PRECONDITION": (errors.KeyReused,),
+    "PERMISSION_DENIED": (errors.BadSignature,),
 }
+_NAMES: Final = {kind: name for name, kinds in _ERRORS.items() for kind in kinds}
 
 
 def status_name(error: SeawallError) -> str:
@@ -104,10 +67,7 @@ def read_pushback(value: object) -> float:
 
 
 def pushback_of(metadata: Iterable[tuple[Any, Any]] | None) -> float | None:
-    """Return the pushback in trailing metadata; None if there is none.
-
-    Several different values mean `NEVER`.
-    """
+    """Return the pushback in trailing metadata, or None; `NEVER` for several different values."""
     said: list[Any] = [value for key, value in metadata or () if key == PUSHBACK_KEY]
     if not said:
         return None
@@ -122,10 +82,7 @@ def write_pushback(seconds: float) -> str:
 
 
 def pushback_for(error: SeawallError) -> str | None:
-    """Return the pushback for a caller that gets `error`; None to leave it to the caller.
-
-    After the caller's own deadline a retry is useless.
-    """
+    """Return the pushback for a caller that gets `error`, never after its own deadline."""
     if isinstance(error, (DeadlineExceeded, TimedOut)):
         return "-1"
     asked = getattr(error, "retry_after", None)

@@ -15,7 +15,6 @@ REPLAYED_HEADER: Final = "Idempotent-Replayed"
 """Marks a response as that of an earlier request with the same key, which will not change."""
 IN_FLIGHT: Final = 409
 """Status, with a Retry-After, while the first request with the same key is in progress."""
-
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 

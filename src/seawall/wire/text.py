@@ -12,10 +12,8 @@ from typing import Final
 LONGEST: Final = 8192
 """Maximum number of characters of a value. Longer values are ignored: no legitimate value comes
 close."""
-
 A_YEAR: Final = 31_536_000.0
 """Maximum number of seconds. Longer times are meaningless for a request, and ignored or capped."""
-
 _DECIMAL: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DIGITS: Final = 15
 

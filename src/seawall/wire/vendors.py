@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from seawall.wire.retry_after import RETRY_AFTER_HEADER, read_milliseconds, read_retry_after
+from seawall.wire.retries import RETRY_AFTER_HEADER, read_milliseconds, read_retry_after
 from seawall.wire.text import A_YEAR, decimal_of, text_of, whole_of
 
 KINDS: Final = ("requests", "tokens", "input_tokens", "output_tokens")
@@ -58,12 +58,9 @@ _INSTANT: Final = re.compile(
 class Standing(NamedTuple):
     """State of one limit of a vendor."""
 
-    remaining: int
-    """Remaining amount."""
-    reset_after: float
-    """Seconds until the limit is fully reset."""
-    limit: int | None = None
-    """Total amount, if the vendor reports it."""
+    remaining: int  # remaining amount
+    reset_after: float  # seconds until the limit is fully reset
+    limit: int | None = None  # total amount, if the vendor reports it
 
 
 class VendorLimits(NamedTuple):
@@ -73,10 +70,8 @@ class VendorLimits(NamedTuple):
     tokens: Standing | None = None
     input_tokens: Standing | None = None
     output_tokens: Standing | None = None
-    retry_after: float | None = None
-    """Seconds to wait before a retry."""
-    should_retry: bool | None = None
-    """Whether a retry can help at all."""
+    retry_after: float | None = None  # seconds to wait before a retry
+    should_retry: bool | None = None  # whether a retry can help at all
 
 
 NOTHING: Final = VendorLimits()

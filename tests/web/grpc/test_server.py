@@ -39,7 +39,7 @@ from seawall.errors import (
 from seawall.web.edge import inbound
 from seawall.web.grpc import AioServerInterceptor, ServerInterceptor, interceptors
 from seawall.web.trust import Trust
-from seawall.wire.attempts import read_attempt
+from seawall.wire.retries import read_attempt
 from tests.clients.grpc.support import (
     KINDS,
     aconnected,

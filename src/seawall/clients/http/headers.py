@@ -20,7 +20,6 @@ from seawall.context import (
     criticality_var,
     tenant_var,
 )
-from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt, write_attempt
 from seawall.wire.criticality import (
     BAGGAGE_HEADER,
     read_baggage,
@@ -30,6 +29,7 @@ from seawall.wire.criticality import (
 )
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout, write_timeout
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, write_key
+from seawall.wire.retries import ATTEMPT_HEADER, read_attempt, write_attempt
 
 PROPAGATED: Final = frozenset({"deadline", "criticality", "attempt"})
 """Values that are sent by default; not the tenant, which is a customer's name."""

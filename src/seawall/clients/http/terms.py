@@ -19,7 +19,7 @@ from seawall.wire.idempotency import (
     REPLAYED_HEADER,
     is_replayed,
 )
-from seawall.wire.retry_after import read_milliseconds, read_retry_after
+from seawall.wire.retries import read_milliseconds, read_retry_after
 
 RetryAt = Literal["everywhere", "edge"]
 

@@ -50,7 +50,7 @@ from seawall.web.problems import Problem, problem_of
 from seawall.web.request import INCOMING, Incoming, path_below_root
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
-from seawall.wire.retry_after import write_retry_after
+from seawall.wire.retries import write_retry_after
 from seawall.wire.text import text_of, whole_of
 
 _KEY_HEADER: Final = IDEMPOTENCY_HEADER.lower().encode()

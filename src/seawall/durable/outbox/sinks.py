@@ -24,7 +24,7 @@ from seawall.errors import NotDelivered, Overloaded, StoreUnavailable
 from seawall.guard import Guard
 from seawall.redis.streams import StorePlace, append, partition_name, partition_of
 from seawall.wire.idempotency import REPLAYED_HEADER, is_replayed
-from seawall.wire.retry_after import read_retry_after
+from seawall.wire.retries import read_retry_after
 
 LONGEST_PAUSE: Final = 300.0
 LARGEST_ANSWER: Final = 64 * 1024

@@ -43,7 +43,6 @@ from seawall.errors import AmbiguousHeader, DeadlineExceeded
 from seawall.web.principals import plain_function
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
-from seawall.wire.attempts import ATTEMPT_HEADER, read_attempt
 from seawall.wire.criticality import (
     BAGGAGE_HEADER,
     baggage_without_ours,
@@ -52,6 +51,7 @@ from seawall.wire.criticality import (
     read_tenant,
 )
 from seawall.wire.deadlines import TIMEOUT_HEADERS, least_timeout
+from seawall.wire.retries import ATTEMPT_HEADER, read_attempt
 from seawall.wire.text import LONGEST
 
 _BAGGAGE: Final = BAGGAGE_HEADER.encode()

@@ -1,4 +1,9 @@
-"""The time to wait before a retry: `Retry-After` (RFC 9110), and `retry-after-ms`."""
+"""Retries: when to make one (`Retry-After` of RFC 9110, `retry-after-ms`), and how many were made.
+
+Three services with three attempts each turn one request into 27. A client therefore sends the
+greater of the attempt it received and its own; a service that receives more than 1 does not retry
+again.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +16,13 @@ from seawall.wire.text import A_YEAR, decimal_of, text_of
 
 RETRY_AFTER_HEADER: Final = "retry-after"
 """When to retry: seconds, or a date. Seawall sends seconds, rounded up."""
+ATTEMPT_HEADER: Final = "Seawall-Attempt"
+"""Number of the attempt, from 1 to 99; a service that receives more than 1 does not retry."""
+_MOST_ATTEMPTS: Final = 99
+_ATTEMPT: Final = re.compile(r"[1-9][0-9]?")
 
-_MONTHS: Final = (
-    "Jan",
-    "Feb",
-    "Mar",
-    "Apr",
-    "May",
-    "Jun",
-    "Jul",
-    "Aug",
-    "Sep",
-    "Oct",
-    "Nov",
-    "Dec",
-)
-_MONTH: Final = f"(?P<month>{'|'.join(_MONTHS)})"
+_MONTHS: Final = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_MONTH: Final = f"(?P<month>{_MONTHS})"
 _TIME: Final = r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
 _DATES: Final = tuple(
     re.compile(pattern)
@@ -55,10 +51,8 @@ def read_retry_after(value: str | bytes, wall: float) -> float | None:
     seconds = decimal_of(text)
     if seconds is None:
         instant = _instant(text, wall)
-        if instant is None:
-            return None
-        seconds = instant - wall
-    return min(max(0.0, seconds), A_YEAR)
+        seconds = None if instant is None else instant - wall
+    return None if seconds is None else min(max(0.0, seconds), A_YEAR)
 
 
 def read_milliseconds(value: str | bytes) -> float | None:
@@ -73,13 +67,24 @@ def write_retry_after(seconds: float) -> str:
     return str(ceil(min(max(0.0, seconds), A_YEAR)))
 
 
+def read_attempt(value: str | bytes) -> int | None:
+    """Return the attempt number, from 1 to 99, or None."""
+    text = text_of(value)
+    return int(text) if text is not None and _ATTEMPT.fullmatch(text) else None
+
+
+def write_attempt(attempt: int) -> str:
+    """Return the header's value; numbers above 99 become 99."""
+    return str(min(max(attempt, 1), _MOST_ATTEMPTS))
+
+
 def _instant(text: str, wall: float) -> float | None:
     """Return the seconds since 1970 of an HTTP-date in any of its three forms, or None."""
     for pattern in _DATES:
         found = pattern.fullmatch(text)
         if found is None:
             continue
-        year, month = int(found["year"]), _MONTHS.index(found["month"]) + 1
+        year, month = int(found["year"]), _MONTHS.index(found["month"]) // 4 + 1
         day, hour, minute, second = (int(found[n]) for n in ("day", "hour", "minute", "second"))
         within = month, day, hour, minute, 59 if second == _LEAP_SECOND else second
         try:
