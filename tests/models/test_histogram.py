@@ -117,7 +117,6 @@ def test_an_empty_histogram_knows_nothing():
     assert histogram.quantile(0.5) is None
     assert histogram.mean is None
     assert histogram.snapshot() == {"count": 0, "p50": None, "p95": None, "p99": None}
-    assert repr(histogram) == "Histogram(count=0)"
 
 
 def test_the_snapshot_has_the_usual_quantiles():
@@ -125,7 +124,6 @@ def test_the_snapshot_has_the_usual_quantiles():
     histogram = filled([n / 1000 for n in range(1, 101)])
     expected = {"count": 100, "p50": 0.050, "p95": 0.095, "p99": 0.099}
     assert histogram.snapshot() == pytest.approx(expected, rel=PRECISION)
-    assert repr(histogram) == "Histogram(count=100, p50=0.0498, p95=0.0957, p99=0.0996)"
 
 
 def test_any_iterable_of_samples_will_do():
@@ -196,9 +194,8 @@ def test_reading_a_window_does_not_change_it():
     assert window.count == 2
 
 
-def test_a_window_reads_as_the_call_that_makes_it():
-    """The repr shows the span, and a span must be a time."""
-    assert repr(LatencyWindow()) == "LatencyWindow(span=30)"
+def test_the_span_of_a_window_is_a_time():
+    """A window without a length is refused."""
     with pytest.raises(ValueError, match=r"^span=0"):
         LatencyWindow(span=0)
 
@@ -242,4 +239,3 @@ def test_tallies_of_processes_can_be_added():
     assert sum(one.counts) == 3
     assert one.counts[-1] == 1
     assert one.snapshot() == {"counts": one.counts, "sum": pytest.approx(100.2)}
-    assert repr(one) == "<Tally of 3 values>"

@@ -274,8 +274,3 @@ def test_thresholds_are_a_mapping():
     """A list of loads does not say which level is meant."""
     with pytest.raises(TypeError, match="the load for each level"):
         LevelSettings(thresholds=[0.7, 0.8]).checked()
-
-
-def test_it_shows_where_it_stands():
-    """Its representation names the level."""
-    assert repr(model()) == "<LevelModel full>"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.sizing import in_flight, pool_size, timeout_for
+from seawall.models.pooling import in_flight, pool_size, timeout_for
 
 RATES = st.floats(0, 1e6)
 TIMES = st.floats(0, 1e4)

@@ -207,9 +207,3 @@ def test_bad_settings_are_told(make, message):
     """Each message names the argument."""
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_they_can_be_told_apart_when_printed():
-    """Their representations are the calls that make them."""
-    assert repr(Ewma(1.5)) == "Ewma(half_life=1.5)"
-    assert repr(Hysteresis(0.8, 0.6, 5.0)) == "Hysteresis(rise=0.8, fall=0.6, hold=5)"

@@ -23,17 +23,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from seawall import _checks as check
 
 LONGEST = 365 * 86_400.0
-"""Maximum delay: one year.
-
-A longer delay is a mistake (perhaps milliseconds), and some clocks cannot sleep that long.
-"""
-
+"""Maximum delay: one year. A longer one is a mistake, perhaps milliseconds."""
 MOST_LISTED = 1_000
 """Maximum number of delays in a list. For a longer schedule, use a function of the attempt."""
-
 FLOOR_SPREAD = 0.25
 """Maximum addition to a server's requested pause, as a fraction of that pause."""
-
 Rng: TypeAlias = Callable[[], float]
 """Source of uniform random numbers in [0, 1)."""
 
@@ -44,7 +38,6 @@ class PlusMinus(NamedTuple):
     share: float
 
     def __repr__(self) -> str:
-        """Return the call that creates it."""
         return f"plus_minus({self.share!r})"
 
 
@@ -56,8 +49,6 @@ class Backoff:
 
     It holds a generator function and its arguments. Calls share the description, never a schedule.
     """
-
-    __slots__ = ("_arguments", "_generate", "_name", "_settings")
 
     def __init__(
         self,
@@ -93,11 +84,9 @@ class Backoff:
         return isinstance(other, Backoff) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        """Return a hash that is consistent with equality."""
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        """Return the call that creates it."""
         arguments = [repr(argument) for argument in self._arguments]
         settings = [f"{name}={value!r}" for name, value in self._settings.items()]
         return f"{self._name}({', '.join(arguments + settings)})"
@@ -159,9 +148,7 @@ def above_floor(floor: float, rng: Rng) -> float:
     return floor * (1.0 + FLOOR_SPREAD * rng())
 
 
-def as_backoff(
-    value: Backoff | float | Iterable[float] | Callable[[int], float],
-) -> Backoff:
+def as_backoff(value: Backoff | float | Iterable[float] | Callable[[int], float]) -> Backoff:
     """Convert a `backoff=` argument into a `Backoff`, or raise an error that says what to write.
 
     A number means full jitter starting at that many seconds. An iterable lists the delays; it is

@@ -21,27 +21,14 @@ from typing import Final
 
 LEAST: Final = 0.001
 """Seconds below which latencies count as equal: such differences are scheduler noise."""
-
 SMOOTHING: Final = 0.125
 """Weight of one answer in the moving average `usual`."""
-
 MOST_FAILURES: Final = 64
 """Maximum number of consecutive failures that raise the cost. More carry no new information."""
 
 
 class Load:
     """Requests in flight and latency of one host."""
-
-    __slots__ = (
-        "_at",
-        "failures",
-        "half_life",
-        "in_flight",
-        "latency",
-        "measured",
-        "refusing",
-        "usual",
-    )
 
     def __init__(self, half_life: float) -> None:
         """Start without measurements; see `cost` for how such a host is rated."""
@@ -53,14 +40,11 @@ class Load:
 
     def forget(self) -> None:
         """Reset to the state of a new host, but keep `in_flight` and `usual`."""
-        self.latency = 0.0
-        """Peak average as of the last answer."""
+        self.latency = 0.0  # peak average as of the last answer
         self.measured = False
         """Whether there was a good answer. If not, `latency` is only a lower bound."""
-        self.refusing = False
-        """Whether the host has refused a request since its last good answer."""
-        self.failures = 0
-        """Number of consecutive failures."""
+        self.refusing = False  # whether the host has refused a request since its last good answer
+        self.failures = 0  # number of consecutive failures
         self._at = 0.0
 
     def answered(self, seconds: float, now: float) -> None:
@@ -71,8 +55,7 @@ class Load:
         usual = self.usual
         self.usual = seconds if usual is None else usual + (seconds - usual) * SMOOTHING
         if seconds < self.latency:
-            kept = self._kept(now)
-            seconds += (self.latency - seconds) * kept
+            seconds += (self.latency - seconds) * self._kept(now)
         self.latency = seconds
         self._at = now
 
@@ -83,10 +66,7 @@ class Load:
         self._at = now
 
     def given_up(self, seconds: float, now: float) -> None:
-        """Record that the caller gave up after `seconds`.
-
-        This is neither a success nor a failure.
-        """
+        """Record that the caller gave up after `seconds`: neither a success nor a failure."""
         if seconds > self.expected(now):
             self.latency = seconds
             self._at = now
@@ -114,9 +94,6 @@ class Load:
         # A clock that was set back must not raise the latency.
         return float(0.5 ** (passed / self.half_life)) if passed > 0 else 1.0
 
-    def __repr__(self) -> str:
-        return f"<Load: {self.in_flight} in flight, {self.latency:g} s>"
-
 
 def cost(load: Load, other: Load, now: float) -> float:
     """Return the cost that a new request has to expect at `load`, compared with `other`.
@@ -133,10 +110,7 @@ def cost(load: Load, other: Load, now: float) -> float:
 
 
 def choose(loads: Sequence[Load], now: float, chance: float) -> int:
-    """Return the index of the cheaper of two random hosts.
-
-    `chance` is uniform in [0, 1) and draws both. If they cost the same, the first is chosen.
-    """
+    """Return the index of the cheaper of two hosts, which `chance` (uniform in [0, 1)) draws."""
     count = len(loads)
     if count == 1:
         return 0

@@ -7,6 +7,7 @@ made.
     SuccessDeposit   successes pay for retries; lets an overloaded server recover fastest
     RequestRatio     retries are a share of the requests of the last seconds
     InFlightRatio    retries are a share of the calls in flight
+    HedgeCap         the same for hedges, the calls that are sent twice
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import ClassVar
 
 from seawall import _checks as check
 
+WHOLE = 1_000_000
+"""One hedge in units of credit. Whole numbers, so that rounding errors do not add up."""
 BUCKETS = 10
 """Number of buckets into which `RequestRatio` divides its window."""
 
@@ -78,7 +81,6 @@ class SuccessDeposit(Budget):
     counts_calls = False
 
     def __init__(self, maximum: float = 10, ratio: float = 0.1) -> None:
-        """Start with all `maximum` tokens."""
         # With 2 or fewer the first failure would already forbid its own retry.
         self.maximum = check.at_least("maximum", maximum, 3)
         self.ratio = check.ratio("ratio", ratio)
@@ -109,7 +111,6 @@ class SuccessDeposit(Budget):
         return {"tokens": self.tokens, "maximum": self.maximum}
 
     def __repr__(self) -> str:
-        """Return the settings; the state is in the snapshot."""
         return f"SuccessDeposit(maximum={self.maximum:g}, ratio={self.ratio:g})"
 
 
@@ -124,7 +125,6 @@ class RequestRatio(Budget):
     __slots__ = ("_bucket", "_requests", "_retries", "floor", "ratio", "window")
 
     def __init__(self, ratio: float = 0.2, window: float = 10.0, floor: float = 0.1) -> None:
-        """Start with an empty window."""
         self.ratio = check.ratio("ratio", ratio, zero=True)
         self.window = check.seconds("window", window)
         self.floor = check.at_least("floor", floor, 0)
@@ -158,7 +158,6 @@ class RequestRatio(Budget):
         }
 
     def __repr__(self) -> str:
-        """Return the settings; the state is in the snapshot."""
         settings = f"ratio={self.ratio:g}, window={self.window:g}, floor={self.floor:g}"
         return f"RequestRatio({settings})"
 
@@ -185,7 +184,6 @@ class InFlightRatio(Budget):
     __slots__ = ("active", "floor", "ratio", "retries")
 
     def __init__(self, ratio: float = 0.2, floor: int = 3) -> None:
-        """Start with nothing in flight."""
         self.ratio = check.ratio("ratio", ratio, zero=True)
         self.floor = check.count("floor", floor, minimum=0)
         self.active = 0
@@ -223,8 +221,56 @@ class InFlightRatio(Budget):
         return {"active": self.active, "retries": self.retries, "allowed": self._allowed()}
 
     def __repr__(self) -> str:
-        """Return the settings; the state is in the snapshot."""
         return f"InFlightRatio(ratio={self.ratio:g}, floor={self.floor})"
 
     def _allowed(self) -> float:
         return max(self.floor, self.ratio * self.active)
+
+
+class HedgeCap:
+    """Credit earned by calls and spent by hedges. The caller is responsible for locking.
+
+    Every call earns the fraction `cap` of a hedge, every hedge spends a whole one, and at most
+    `burst` can be saved up. So between any two moments: hedges <= cap * calls + burst.
+    """
+
+    def __init__(self, cap: float = 0.05, burst: int = 5) -> None:
+        self.cap = check.ratio("cap", cap, zero=True)
+        self.burst = check.count("burst", burst)
+        self._earned = int(self.cap * WHOLE)
+        self._credit = self.burst * WHOLE
+        self._seen = 0
+
+    def try_hedge(self, calls: int) -> bool:
+        """Spend a hedge if one has been earned. `calls` is the total number of calls so far.
+
+        A number that is too low (from a counter that threads share without a lock) allows fewer
+        hedges, never more.
+        """
+        self._earn(calls)
+        if self._credit < WHOLE:
+            return False
+        self._credit -= WHOLE
+        return True
+
+    def give_back(self) -> None:
+        """Return a hedge that was permitted and not made."""
+        self._credit = min(self.burst * WHOLE, self._credit + WHOLE)
+
+    def available(self, calls: int) -> float:
+        """Return how many hedges could be made now."""
+        self._earn(calls)
+        return self._credit / WHOLE
+
+    def change(self, cap: float, burst: int, calls: int) -> None:
+        """Change the settings. Saved credit is kept, up to the new burst."""
+        fresh = HedgeCap(cap, burst)
+        self._earn(calls)
+        self.cap, self.burst, self._earned = fresh.cap, fresh.burst, fresh._earned
+        self._credit = min(self._credit, self.burst * WHOLE)
+
+    def _earn(self, calls: int) -> None:
+        if calls > self._seen:
+            earned = (calls - self._seen) * self._earned
+            self._credit = min(self.burst * WHOLE, self._credit + earned)
+            self._seen = calls

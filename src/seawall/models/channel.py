@@ -53,25 +53,6 @@ def check_capacity(capacity: int) -> int:
 class Buffer(Generic[T]):
     """Items, tokens and waiters. Everything except pop and append of the deques needs the lock."""
 
-    __slots__ = (
-        "attention",
-        "capacity",
-        "closed",
-        "demanding",
-        "drainers",
-        "getters",
-        "got",
-        "items",
-        "lock_free",
-        "promised",
-        "put",
-        "putters",
-        "ready",
-        "requested",
-        "room",
-        "withheld",
-    )
-
     def __init__(self, capacity: int, *, demanding: bool, lock_free: bool = True) -> None:
         """Start empty, with room for `capacity`; if `demanding`, only for requested items."""
         self.capacity = capacity
@@ -96,10 +77,7 @@ class Buffer(Generic[T]):
         self.promised: Line = OrderedDict()
         """Waiters that were granted an item and have not fetched it yet."""
         self.attention = True
-        """Whether there are waiters, or tokens to be moved.
-
-        Then every caller must take the lock.
-        """
+        """Whether callers must take the lock: there are waiters, or tokens to be moved."""
         self.serve()
 
     @property
@@ -245,7 +223,6 @@ class ChannelTokens(deque[T]):
     __slots__ = ("takes",)
 
     def __init__(self) -> None:
-        """Start without tokens."""
         super().__init__()
         self.takes: Iterator[T] = iter(self.popleft, _NEVER)
 
@@ -255,10 +232,7 @@ _NEVER: Any = object()
 
 
 def take(tokens: ChannelTokens[Any]) -> bool:
-    """Take the oldest token and return whether there was one.
-
-    Checking first would be a race between threads.
-    """
+    """Take the oldest token, if any. Checking first would be a race between threads."""
     try:
         for _ in tokens.takes:
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -14,7 +15,6 @@ T = TypeVar("T")
 
 QUICK: Final = full_jitter(0.005, cap=0.5)
 """Pauses for conflicts that last milliseconds: at first up to about the time of a write."""
-
 DECIMAL_BITS: Final = 2048
 """Maximum bits of numbers that are encoded as decimals. Python refuses very large ones."""
 
@@ -29,7 +29,6 @@ class Lost:
     """The result of a read or a write that lost against a concurrent update."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        """Store the error that reported the conflict, if there was one."""
         self.error = error
 
 
@@ -46,10 +45,7 @@ class OptimisticUpdate(NamedTuple):
 def optimistic_steps(
     update: OptimisticUpdate, rng: Rng, now: Callable[[], float], left: Callable[[], float]
 ) -> Generator[float | Callable[[], Any], Any, Any]:
-    """Yield pauses and functions to call, receive the results, and return the value written.
-
-    `left()` returns the seconds until the deadline. No attempt begins after it.
-    """
+    """Yield pauses and functions to call; return the value written. `left()` is the time left."""
     began = now()
     if left() <= 0:
         raise DeadlineExceeded("the deadline passed before the update began")
@@ -64,7 +60,7 @@ def optimistic_steps(
             if hasattr(new, "__await__"):
                 drop(new)
                 raise TypeError("change() returned an awaitable: make it a plain function")
-            verdict = _verdict((yield _writing(update.write, new, version)))
+            verdict = _verdict((yield partial(update.write, new, version)))
             if verdict is None:
                 return new
             lost = verdict
@@ -86,10 +82,6 @@ def optimistic_steps(
         raise error from lost.error
     finally:
         del error, lost  # Break the reference cycle between the exception and this frame.
-
-
-def _writing(write: Callable[[Any, Any], Any], new: Any, version: Any) -> Callable[[], Any]:
-    return lambda: write(new, version)
 
 
 def _pair(found: Any) -> tuple[Any, Any]:
@@ -119,7 +111,6 @@ class Stripes(Generic[T]):
     """
 
     def __init__(self, n: int, make: Callable[[], T]) -> None:
-        """Create `n` parts by calling `make()`."""
         check.plain_function("make", make)
         self._parts = tuple(make() for _ in range(check.count("n", n)))
 

@@ -18,6 +18,7 @@ only with the current token and epoch: a worker that was considered dead and com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from seawall import _checks as check
@@ -37,20 +38,14 @@ FOLLOWS: Final[dict[State, frozenset[State]]] = {
 STATES: Final = frozenset(FOLLOWS)
 ENDED: Final[frozenset[State]] = frozenset({"succeeded", "failed", "cancelled"})
 """Final states, in which no more work is done."""
-
 LOWEST: Final = 9
 """The priority that is served last; 0 is served first."""
 HEAD_START: Final = 60_000_000
 """Microseconds of head start over the next lower priority. Prevents starvation."""
 REACH: Final = LOWEST * HEAD_START
-"""Maximum distance between `now` and the rank of a due job.
-
-Jobs with a higher rank need not be examined.
-"""
-
+"""Maximum distance of a due job from `now`. Those with a higher rank need no look."""
 LOST: Final = "the worker was lost"
 """Error of a job whose last attempt was never ended by its worker."""
-
 # Polling intervals for the state of a job
 
 POLL_LEAST: Final = 1.0
@@ -77,43 +72,24 @@ def poll_of(poll: Sequence[float]) -> tuple[float, float]:
     return least, most
 
 
+@dataclass
 class DurableJob:
-    """One job. Each method returns whether it had an effect."""
+    """One job, which may be claimed from `due` on. Each method returns whether it had an effect."""
 
-    __slots__ = (
-        "attempts",
-        "cancelling",
-        "due",
-        "epoch",
-        "error",
-        "expires",
-        "max_attempts",
-        "owner",
-        "state",
-    )
-
-    def __init__(self, due: int, max_attempts: int) -> None:
-        """Start queued. The job may be claimed from `due` on."""
-        self.state: State = "queued"
-        self.due = due
-        self.max_attempts = max_attempts
-        self.attempts = 0
-        self.owner: str | None = None
-        self.epoch = 0
-        self.cancelling = False
-        self.error = ""
-        self.expires: int | None = None
-
-    def __repr__(self) -> str:
-        return f"<DurableJob {self.state}: attempt {self.attempts}, epoch {self.epoch}>"
+    due: int
+    max_attempts: int
+    state: State = "queued"
+    attempts: int = 0
+    owner: str | None = None
+    epoch: int = 0
+    cancelling: bool = False
+    error: str = ""
+    expires: int | None = None
 
     # For workers
 
     def claim(self, now: int, owner: str, lease: int, ttl: int) -> bool:
-        """Claim the job and return whether `owner` holds it now.
-
-        A job that was cancelled or has no attempts left ends instead.
-        """
+        """Claim the job, or end it if it was cancelled or has no attempts left."""
         if self.state not in ("queued", "running") or self.due > now:
             return False
         if self.cancelling:
@@ -187,10 +163,7 @@ class DurableJob:
         return False
 
     def retry(self, now: int) -> bool:
-        """Queue a failed job again, with all attempts.
-
-        Return False if it is not failed or has expired.
-        """
+        """Queue a failed job again, with all attempts. Return False if it has expired."""
         if self.state != "failed" or self.expires is None or self.expires <= now:
             return False
         self.state, self.attempts, self.due, self.expires = "queued", 0, now, None

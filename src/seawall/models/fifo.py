@@ -30,10 +30,7 @@ class Position(NamedTuple):
 def judge(
     position: Position, held: Container[int], window: int, epoch: int, sequence: int
 ) -> tuple[Position, Verdict]:
-    """Return the position that applies to a message, and the verdict on it.
-
-    `held` contains the buffered numbers of the position's own epoch.
-    """
+    """Return the position that applies to a message, and the verdict. `held` are its epoch's."""
     if epoch < position.epoch:
         return position, "stale"
     if epoch > position.epoch:

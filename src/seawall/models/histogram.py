@@ -26,17 +26,14 @@ LONGEST = 3600.0
 
 USUAL = (0.5, 0.95, 0.99)
 """The quantiles in snapshots."""
-
 BOUNDS: Final = (*(step * 2.0**power for power in range(-11, 6) for step in (1.0, 1.5)), 64.0)
 """Upper bounds of the exported buckets in seconds, from 0.5 ms to 64 s.
 
 All processes use the same ones, so their counts can be added. Each is also a bound between two of
 the fine buckets, so a count is exact.
 """
-
 SECONDS: Final = tuple(0.01 * 2**power for power in range(14))
 """Bounds for durations of language model calls, as in the OpenTelemetry conventions."""
-
 TOKENS: Final = tuple(float(4**power) for power in range(14))
 """Bounds for token counts of language model calls, as in the OpenTelemetry conventions."""
 
@@ -65,10 +62,7 @@ class Tally:
     The last count is of values above all bounds. Both only grow.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
-
     def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
-        """Start without values."""
         self.bounds = bounds
         self.counts: list[float] = [0] * (len(bounds) + 1)
         self.sum = 0.0
@@ -87,10 +81,6 @@ class Tally:
         """Return the counts of the buckets, and the sum."""
         return {"counts": list(self.counts), "sum": self.sum}
 
-    def __repr__(self) -> str:
-        """Return a short description."""
-        return f"<Tally of {sum(self.counts):g} values>"
-
 
 class Histogram:
     """Counts of samples in seconds. Every quantile is within 4 % between 1 us and 1 h.
@@ -98,10 +88,7 @@ class Histogram:
     Samples outside that range count as the nearer end of it; NaN counts as the upper one.
     """
 
-    __slots__ = ("_counts",)
-
     def __init__(self) -> None:
-        """Start without samples."""
         self._counts: list[float] = [0] * (_LAST - _FIRST + 1)
 
     @property
@@ -112,10 +99,7 @@ class Histogram:
     @property
     def mean(self) -> float | None:
         """The mean, as precise as a quantile. None without samples."""
-        count = self.count
-        if not count:
-            return None
-        return self.tally().sum / count
+        return self.tally().sum / self.count if self.count else None
 
     def add(self, value: float, weight: float = 1) -> None:
         """Count one sample."""
@@ -164,13 +148,6 @@ class Histogram:
         p50, p95, p99 = self.quantiles(USUAL)
         return {"count": self.count, "p50": p50, "p95": p95, "p99": p99}
 
-    def __repr__(self) -> str:
-        """Return a short form of the snapshot."""
-        if not self.count:
-            return "Histogram(count=0)"
-        described = ", ".join(f"{name}={value:.3g}" for name, value in self.snapshot().items())
-        return f"Histogram({described})"
-
 
 class LatencyWindow:
     """Latencies of the last `span` to twice `span` seconds, and a tally of all samples.
@@ -180,16 +157,12 @@ class LatencyWindow:
     not go back. A quantile costs tens of microseconds: on a hot path, cache it.
     """
 
-    __slots__ = ("_before", "_current", "_period", "_previous", "_tally", "span")
-
     def __init__(self, span: float = 30.0) -> None:
-        """Start without samples."""
         self.span = check.seconds("span", span)
         self._period = -inf
         self._current = Histogram()
         self._previous = Histogram()
-        self._before = Tally()
-        """Tally of everything counted before the current histogram."""
+        self._before = Tally()  # tally of everything counted before the current histogram
         self._tally: Tally | None = None
 
     @property
@@ -223,10 +196,6 @@ class LatencyWindow:
     def snapshot(self, now: float) -> dict[str, object]:
         """Return the count and the usual quantiles of the window, and the tally of all samples."""
         return {**self._both(now).snapshot(), "histogram": self.tally(now).snapshot()}
-
-    def __repr__(self) -> str:
-        """Return the call that creates it."""
-        return f"LatencyWindow(span={self.span:g})"
 
     def _both(self, now: float) -> Histogram:
         self._rotate(now)

@@ -27,23 +27,10 @@ SHORTEST_PAUSE: Final = 0.1
 Headers = list[tuple[bytes, bytes]]
 
 NEVER_STORED: Final = frozenset(
-    {
-        b"authorization",
-        b"authentication-info",
-        b"connection",
-        b"cookie",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authentication-info",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"set-cookie",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"www-authenticate",
-    }
+    {b"authorization", b"authentication-info", b"cookie", b"set-cookie", b"www-authenticate"}
+    | {b"proxy-authenticate", b"proxy-authentication-info", b"proxy-authorization"}
+    | {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade"}
+    | {b"transfer-encoding"}
 )
 """Headers that belong to one connection or one login, never to an effect."""
 
@@ -118,10 +105,7 @@ class Replay(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Another request is running.
-
-    Its lease ends in `retry_after` seconds if it is not completed.
-    """
+    """Another request is running. Its lease ends in `retry_after` seconds."""
 
     retry_after: float
 

@@ -11,6 +11,7 @@ rising even if all stored data is lost, unless the clock was also set back meanw
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -27,18 +28,15 @@ class Busy(NamedTuple):
     left: int
 
 
+@dataclass
 class LeaseModel:
     """State of one lease. `lua/lease.lua` implements the same rules, step by step."""
 
-    __slots__ = ("attempt", "holder", "token", "ttl", "until")
-
-    def __init__(self) -> None:
-        """Start free."""
-        self.token = 0
-        self.holder = ""
-        self.attempt = 0
-        self.ttl = 0
-        self.until = 0
+    token: int = 0
+    holder: str = ""
+    attempt: int = 0
+    ttl: int = 0
+    until: int = 0
 
     def take(self, now: int, holder: str, attempt: int, ttl: int) -> LeaseGranted | Busy:
         """Take the lease for `holder`, if it is free or expired.

@@ -11,6 +11,7 @@ and never the last one: when many are bad at the same time, the hosts are not th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import sqrt
 from typing import Final, NamedTuple
 
@@ -19,10 +20,8 @@ from seawall.models.windows import FAILED, TimeWindow
 
 OTHERS: Final = 2
 """Minimum number of other hosts to compare a host with."""
-
 MARGIN: Final = 0.05
 """Difference in success ratio below which a host counts as unlucky, not worse."""
-
 LOOKS: Final = 10
 """Number of comparisons between hosts per `window`."""
 
@@ -31,14 +30,8 @@ class Outliers:
     """When a host is ejected, and for how long. None switches a rule off."""
 
     __slots__ = (
-        "consecutive",
-        "deviations",
-        "eject_for",
-        "failure_ratio",
-        "max_eject_for",
-        "max_ejected",
-        "min_calls",
-        "window",
+        *("consecutive", "deviations", "eject_for", "failure_ratio", "max_eject_for"),
+        *("max_ejected", "min_calls", "window"),
     )
 
     def __init__(
@@ -106,13 +99,10 @@ class ActionBound:
     __slots__ = ("acted_on", "held_back", "most", "times_held_back")
 
     def __init__(self, most: float = 1 / 3) -> None:
-        """Act on at most the share `most`, rounded down."""
         self.most = check.ratio("most", most, zero=True)
         self.acted_on: tuple[str, ...] = ()
-        self.held_back: tuple[str, ...] = ()
-        """Members that would be acted on if there were room."""
-        self.times_held_back = 0
-        """Number of times a member began to be held back."""
+        self.held_back: tuple[str, ...] = ()  # members that would be acted on if there were room
+        self.times_held_back = 0  # number of times a member began to be held back
 
     def __repr__(self) -> str:
         acted, held = len(self.acted_on), len(self.held_back)
@@ -158,19 +148,12 @@ class Ejection(NamedTuple):
 class HostRecord:
     """Record of one host. Calls that began in an older `generation` do not count."""
 
-    __slots__ = ("ejections", "generation", "since", "streak", "until", "window")
-
     def __init__(self, settings: Outliers, now: float) -> None:
-        """Start in service at `now`, with a clean record."""
         self.generation = 0
-        self.streak = 0
-        """Number of consecutive failures."""
-        self.ejections = 0
-        """Number of ejections that are not forgiven yet."""
-        self.since = now
-        """When the host entered service or was ejected."""
-        self.until: float | None = None
-        """When the ejection ends, or None."""
+        self.streak = 0  # number of consecutive failures
+        self.ejections = 0  # number of ejections that are not forgiven yet
+        self.since = now  # when the host entered service or was ejected
+        self.until: float | None = None  # when the ejection ends, or None
         self.window = TimeWindow(settings.window)
 
     def succeeded(self, now: float) -> None:
@@ -206,8 +189,6 @@ class HostRecord:
 
 class OutlierModel:
     """Outlier detection for a set of hosts. Call `judge` after each `Record.failed`."""
-
-    __slots__ = ("_next_look", "settings")
 
     def __init__(self, settings: Outliers) -> None:
         self.settings = settings
@@ -266,22 +247,15 @@ def worst_normal(others: list[float], calls: int, deviations: float) -> float:
     return mean - max(MARGIN, deviations * sqrt(spread + chance))
 
 
+@dataclass
 class Checked:
     """Result of the active checks of one host. Several equal results are needed to change it."""
 
-    __slots__ = ("failing", "streak")
-
-    def __init__(self) -> None:
-        """Start healthy."""
-        self.failing = False
-        self.streak = 0
-        """Number of consecutive results that contradict `failing`."""
+    failing: bool = False
+    streak: int = 0  # number of consecutive results that contradict `failing`
 
     def take(self, *, passed: bool, failures: int, successes: int) -> bool:
-        """Record a result. Return True if it changed `failing`.
-
-        That takes `failures` consecutive failed checks, or `successes` passed ones.
-        """
+        """Record a result. Return whether enough of them in a row have changed `failing`."""
         if passed is not self.failing:
             self.streak = 0
             return False

@@ -1,75 +1,77 @@
-"""Pool rules: the settings, the recent use of its resources, and the recommended size."""
+"""Pool rules: settings, recent use and recommended size; Little's law, and what follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
 from seawall.models.histogram import LatencyWindow
-from seawall.models.sizing import in_flight, pool_size
 
 Exhausted = Literal["wait", "fail", "degrade"]
 EXHAUSTED: Final[tuple[Exhausted, ...]] = ("wait", "fail", "degrade")
 
 MOST: Final = 1_000_000
 """Maximum size: a slot is kept for each resource."""
-
 LIFETIME_SPREAD: Final = 0.1
 """Maximum fraction by which a lifetime is shortened at random."""
-
 ENOUGH_BORROWS: Final = 20
 ENOUGH_SECONDS: Final = 1.0
 AT_MOST: Final = 512
 """Maximum number of samples one batch adds to the histogram. Totals stay exact."""
 
+CONNECTION_SETTINGS: Final = (
+    "SELECT name, setting FROM pg_settings WHERE name IN"
+    " ('max_connections', 'superuser_reserved_connections', 'reserved_connections')"
+)
+"""A query for PostgreSQL: what `pool_advice` must know about the server."""
 
+
+@dataclass(frozen=True, kw_only=True)
 class PoolSettings:
     """Validated settings of a pool. None means no time limit."""
 
-    def __init__(
-        self,
-        *,
-        max_size: int,
-        min_size: int,
-        connect_timeout: float | None,
-        read_timeout: float | None,
-        idle_timeout: float | None,
-        checkout_timeout: float,
-        close_timeout: float,
-        max_lifetime: float | None,
-        when_exhausted: Exhausted,
-        max_waiting: int | None,
-        leak_after: float | None,
-    ) -> None:
-        """Validate each setting, and those that depend on each other."""
-        self.max_size = check.count("max_size", max_size)
-        if max_size > MOST:
+    max_size: int
+    min_size: int
+    connect_timeout: float | None
+    read_timeout: float | None
+    idle_timeout: float | None
+    checkout_timeout: float
+    close_timeout: float
+    max_lifetime: float | None
+    when_exhausted: Exhausted
+    max_waiting: int | None
+    leak_after: float | None
+
+    def __post_init__(self) -> None:
+        check.count("max_size", self.max_size)
+        if self.max_size > MOST:
             raise ValueError(
-                f"max_size={max_size!r}: write {MOST} or less; what the other side can take is the"
-                " measure, divided by the number of your processes"
+                f"max_size={self.max_size!r}: write {MOST} or less; what the other side can take is"
+                " the measure, divided by the number of your processes"
             )
-        self.min_size = check.count("min_size", min_size, minimum=0)
+        check.count("min_size", self.min_size, minimum=0)
         if self.min_size > self.max_size:
-            raise ValueError(f"min_size={min_size!r}: write at most max_size, {max_size!r}")
-        self.connect_timeout = _or_none("connect_timeout", connect_timeout)
-        self.read_timeout = _or_none("read_timeout", read_timeout)
-        self.idle_timeout = _or_none("idle_timeout", idle_timeout)
-        self.checkout_timeout = check.seconds("checkout_timeout", checkout_timeout, infinite=True)
-        self.close_timeout = check.seconds("close_timeout", close_timeout)
-        self.max_lifetime = _or_none("max_lifetime", max_lifetime)
-        self.when_exhausted = check.choice("when_exhausted", when_exhausted, EXHAUSTED)
-        self.max_waiting = None if max_waiting is None else check.count("max_waiting", max_waiting)
-        self.leak_after = _or_none("leak_after", leak_after)
+            raise ValueError(
+                f"min_size={self.min_size!r}: write at most max_size, {self.max_size!r}"
+            )
+        for name in _TIMES:
+            if getattr(self, name) is not None:
+                check.seconds(name, getattr(self, name))
+        check.seconds("checkout_timeout", self.checkout_timeout, infinite=True)
+        check.seconds("close_timeout", self.close_timeout)
+        check.choice("when_exhausted", self.when_exhausted, EXHAUSTED)
+        if self.max_waiting is not None:
+            check.count("max_waiting", self.max_waiting)
 
     def changed(self, changes: dict[str, Any]) -> PoolSettings:
         """Return settings with some changes, or raise if they are invalid."""
         return PoolSettings(**{**vars(self), **changes})
 
 
-def _or_none(name: str, value: float | None) -> float | None:
-    return None if value is None else check.seconds(name, value)
+_TIMES: Final = ("connect_timeout", "read_timeout", "idle_timeout", "max_lifetime", "leak_after")
 
 
 def lifetime(longest: float | None, chance: float) -> float:
@@ -82,16 +84,11 @@ def lifetime(longest: float | None, chance: float) -> float:
 
 
 class PoolUsage:
-    """Number and duration of uses in the last `span` to twice `span` seconds.
-
-    `now` must not go back.
-    """
+    """Number and duration of uses in the last `span` to twice `span` seconds."""
 
     def __init__(self, now: float, span: float = 30.0) -> None:
-        """Start unused at `now`."""
         self.latency = LatencyWindow(span)
-        self.total = 0
-        """Total number of uses."""
+        self.total = 0  # total number of uses
         self.began = now
         self._span = span
         self._since = now
@@ -152,7 +149,6 @@ class Advice(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
 
@@ -178,3 +174,52 @@ def advise(usage: PoolUsage, now: float, size: int) -> Advice:
     else:
         what = f"max_size={size} is right"
     return Advice(wanted, rate, use_time, f"{seen}: {what}")
+
+
+# Little's law
+
+
+def in_flight(throughput: float, service_time: float) -> float:
+    """Return the number of calls in flight at `throughput` per second of `service_time` each."""
+    rate = check.at_least("throughput", throughput, 0)
+    busy = check.seconds("service_time", service_time, zero=True)
+    return check.at_least("throughput * service_time", rate * busy, 0)
+
+
+def pool_size(throughput: float, service_time: float, headroom: float = 1.5) -> int:
+    """Return the size of a pool for that traffic, with headroom, at least one."""
+    wanted = in_flight(throughput, service_time) * check.at_least("headroom", headroom, 1)
+    # Do not round up because of a rounding error just above a whole number.
+    return max(1, ceil(check.at_least("pool size", wanted, 0) * (1 - 1e-12)))
+
+
+def timeout_for(p99: float, factor: float = 2.5, caller_budget: float | None = None) -> float:
+    """Return a timeout for a dependency with that p99, never above the caller's budget."""
+    timeout = check.seconds("p99", p99) * check.at_least("factor", factor, 1)
+    if caller_budget is None:
+        return check.seconds("p99 * factor", timeout)
+    return min(timeout, check.seconds("caller_budget", caller_budget))
+
+
+def pool_advice(settings: Mapping[str, str | int], *, pods: int, size: int) -> str | None:
+    """Return what to change if the pools of all pods exceed the server; None if they fit.
+
+    `settings` are the rows of `CONNECTION_SETTINGS` as a dictionary; `size` is the most that one
+    pod opens (SQLAlchemy: pool_size + max_overflow).
+    """
+    pods, size = check.count("pods", pods), check.count("size", size)
+    if not isinstance(settings, Mapping) or "max_connections" not in settings:
+        raise TypeError(f"settings={settings!r}: write dict(rows of CONNECTION_SETTINGS)")
+    known = {name: int(value) for name, value in settings.items()}
+    most = known.pop("max_connections")
+    usable = most - sum(known.values())
+    total = pods * size
+    if total <= usable:
+        return None
+    each = usable // pods
+    smaller = f"let each pod open at most {each}, " if each else ""
+    return (
+        f"{pods} pods with {size} each open up to {total} connections, and the server accepts"
+        f" {usable}: {smaller}set max_connections = {total + most - usable}, or put a pooler such"
+        " as PgBouncer in front of the server"
+    )

@@ -12,12 +12,8 @@ from collections import deque
 class Positions:
     """Items between the checkpoint and the last position read. Callers must serialise access."""
 
-    __slots__ = ("_begun", "_done", "checkpoint")
-
     def __init__(self, start: int) -> None:
-        """Start at `start`, before anything is read."""
-        self.checkpoint = start
-        """Every item before this position has ended."""
+        self.checkpoint = start  # every item before this position has ended
         self._begun: deque[int] = deque()
         self._done: set[int] = set()
 
@@ -31,10 +27,7 @@ class Positions:
         self._begun.append(end)
 
     def finish(self, end: int) -> bool:
-        """Record that the item has ended (repeats are allowed).
-
-        Return whether the checkpoint moved.
-        """
+        """Record that the item has ended, perhaps again. Return whether the checkpoint moved."""
         if end > self.checkpoint:
             self._done.add(end)
         moved = False

@@ -16,12 +16,8 @@ class Pressure:
     """Current pressure on a dependency."""
 
     __slots__ = (
-        "average_queue_wait",
-        "breaker_open",
-        "error_rate",
-        "load",
-        "queue_wait",
-        "saturation",
+        *("average_queue_wait", "breaker_open", "error_rate"),
+        *("load", "queue_wait", "saturation"),
     )
 
     def __init__(
@@ -41,10 +37,8 @@ class Pressure:
         share of recent calls that failed, `load` the highest of the observed signals.
         """
         self.breaker_open = breaker_open
-        self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
-        self.average_queue_wait = check.seconds(
-            "average_queue_wait", average_queue_wait, zero=True, infinite=True
-        )
+        self.queue_wait = _wait("queue_wait", queue_wait)
+        self.average_queue_wait = _wait("average_queue_wait", average_queue_wait)
         self.saturation = check.at_least("saturation", saturation, 0)
         self.error_rate = check.ratio("error_rate", error_rate, zero=True)
         self.load = check.at_least("load", load, 0)
@@ -52,16 +46,10 @@ class Pressure:
     def worst(self, other: Pressure) -> Pressure:
         """Return the higher value of both in every respect."""
         return Pressure(
-            breaker_open=self.breaker_open or other.breaker_open,
-            queue_wait=max(self.queue_wait, other.queue_wait),
-            average_queue_wait=max(self.average_queue_wait, other.average_queue_wait),
-            saturation=max(self.saturation, other.saturation),
-            error_rate=max(self.error_rate, other.error_rate),
-            load=max(self.load, other.load),
+            **{name: max(getattr(self, name), getattr(other, name)) for name in self.__slots__}
         )
 
     def __repr__(self) -> str:
-        """Return the call that creates it."""
         return (
             f"Pressure(breaker_open={self.breaker_open}, queue_wait={self.queue_wait:g}, "
             f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
@@ -88,22 +76,18 @@ class RetryThresholds:
         `error_rates` limits the retries above a share of failed calls: `{0.2: 2, 0.5: 1}` means two
         above 20 %, and one above 50 %.
         """
-        self.queue_wait = check.seconds("queue_wait", queue_wait, zero=True, infinite=True)
-        self.average_queue_wait = check.seconds(
-            "average_queue_wait", average_queue_wait, zero=True, infinite=True
-        )
+        self.queue_wait = _wait("queue_wait", queue_wait)
+        self.average_queue_wait = _wait("average_queue_wait", average_queue_wait)
         self.saturation = check.at_least("saturation", saturation, 0)
         self.load = check.at_least("load", load, 0)
         if not isinstance(error_rates, Mapping):
             raise TypeError(
                 f"error_rates={error_rates!r}: write retries by share, such as {{0.2: 2, 0.5: 1}}"
             )
-        self.error_rates = {
-            check.ratio("error_rates", share, zero=True): check.count(
-                "error_rates", retries, minimum=0
-            )
-            for share, retries in error_rates.items()
-        }
+        for share, retries in error_rates.items():
+            check.ratio("error_rates", share, zero=True)
+            check.count("error_rates", retries, minimum=0)
+        self.error_rates = dict(error_rates)
 
     def allowed_retries(self, pressure: Pressure, maximum: int) -> int:
         """Return how many retries a call may make under `pressure`, at most `maximum`."""
@@ -120,12 +104,15 @@ class RetryThresholds:
         return min(maximum, *bounds, maximum)
 
     def __repr__(self) -> str:
-        """Return the call that creates it."""
         return (
             f"RetryThresholds(queue_wait={self.queue_wait:g}, "
             f"average_queue_wait={self.average_queue_wait:g}, saturation={self.saturation:g}, "
             f"load={self.load:g}, error_rates={self.error_rates})"
         )
+
+
+def _wait(name: str, value: float) -> float:
+    return check.seconds(name, value, zero=True, infinite=True)
 
 
 def crowding(in_flight: int, waiting: int, limit: int, *, own: int = 0) -> float:

@@ -16,16 +16,11 @@ from seawall import _checks as check
 class ServiceLevel(IntEnum):
     """Level of service. A higher number means less service."""
 
-    FULL = 0
-    """The real answer."""
-    CACHED = 1
-    """A cached answer, possibly stale."""
-    PARTIAL = 2
-    """A part of the answer, or a popular one: nothing computed for this caller alone."""
-    STATIC = 3
-    """An answer that costs nothing to compute."""
-    MAINTENANCE = 4
-    """No answer, only a notice."""
+    FULL = 0  # the real answer
+    CACHED = 1  # A cached answer, possibly stale
+    PARTIAL = 2  # A part of the answer, or a popular one: nothing computed for this caller alone
+    STATIC = 3  # an answer that costs nothing to compute
+    MAINTENANCE = 4  # no answer, only a notice
 
     @classmethod
     def of(cls, level: ServiceLevel | str) -> ServiceLevel:
@@ -120,10 +115,7 @@ class LevelModel:
     demanded the level, for `recover_after` without interruption.
     """
 
-    __slots__ = ("_calm_since", "_worse_at", "level", "settings")
-
     def __init__(self, settings: LevelSettings) -> None:
-        """Start with full service."""
         self.settings = settings
         self.level = ServiceLevel.FULL
         self._worse_at = float("-inf")
@@ -150,10 +142,7 @@ class LevelModel:
         return None
 
     def _eased(self, load: float) -> bool:
-        """Return whether load no longer requires this level.
-
-        True for a level without a threshold.
-        """
+        """Return whether load no longer requires this level, as always without a threshold."""
         threshold = self.settings.thresholds.get(self.level)
         return threshold is None or load < threshold - self.settings.gap
 
@@ -170,6 +159,3 @@ class LevelModel:
             self._calm_since = now  # the next step up needs the full time again
         self.level = to
         return move
-
-    def __repr__(self) -> str:
-        return f"<LevelModel {self.level.label}>"

@@ -15,10 +15,7 @@ class Ewma:
     not depend on how often it is sampled, and a sample after a long silence has full weight.
     """
 
-    __slots__ = ("_at", "half_life", "value")
-
     def __init__(self, half_life: float) -> None:
-        """Start empty: the first sample becomes the average."""
         self.half_life = check.seconds("half_life", half_life)
         self.value: float | None = None
         self._at = 0.0
@@ -37,21 +34,11 @@ class Ewma:
         kept: float = 0.5 ** (max(0.0, now - self._at) / self.half_life)
         return sample + (self.value - sample) * kept
 
-    def __repr__(self) -> str:
-        return f"Ewma(half_life={self.half_life:g})"
-
 
 class Growth:
-    """Growth rate of a counter per unit of time since the previous reading.
-
-    A reading less than `least` after the previous one is ignored: over such a short time it would
-    be noise.
-    """
-
-    __slots__ = ("_at", "_count", "least", "rate")
+    """Growth rate of a counter. Readings within `least` of each other would be noise: ignored."""
 
     def __init__(self, count: float, now: float, least: float = 0.0) -> None:
-        """Start with a counter value of `count`."""
         self.least = check.seconds("least", least, zero=True)
         self.rate = 0.0
         self._count = count
@@ -76,10 +63,7 @@ class Hysteresis:
     and then stays high for at least `hold`: in any time T it rises at most 1 + T / hold times.
     """
 
-    __slots__ = ("_since", "fall", "high", "hold", "rise")
-
     def __init__(self, rise: float, fall: float, hold: float = 0.0) -> None:
-        """Start low."""
         self.rise = check.at_least("rise", rise, 0.0)
         self.fall = check.at_least("fall", fall, 0.0)
         if self.fall > self.rise:
@@ -97,6 +81,3 @@ class Hysteresis:
         elif value < self.fall and now - self._since >= self.hold:
             self.high = False
         return self.high
-
-    def __repr__(self) -> str:
-        return f"Hysteresis(rise={self.rise:g}, fall={self.fall:g}, hold={self.hold:g})"

@@ -13,10 +13,7 @@ from typing import NamedTuple
 from seawall.models.windows import TimeWindow, WindowBucket
 
 Ticket = WindowBucket
-"""The bucket in which a request was counted.
-
-Its end is counted there too, so both leave together.
-"""
+"""The bucket in which a request was counted. Its end counts there too: both leave together."""
 
 
 def reject_share(requests: int, accepts: int, k: float) -> float:

@@ -28,7 +28,6 @@ class WaitQueue(Generic[T]):
     """
 
     def __init__(self, order: Order, limit: int) -> None:
-        """Start empty, with room for `limit`."""
         self.order = order
         self.limit = limit
         # Items with their arrival numbers, in this order, by rank and kind. Leaving from the middle

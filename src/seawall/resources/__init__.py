@@ -8,8 +8,7 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall`: importing typing costs more than this file
 if TYPE_CHECKING:
     from seawall.models.contention import Stripes
-    from seawall.models.pooling import Advice
-    from seawall.models.sizing import CONNECTION_SETTINGS, pool_advice, pool_size
+    from seawall.models.pooling import CONNECTION_SETTINGS, Advice, pool_advice, pool_size
     from seawall.registry import check_threads
     from seawall.resources.channel import Channel
     from seawall.resources.contention import (
@@ -39,8 +38,7 @@ __all__ = [
 
 _HOMES = {
     "models.contention": "Stripes",
-    "models.pooling": "Advice",
-    "models.sizing": "CONNECTION_SETTINGS pool_advice pool_size",
+    "models.pooling": "Advice CONNECTION_SETTINGS pool_advice pool_size",
     "registry": "check_threads",
     "resources.channel": "Channel",
     "resources.contention": "Serializer aupdate_optimistically update_optimistically",

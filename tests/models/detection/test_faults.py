@@ -19,9 +19,8 @@ from random import Random
 
 import pytest
 
-from seawall.models.detection.gossip import MemberState
+from seawall.models.detection.gossip import LONGEST_FACTOR, MemberState
 from seawall.models.detection.settings import SwimSettings, lan, local
-from seawall.models.detection.suspicion import LONGEST_FACTOR
 from tests.models.detection.network import Conditions, Network, Node
 
 DRIFT = 0.01

@@ -6,17 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall.models.detection.suspicion import LocalHealth, Suspicion
+from seawall.models.detection.gossip import LocalHealth, Suspicion
+from seawall.models.detection.settings import SwimSettings
 
 multipliers = st.integers(2, 10)
 sizes = st.integers(1, 1000)
 
 
-def suspicion(multiplier: int, members: int, interval: float = 1.0, **options: bool) -> Suspicion:
+def suspicion(
+    multiplier: int, members: int, interval: float = 1.0, *, lifeguard: bool = True
+) -> Suspicion:
     """Return one that begins at 0, by the account of a0."""
-    return Suspicion(
-        "a0", 0.0, multiplier=multiplier, interval=interval, members=members, **options
+    settings = SwimSettings(
+        suspicion_multiplier=multiplier,
+        interval=interval,
+        timeout=interval / 2,
+        lifeguard=lifeguard,
     )
+    return Suspicion("a0", 0.0, members, settings)
 
 
 @given(multipliers, sizes, st.floats(0.1, 10.0), st.integers(0, 12))
@@ -54,7 +61,7 @@ def test_each_further_accuser_brings_the_end_nearer_but_not_below_the_least(mult
 @given(multipliers, sizes)
 def test_without_lifeguard_a_suspicion_lasts_the_least_time(multiplier, members):
     """Whoever shares it."""
-    one = suspicion(multiplier, members, is_shared=False)
+    one = suspicion(multiplier, members, lifeguard=False)
     assert not one.confirm("a1")
     assert one.ends_at == pytest.approx(multiplier * max(1.0, log10(members)))
 

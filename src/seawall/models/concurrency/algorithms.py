@@ -21,7 +21,7 @@ first.
 from __future__ import annotations
 
 from math import ceil, log10
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from seawall import _checks as check
 from seawall.models.backoff import Rng
@@ -35,6 +35,7 @@ class Aimd(ConcurrencyLimit):
     """Additive increase while calls are fast, multiplicative decrease when they are not."""
 
     name: ClassVar[str] = "aimd"
+    SETTINGS = ("slow_after", "shrink", *ConcurrencyLimit.SETTINGS)
 
     def __init__(
         self, *, slow_after: float, shrink: float, initial: int, minimum: int, maximum: int
@@ -43,14 +44,6 @@ class Aimd(ConcurrencyLimit):
         self.slow_after = check.seconds("slow_after", slow_after, infinite=True)
         self.shrink = check.ratio("shrink", shrink)
         super().__init__(initial, minimum, maximum)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments."""
-        return {
-            "slow_after": self.slow_after,
-            "shrink": self.shrink,
-            **super().settings(),
-        }
 
     def on_sample(self, now: float, rtt: float, in_flight: int, dropped: bool, rng: Rng) -> None:  # noqa: FBT001 - as above
         """Apply additive increase or multiplicative decrease."""
@@ -77,6 +70,7 @@ class Vegas(Learner):
     """Keep a small queue at the dependency: between `alpha` and `beta` times log10 of the limit."""
 
     name: ClassVar[str] = "vegas"
+    SETTINGS = ("alpha", "beta", *ConcurrencyLimit.SETTINGS)
     MEASURED_TWICE: ClassVar[bool] = True
 
     def __init__(
@@ -88,10 +82,6 @@ class Vegas(Learner):
         if alpha > beta:
             raise ValueError(f"alpha={alpha!r}: write at most beta, which is {beta!r}")
         super().__init__(initial, minimum, maximum)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments."""
-        return {"alpha": self.alpha, "beta": self.beta, **super().settings()}
 
     def _learn(self, rtt: float) -> float:
         """Return the baseline, lowered if calls are faster than noise explains."""
@@ -131,8 +121,7 @@ class Gradient2(Learner):
     TOLERANCE: ClassVar[float] = 1.5
     """Calls may take this many times the usual latency before the limit shrinks."""
     SMOOTHING: ClassVar[float] = 0.2
-    ROOM: ClassVar[int] = 4
-    """Queue that is always allowed, so that the limit can grow."""
+    ROOM: ClassVar[int] = 4  # queue that is always allowed, so that the limit can grow
     LONG: ClassVar[int] = 600
     WARM_UP: ClassVar[int] = 10
 

@@ -22,31 +22,20 @@ from seawall.models.backoff import Rng
 
 REPROBE: Final = 30
 """Maximum number of windows before the baseline is measured again."""
-
 DRAINED: Final = 0.8
 """Fraction of the estimated capacity at which no queue is left."""
-
 FURTHER: Final = 0.7
 """Factor by which a lowered limit is lowered again if there is still a queue."""
-
 STANDING: Final = 1.07
-"""Tolerance for the queue test of a lowered limit.
-
-There is a queue if latency falls about in proportion to the limit.
-"""
-
+"""Tolerance of the test whether latency falls in proportion to a lowered limit: a queue."""
 NOISE: Final = 0.25
 """Two windows that differ by less than this fraction may differ by chance."""
-
 FALLEN: Final = 0.7
 """Fraction of the last result below which the baseline may be wrong: probe again."""
-
 WEIGHT: Final = 0.4
 """Weight of a new baseline measurement that differs by no more than noise."""
-
 SLOWER: Final = 1.4
 """During the quick start, a latency of this many times the first one indicates a queue."""
-
 PATIENCE: Final = 16
 """Number of windows after which a lowered limit is raised again, drained or not."""
 
@@ -55,12 +44,11 @@ class ConcurrencyLimit:
     """A limit on concurrent calls, moved by each window. The caller is responsible for locking."""
 
     name: ClassVar[str] = ""
+    SETTINGS: ClassVar[tuple[str, ...]] = ("initial", "minimum", "maximum")
 
-    _starting = True
-    """Whether there was no sign of a queue yet."""
+    _starting = True  # whether there was no sign of a queue yet
 
     def __init__(self, initial: int, minimum: int, maximum: int) -> None:
-        """Start at `initial` and stay between `minimum` and `maximum`."""
         self.initial = check.count("initial", initial)
         self.bound(minimum, maximum)
         if self.initial != initial:
@@ -82,8 +70,7 @@ class ConcurrencyLimit:
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments."""
-        names = ("initial", "minimum", "maximum")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.SETTINGS}
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
@@ -126,18 +113,13 @@ class Learner(ConcurrencyLimit):
 
     _base: float | None = None
     _windows_left = 0.0
-    _lowered_to = 0
-    """Limit while a queue is to drain; 0 at other times."""
-    _before = (0, 0.0)
-    """Limit before the probe, and the latency at that time."""
-    _step_before = (0, 0.0)
-    """Limit before the last step down, and the latency at that time."""
+    _lowered_to = 0  # limit while a queue is to drain; 0 at other times
+    _before = (0, 0.0)  # limit before the probe, and the latency at that time
+    _step_before = (0, 0.0)  # limit before the last step down, and the latency at that time
     _drained = False
-    _took = 0.0
-    """Latency of the first window after the queue has drained."""
+    _took = 0.0  # latency of the first window after the queue has drained
     _patience = 0
-    _found = 0.0
-    """Limit after the last baseline measurement."""
+    _found = 0.0  # limit after the last baseline measurement
     _refilling = False
     """Whether this is the window after a probe. It still sees the drained queue, so skip it."""
 

@@ -20,7 +20,6 @@ from seawall import _checks as check
 
 OTHERS: Final = "(others)"
 """The class of calls that belong to no other class. Nothing is reserved for them."""
-
 ROUNDING: Final = 1e-9
 """Tolerance: shares such as 0.1 are not exact, nor is their sum."""
 
@@ -28,14 +27,10 @@ ROUNDING: Final = 1e-9
 class Partitions:
     """Slots of `limit` by class. The caller is responsible for locking."""
 
-    __slots__ = ("_spoken_for", "in_flight", "limit", "reserved", "shares", "total")
-
     def __init__(self, shares: Mapping[str, float], limit: int) -> None:
-        """Reserve its share of `limit` for each class."""
         self.shares = check_shares(shares)
         self.in_flight: dict[str, int] = dict.fromkeys((*self.shares, OTHERS), 0)
-        self.total = 0
-        """Number of slots in use."""
+        self.total = 0  # number of slots in use
         self.resize(limit)
 
     def resize(self, limit: int) -> None:

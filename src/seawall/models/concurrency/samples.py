@@ -13,19 +13,14 @@ from typing import Final, NamedTuple
 
 FEWEST: Final = 10
 """Minimum number of calls in a window."""
-
 SPAN: Final = 4
 """Minimum length of a window in mean latencies, so that most of its calls began in it."""
-
 PRECISE: Final = 0.12
 """Required precision of a window's mean: its standard error as a fraction of the mean."""
-
 ENOUGH: Final = 100
 """Number of calls that always suffices for a window, however much they vary."""
-
 MOST: Final = 2_000
 """Maximum number of calls used for a mean. At high rates the calls are sampled."""
-
 DROPPED: Final = 0.05
 """Share of dropped calls above which a window counts as dropped. A single drop is normal."""
 
@@ -33,30 +28,20 @@ DROPPED: Final = 0.05
 class SampleWindow(NamedTuple):
     """The sample that a limit receives for one window."""
 
-    rtt: float
-    """Mean latency of the calls that were served; 0.0 if there were none."""
+    rtt: float  # mean latency of the calls that were served; 0.0 if there were none
     dropped: bool
 
 
 class Windows:
-    """Collects calls into windows.
-
-    Any thread may append to `samples` and `drops`; everything else needs the caller's lock.
-    """
-
-    __slots__ = ("_began", "drops", "due", "samples", "shortest", "typical")
+    """Collects calls into windows. Without a lock, only append to `samples` and `drops`."""
 
     def __init__(self, shortest: float) -> None:
         """Start the first window. No window is shorter than `shortest` seconds."""
         self.shortest = shortest
-        self.samples: list[float] = []
-        """Latencies of the calls that were served."""
-        self.drops: list[float] = []
-        """Durations of the calls that were dropped."""
-        self.due = float("-inf")
-        """The time before which the window cannot end."""
-        self.typical: float | None = None
-        """Mean duration of the calls in the last window."""
+        self.samples: list[float] = []  # latencies of the calls that were served
+        self.drops: list[float] = []  # durations of the calls that were dropped
+        self.due = float("-inf")  # the time before which the window cannot end
+        self.typical: float | None = None  # mean duration of the calls in the last window
         self._began = 0.0
 
     def end(self, now: float) -> SampleWindow | None:

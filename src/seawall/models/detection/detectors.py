@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from dataclasses import dataclass
 from math import ceil, exp, isfinite, log, log1p, sqrt
 from typing import Final, Protocol
 
@@ -34,8 +35,7 @@ _FAR: Final = 1e100
 class Detector(Protocol):
     """Detector for one peer."""
 
-    threshold: float
-    """The level from which the peer is suspected."""
+    threshold: float  # the level from which the peer is suspected
 
     def sent(self, now: float) -> None:
         """Record that the peer was asked for a sign of life."""
@@ -59,8 +59,6 @@ class DetectorSettings(Protocol):
 
 class _Silence:
     """Base of the detectors: measures how long a peer has been silent."""
-
-    __slots__ = ("_heard_at", "threshold")
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -105,8 +103,6 @@ def _elapsed(since: float | None, now: float) -> float:
 class _Intervals:
     """Mean and deviation of the last intervals, as exact sums of whole microseconds."""
 
-    __slots__ = ("_squares", "_total", "_values", "deviation", "mean")
-
     def __init__(self, window: int, first: float) -> None:
         """Start from an estimate, with a quarter of it as the deviation."""
         self._values: deque[int] = deque(maxlen=window)
@@ -134,8 +130,6 @@ class _Intervals:
 class PhiAccrual(_Silence):
     """Phi accrual detector; see `phi_accrual`."""
 
-    __slots__ = ("_intervals", "_settings")
-
     def __init__(self, settings: PhiSettings) -> None:
         super().__init__(settings.threshold)
         self._settings = settings
@@ -160,34 +154,23 @@ class PhiAccrual(_Silence):
         return (max(x, 0.0) + log1p(exp(-abs(x)))) / _LN10
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class PhiSettings:
     """Settings of `phi_accrual` and `exponential`."""
 
-    __slots__ = (
-        "acceptable_pause",
-        "first_interval",
-        "is_exponential",
-        "min_deviation",
-        "threshold",
-        "window",
-    )
+    threshold: float
+    window: int
+    min_deviation: float
+    acceptable_pause: float
+    first_interval: float
+    is_exponential: bool
 
-    def __init__(
-        self,
-        threshold: float,
-        window: int,
-        min_deviation: float,
-        acceptable_pause: float,
-        first_interval: float,
-        *,
-        is_exponential: bool,
-    ) -> None:
-        self.threshold = check.at_least("threshold", threshold, 0.1)
-        self.window = check.count("window", window, minimum=2)
-        self.min_deviation = check.seconds("min_deviation", min_deviation)
-        self.acceptable_pause = check.seconds("acceptable_pause", acceptable_pause, zero=True)
-        self.first_interval = check.seconds("first_interval", first_interval)
-        self.is_exponential = is_exponential
+    def __post_init__(self) -> None:
+        check.at_least("threshold", self.threshold, 0.1)
+        check.count("window", self.window, minimum=2)
+        check.seconds("min_deviation", self.min_deviation)
+        check.seconds("acceptable_pause", self.acceptable_pause, zero=True)
+        check.seconds("first_interval", self.first_interval)
 
     def __repr__(self) -> str:
         name = "exponential" if self.is_exponential else "phi_accrual"
@@ -239,8 +222,6 @@ def exponential(
 class QuantileTimeout(_Silence):
     """Detector by a quantile of past times; see `quantile_timeout`."""
 
-    __slots__ = ("_asked_at", "_is_asked", "_ordered", "_settings", "_times")
-
     def __init__(self, settings: QuantileSettings) -> None:
         super().__init__(1.0)
         self._settings = settings
@@ -289,19 +270,22 @@ class QuantileTimeout(_Silence):
         return silence / self.limit
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class QuantileSettings:
     """Settings of `quantile_timeout`."""
 
-    __slots__ = ("factor", "first", "floor", "quantile", "window")
+    quantile: float
+    factor: float
+    floor: float
+    first: float
+    window: int
 
-    def __init__(
-        self, quantile: float, factor: float, floor: float, first: float, window: int
-    ) -> None:
-        self.quantile = check.ratio("quantile", quantile)
-        self.factor = check.at_least("factor", factor, 1.0)
-        self.floor = check.seconds("floor", floor)
-        self.first = check.seconds("first", first)
-        self.window = check.count("window", window)
+    def __post_init__(self) -> None:
+        check.ratio("quantile", self.quantile)
+        check.at_least("factor", self.factor, 1.0)
+        check.seconds("floor", self.floor)
+        check.seconds("first", self.first)
+        check.count("window", self.window)
 
     def __repr__(self) -> str:
         return f"quantile_timeout({self.quantile:g}, factor={self.factor:g}, floor={self.floor:g})"
@@ -331,8 +315,6 @@ def quantile_timeout(
 class FixedTimeout(_Silence):
     """Detector with a fixed timeout; see `fixed_timeout`."""
 
-    __slots__ = ("_seconds",)
-
     def __init__(self, seconds: float) -> None:
         super().__init__(1.0)
         self._seconds = seconds
@@ -343,8 +325,6 @@ class FixedTimeout(_Silence):
 
 class FixedSettings:
     """Settings of `fixed_timeout`."""
-
-    __slots__ = ("seconds",)
 
     def __init__(self, seconds: float) -> None:
         self.seconds = check.seconds("seconds", seconds)

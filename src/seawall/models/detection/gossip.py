@@ -4,6 +4,10 @@ A `GossipUpdate` is one statement about one member. Only the member itself raise
 so of two statements about a member the one with the higher incarnation is newer; with equal
 incarnations the worse state wins. Each member passes an update on a number of times that grows with
 the logarithm of the group size, so that all members receive it with high probability.
+
+Suspicions follow Lifeguard: a member that accuses others may be the slow one. A suspicion that no
+other member shares lasts long; each further accuser shortens it. A member whose own probes fail, or
+that is accused itself, gives the others more time.
 """
 
 from __future__ import annotations
@@ -13,17 +17,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
-from math import ceil, inf, log10
+from math import ceil, inf, log, log10
 from typing import Final, NamedTuple
 
-from seawall.models.detection.suspicion import Suspicion
+from seawall.models.detection.settings import SwimSettings
+
+LONGEST_FACTOR: Final = 6
+"""Factor by which a suspicion lasts longer if no other member shares it."""
+WORST_HEALTH: Final = 8
+"""Maximum score of local health."""
 
 
 class MemberState(StrEnum):
     """State of a member as known to the others."""
 
-    UNKNOWN = "unknown"
-    """Expected, but not heard yet."""
+    UNKNOWN = "unknown"  # expected, but not heard yet
     ALIVE = "alive"
     SUSPECTED = "suspected"
     CONFIRMED = "confirmed"
@@ -38,16 +46,60 @@ class GossipUpdate(NamedTuple):
     incarnation: int
     address: str = ""
     """The address where the member is reached. Only in statements that it is alive."""
-    metadata: bytes = b""
-    """Metadata that the member publishes. Only in statements that it is alive."""
-    by: str = ""
-    """The member that suspects or confirmed it; the member itself when it left."""
+    metadata: bytes = b""  # metadata that the member publishes. Only in statements that it is alive
+    by: str = ""  # the member that suspects or confirmed it; the member itself when it left
 
     @property
     def size(self) -> int:
         """Size in a packet, in bytes."""
         texts = len(self.name.encode()) + len(self.address.encode()) + len(self.by.encode())
         return OVERHEAD + texts + len(self.metadata)
+
+
+class Suspicion:
+    """One suspicion of one member. It ends when it is cleared or confirmed, whichever is first."""
+
+    def __init__(self, accuser: str, now: float, members: int, settings: SwimSettings) -> None:
+        """Start with one accuser, in a group of `members`.
+
+        Without `lifeguard`, it lasts the minimum time, whatever other members report.
+        """
+        multiplier = settings.suspicion_multiplier
+        self.began_at = now
+        self._least = multiplier * max(1.0, log10(max(1, members))) * settings.interval
+        enough = settings.lifeguard and members >= multiplier
+        self._needed = multiplier - 2 if enough else 0
+        self._most = self._least * (LONGEST_FACTOR if self._needed else 1)
+        self._accusers = {accuser}
+
+    @property
+    def ends_at(self) -> float:
+        """The time at which the member is confirmed unless it has been cleared."""
+        if not self._needed:
+            return self.began_at + self._least
+        share = log(len(self._accusers)) / log(self._needed + 1)
+        return self.began_at + max(self._least, self._most - (self._most - self._least) * share)
+
+    def confirm(self, accuser: str) -> bool:
+        """Add an accuser. Return False if it is already known, or if there are already enough."""
+        if accuser in self._accusers or len(self._accusers) > self._needed:
+            return False
+        self._accusers.add(accuser)
+        return True
+
+
+class LocalHealth:
+    """How far this member can trust its own view: 0 is healthy, 8 is the worst."""
+
+    score = 0
+
+    def change(self, by: int) -> None:
+        """Raise the score after a local failure, or lower it after a success."""
+        self.score = min(max(self.score + by, 0), WORST_HEALTH)
+
+    def scale(self, seconds: float) -> float:
+        """Return an interval or a timeout, scaled up by the score."""
+        return seconds * (self.score + 1)
 
 
 @dataclass(slots=True)
@@ -60,15 +112,11 @@ class Member:
     state: MemberState
     since: float
     metadata: bytes = b""
-    reason: str = ""
-    """Reason for the state."""
-    by: str = ""
-    """The member that reported the state."""
+    reason: str = ""  # reason for the state
+    by: str = ""  # the member that reported the state
     suspicion: Suspicion | None = None
-    reminded_at: float = -inf
-    """When the member was last contacted although it is considered dead."""
-    round_trip: float | None = None
-    """Duration of its last direct answer, in seconds."""
+    reminded_at: float = -inf  # when the member was last contacted although it is considered dead
+    round_trip: float | None = None  # duration of its last direct answer, in seconds
 
     @property
     def is_present(self) -> bool:
@@ -92,16 +140,12 @@ class Member:
 
 OVERHEAD: Final = 14
 """Bytes of an update besides its texts and metadata, as encoded by `members/wire.py`."""
-
 ENVELOPE: Final = 51
 """Bytes of a message besides its texts and updates, with its signature or encryption."""
-
 MOST_NAME: Final = 128
 """Maximum length of a member's name in bytes."""
-
 MOST_ADDRESS: Final = 255
 """Maximum length of a member's address in bytes."""
-
 MOST_METADATA: Final = 512
 """Maximum size of a member's metadata in bytes."""
 
@@ -111,8 +155,6 @@ class GossipQueue:
 
     They are kept in sending order: those passed on least often first, and among these the largest.
     """
-
-    __slots__ = ("_by_name", "_multiplier", "_queue", "_serial")
 
     def __init__(self, multiplier: int) -> None:
         """Pass each update on `multiplier` times the decimal logarithm of the group, rounded up."""

@@ -17,11 +17,9 @@ class MessageKind(StrEnum):
     PING = "ping"
     ACK = "ack"
     PING_REQUEST = "ping-request"
-    NACK = "nack"
-    """A helper has not heard from the target yet, but is alive itself."""
+    NACK = "nack"  # A helper has not heard from the target yet, but is alive itself
     GOSSIP = "gossip"
-    PUSH = "push"
-    """The whole view of the sender. It is answered with a pull."""
+    PUSH = "push"  # the whole view of the sender. It is answered with a pull
     PULL = "pull"
 
 
@@ -29,15 +27,11 @@ class Message(NamedTuple):
     """One message between two members; every kind carries updates."""
 
     kind: MessageKind
-    source: str
-    """Name of the sending member."""
+    source: str  # name of the sending member
     updates: tuple[GossipUpdate, ...] = ()
-    number: int = 0
-    """Number of the probe, as counted by the member that started it."""
-    target: str = ""
-    """Name of the member to probe. An answer to another member proves nothing."""
-    address: str = ""
-    """Address at which a helper reaches the member to probe."""
+    number: int = 0  # number of the probe, as counted by the member that started it
+    target: str = ""  # name of the member to probe. An answer to another member proves nothing
+    address: str = ""  # address at which a helper reaches the member to probe
 
 
 class Send(NamedTuple):
@@ -52,15 +46,12 @@ class MembershipChange(NamedTuple):
     """A member's state has changed."""
 
     name: str
-    before: MemberState | None
-    """None for a member that was not known before."""
+    before: MemberState | None  # None for a member that was not known before
     after: MemberState
     reason: str
-    by: str
-    """The member that reported the change."""
+    by: str  # the member that reported the change
     at: float
-    duration: float
-    """Duration of the previous state in seconds."""
+    duration: float  # duration of the previous state in seconds
 
 
 class RoundTrip(NamedTuple):

@@ -13,13 +13,7 @@ from typing import NamedTuple
 from seawall.models.detection.detectors import Detector, DetectorSettings
 from seawall.models.detection.gossip import MemberState
 
-UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = (
-    MemberState.UNKNOWN,
-    MemberState.ALIVE,
-    MemberState.SUSPECTED,
-    MemberState.CONFIRMED,
-    MemberState.LEFT,
-)
+UNKNOWN, ALIVE, SUSPECTED, CONFIRMED, LEFT = MemberState
 
 
 class PeerChange(NamedTuple):
@@ -37,43 +31,23 @@ class PeerChange(NamedTuple):
 class Peer:
     """State of one peer. Methods take the time and return the change they made, if any."""
 
-    __slots__ = (
-        "asked_at",
-        "confirm_from",
-        "detector",
-        "failure",
-        "heard_at",
-        "is_probed",
-        "name",
-        "reason",
-        "settings",
-        "since",
-        "state",
-    )
-
     def __init__(self, name: str, settings: DetectorSettings, now: float) -> None:
         self.name = name
         self.settings = settings
         self.state = UNKNOWN
         self.since = now
-        self.heard_at = now
-        """When it was last heard, or if never, when watching began."""
+        self.heard_at = now  # when it was last heard, or if never, when watching began
         self.reason = "watched"
         self.is_probed = False
         """Whether it answers probes instead of sending heartbeats without being asked."""
-        self.asked_at: float | None = None
-        """When the first probe since then was sent."""
-        self.failure = ""
-        """Why the last probe failed, if it did."""
+        self.asked_at: float | None = None  # when the first probe since then was sent
+        self.failure = ""  # why the last probe failed, if it did
         self.confirm_from = now
         self.detector: Detector
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Measure silence from now on: before this, no heartbeats could be received.
-
-        The detector treats an unheard peer as if it had just been heard.
-        """
+        """Measure silence from now on, as if it had just been heard: before, it could not be."""
         self.detector = self.settings.start()
         self.detector.heartbeat(now)
         self.heard_at = self.confirm_from = now

@@ -9,7 +9,6 @@ from seawall import _checks as check
 
 LEAST_PACKET: Final = 1200
 """Minimum packet size in bytes: the longest update and the longest names fit into it."""
-
 MOST_MEMBERS: Final = 10_000
 """Maximum number of members whose whole view is certain to fit into one message."""
 

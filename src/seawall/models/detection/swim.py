@@ -39,8 +39,10 @@ from seawall.models.detection.gossip import (
     MOST_NAME,
     GossipQueue,
     GossipUpdate,
+    LocalHealth,
     Member,
     MemberState,
+    Suspicion,
 )
 from seawall.models.detection.messages import (
     Directive,
@@ -55,7 +57,6 @@ from seawall.models.detection.messages import (
     check_text,
 )
 from seawall.models.detection.settings import SwimSettings
-from seawall.models.detection.suspicion import LocalHealth, Suspicion
 
 ALIVE, SUSPECTED = MemberState.ALIVE, MemberState.SUSPECTED
 CONFIRMED, LEFT = MemberState.CONFIRMED, MemberState.LEFT
@@ -65,10 +66,8 @@ NACK_AFTER: Final = 0.8
 
 Its time is the probe timeout, or what the asking member has left of its interval if that is less.
 """
-
 MANY: Final = 32
 """Above this number of members, full exchanges become rarer to keep their total cost constant."""
-
 Rng = Callable[[], float]
 T = TypeVar("T")
 
@@ -82,10 +81,8 @@ class SwimCounts:
     confirmed: int = 0
     refuted: int = 0
     pauses: int = 0
-    reliable_only: int = 0
-    """Probes that were answered over a connection but not by datagram."""
-    refused: int = 0
-    """Updates about more members than the view may hold."""
+    reliable_only: int = 0  # probes that were answered over a connection but not by datagram
+    refused: int = 0  # updates about more members than the view may hold
 
 
 @dataclass(slots=True)
@@ -95,8 +92,7 @@ class _Probe:
     number: int
     target: str
     sent_at: float
-    ends_at: float
-    """The time until which it may be answered, directly or through others."""
+    ends_at: float  # the time until which it may be answered, directly or through others
     is_direct: bool = True
     helpers: set[str] = field(default_factory=set)
     """Members that were asked to help and have not replied yet."""
@@ -127,10 +123,7 @@ class Swim:
         rng: Rng,
         now: float,
     ) -> None:
-        """Start as a group of one.
-
-        The first `advance` asks the members at `seeds` for their view.
-        """
+        """Start as a group of one. The first `advance` asks the members at `seeds`."""
         self.settings = settings or SwimSettings()
         self.own = Member(
             check_text("name", name, MOST_NAME),
@@ -141,8 +134,7 @@ class Swim:
             check_metadata(metadata),
             by=name,
         )
-        self.members: dict[str, Member] = {}
-        """All known members except this one, by name."""
+        self.members: dict[str, Member] = {}  # all known members except this one, by name
         self.health = LocalHealth()
         self.counts = SwimCounts()
         self.seeds = list(seeds)
@@ -587,14 +579,7 @@ class Swim:
             # It has refuted the suspicion known here, and is suspected again.
             refuted = member.introduction._replace(incarnation=update.incarnation)
             yield from self._move(member, refuted, now, "it refuted")
-        suspicion = Suspicion(
-            update.by,
-            now,
-            multiplier=settings.suspicion_multiplier,
-            interval=settings.interval,
-            members=self._others + 1,
-            is_shared=settings.lifeguard,
-        )
+        suspicion = Suspicion(update.by, now, self._others + 1, settings)
         yield from self._move(member, update, now, reason)
         member.suspicion = suspicion
         self._schedule_verdict()

@@ -13,10 +13,7 @@ SLACK: Final = 64
 class Index:
     """Ids, each with a number. Ids with the same number are ordered by their text."""
 
-    __slots__ = ("_heap", "_numbers")
-
     def __init__(self) -> None:
-        """Start empty."""
         self._numbers: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
@@ -69,7 +66,6 @@ class Tokens:
     """Claims by token, each as id and fence, until they expire."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._claims: dict[str, list[tuple[str, int]]] = {}
         self._ends = Index()
 

@@ -9,10 +9,7 @@ PRIORITIES: Final = 10
 SWEEP: Final = 100
 """Maximum number of due entries of each kind that one call processes."""
 BATCH_BYTES: Final = 1_048_576
-"""Maximum bytes of payloads in one claim, not counting the first.
-
-The reply must arrive while the claimer still waits.
-"""
+"""Maximum bytes of payloads after the first of a claim: its claimer waits for the reply."""
 BROWSED: Final = 200
 """Maximum number of jobs that one call examines for a search."""
 UNHEARD: Final = 10
@@ -32,42 +29,31 @@ The state is "unknown" if there is no such job, "full" if there is no room, and 
 job has its dedupe id.
 """
 TOTALS: Final = ("pushed", "done", "died", "cancelled", "expired", "lost", "dropped")
-"""Counters over the lifetime of the queue.
-
-`lost` counts expired leases, `dropped` dead letters for which there was no room.
-"""
+"""Counters for ever. `lost`: expired leases; `dropped`: dead letters without room."""
 
 
 class QueueRules(NamedTuple):
     """Settings of a queue. Times are in microseconds."""
 
-    head_start: int
-    """Head start of each level of priority."""
+    head_start: int  # head start of each level of priority
     max_attempts: int
-    max_size: int
-    """Maximum number of jobs that have not ended."""
+    max_size: int  # maximum number of jobs that have not ended
     max_dead: int
-    max_ended: int
-    """Maximum number of remembered jobs that ended in another way than dead."""
-    keep: int
-    """Maximum time that a job waits before it expires, and that a dead one is kept."""
+    max_ended: int  # maximum number of remembered jobs that ended in another way than dead
+    keep: int  # maximum time that a job waits before it expires, and that a dead one is kept
     result_ttl: int
-    dedupe: int
-    """How long after its end a job still blocks its dedupe id."""
+    dedupe: int  # how long after its end a job still blocks its dedupe id
 
 
 class NewJob(NamedTuple):
     """A job to be pushed."""
 
-    nonce: str
-    """Makes the id unique, even after the store has lost all data."""
+    nonce: str  # makes the id unique, even after the store has lost all data
     payload: bytes
     priority: int
     delay: int
-    ttl: int
-    """Time within which it must be started; 0 for as long as jobs are kept."""
-    dedupe: str
-    """Dedupe id, or an empty string for none."""
+    ttl: int  # time within which it must be started; 0 for as long as jobs are kept
+    dedupe: str  # dedupe id, or an empty string for none
 
 
 class JobGranted(NamedTuple):
@@ -77,12 +63,9 @@ class JobGranted(NamedTuple):
     fence: int
     attempt: int
     priority: int
-    age: int
-    """Time since it was pushed."""
-    waited: int
-    """Time since it could first be claimed."""
-    left: int
-    """Time until its deadline."""
+    age: int  # time since it was pushed
+    waited: int  # time since it could first be claimed
+    left: int  # time until its deadline
     payload: bytes
 
 
@@ -103,8 +86,7 @@ class Letter(NamedTuple):
     id: str
     priority: int
     attempts: int
-    age: int
-    """Time since it died."""
+    age: int  # time since it died
     reason: str
     payload: bytes
 
@@ -112,33 +94,27 @@ class Letter(NamedTuple):
 class Browsed(NamedTuple):
     """A job as shown in a list of jobs."""
 
-    number: int
-    """The number by which its list is sorted."""
+    number: int  # the number by which its list is sorted
     id: str
     state: str
     priority: int
     attempts: int
-    age: int
-    """Time since it was pushed."""
+    age: int  # time since it was pushed
     since: int
     """Time since it became ready or died. Negative until it is ready, or until its lease ends."""
     reason: str
-    size: int
-    """Size of the whole payload in bytes."""
-    payload: bytes
-    """The first bytes of the payload."""
+    size: int  # size of the whole payload in bytes
+    payload: bytes  # the first bytes of the payload
 
 
 class QueueCounts(NamedTuple):
     """Numbers of jobs by state."""
 
-    waiting: tuple[int, ...]
-    """By priority."""
+    waiting: tuple[int, ...]  # by priority
     delayed: int
     claimed: int
     dead: int
-    oldest: int
-    """How long the oldest waiting job has been ready; -1 if none is waiting."""
+    oldest: int  # how long the oldest waiting job has been ready; -1 if none is waiting
     totals: tuple[int, ...]
 
 

@@ -60,7 +60,6 @@ class Queue:
     """The jobs of one queue, and the rules they follow."""
 
     def __init__(self, rules: QueueRules) -> None:
-        """Start empty."""
         self.rules = rules
         self.stirred = False
         """Whether waiting claimers should look again. The driver that notifies them resets it."""
@@ -68,8 +67,7 @@ class Queue:
         """Ids of jobs that ended. The driver notifies their waiters and clears the list."""
         self.died: list[tuple[str, int, str]] = []
         """Jobs among these that died, with attempts and reason."""
-        self.dropped: list[str] = []
-        """Ids of dead letters for which there was no room."""
+        self.dropped: list[str] = []  # ids of dead letters for which there was no room
         self._jobs: dict[str, QueuedJob] = {}
         self._by_dedupe: dict[str, str] = {}
         self._serial = 0
@@ -148,10 +146,7 @@ class Queue:
         return True, "heard"
 
     def release(self, now: int, token: str, lease: int) -> Answer:
-        """Take back an unacknowledged claim. A later claim with the token grants nothing.
-
-        `lease` is how long the token is remembered.
-        """
+        """Take back an unacknowledged claim. For `lease`, the token grants nothing any more."""
         for job in self._claimed_by(now, token):
             job.attempts -= 1
             self._back(now, job, 0, NOBODY, fatal=False, counted=False)

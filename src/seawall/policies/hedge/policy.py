@@ -21,7 +21,7 @@ from seawall.context import current_idempotency_key
 from seawall.errors import Rejected
 from seawall.events import CallHedged
 from seawall.events.bus import emit
-from seawall.models.hedging import HedgeCap
+from seawall.models.budget import HedgeCap
 from seawall.policies.retry import RetryBudget
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Driver, Host, Kind

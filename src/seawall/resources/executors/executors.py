@@ -22,7 +22,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected
-from seawall.models.sizing import pool_size
+from seawall.models.pooling import pool_size
 from seawall.resources.executors.messages import Luggage, ProcessCall
 from seawall.resources.executors.processes import Crew
 from seawall.resources.executors.thread_calls import (
