@@ -281,7 +281,6 @@ class LevelGate(GatePolicy):
     kind: ClassVar[str] = "service_levels"
 
     def __init__(self, levels: ServiceLevels, level: ServiceLevel, mode: Mode) -> None:
-        """Admit calls while `levels` is at `level` or better."""
         super().__init__(mode)
         self.levels = levels
         self.level = level

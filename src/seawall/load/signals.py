@@ -42,10 +42,8 @@ Load = Callable[[], float]
 
 GAUGE_EVERY: Final = 0.1
 """Seconds for which a measured value is reused."""
-
 RATE_EVERY: Final = 0.5
 """Reuse time of values measured as growth since the last reading: a shorter one is mostly noise."""
-
 QUICK_EVERY: Final = 0.01
 """Reuse time of values that change with each call and are cheap to read."""
 
@@ -150,11 +148,21 @@ class _Derived(Signal):
     """A signal derived from others; `details` are for its snapshot."""
 
     def __init__(
-        self, name: str, read: Load, sources: list[Signal], every: float, **details: float
+        self,
+        name: str,
+        read: Load,
+        sources: list[Signal],
+        every: float,
+        settle: Callable[[float, float], float] | None = None,
+        **details: float,
     ) -> None:
         super().__init__(name, read, every=every, clock=sources[0].clock)
         self._sources = sources
         self._details = details
+        self._transform = settle
+
+    def _settle(self, value: float, now: float) -> float:
+        return value if self._transform is None else self._transform(value, now)
 
     def snapshot(self) -> dict[str, Any]:
         """Return name, value and settings, and the snapshots of its sources."""
@@ -172,32 +180,11 @@ def highest(*signals: Load) -> Signal:
     return _Derived(name, lambda: max(source() for source in sources), sources, every)
 
 
-class _Smoothed(_Derived):
-    def __init__(self, source: Signal, average: Ewma) -> None:
-        self._average = average
-        details = {"half_life": average.half_life}
-        super().__init__(f"smoothed({source.name})", source, [source], GAUGE_EVERY, **details)
-
-    def _settle(self, value: float, now: float) -> float:
-        return self._average.update(value, now)
-
-
 def smoothed(signal: Load, half_life: float = 1.0) -> Signal:
-    """Return the moving average of a signal: the past counts half after `half_life` seconds.
-
-    It does not depend on how often it is read.
-    """
-    return _Smoothed(as_signal(signal), Ewma(half_life))
-
-
-class _Latched(_Derived):
-    def __init__(self, source: Signal, switch: Hysteresis) -> None:
-        self._switch = switch
-        details = {"rise": switch.rise, "fall": switch.fall, "hold": switch.hold}
-        super().__init__(f"latched({source.name})", source, [source], source.every, **details)
-
-    def _settle(self, value: float, now: float) -> float:
-        return max(value, self._switch.rise) if self._switch.update(value, now) else value
+    """Return the moving average of a signal: the past counts half after `half_life` seconds."""
+    source, average = as_signal(signal), Ewma(half_life)
+    name, half_life = f"smoothed({source.name})", average.half_life
+    return _Derived(name, source, [source], GAUGE_EVERY, average.update, half_life=half_life)
 
 
 def latched(signal: Load, *, rise: float = 0.8, fall: float = 0.6, hold: float = 5.0) -> Signal:
@@ -205,7 +192,14 @@ def latched(signal: Load, *, rise: float = 0.8, fall: float = 0.6, hold: float =
 
     It stays for at least `hold` seconds, so that an action at `rise` does not flicker.
     """
-    return _Latched(as_signal(signal), Hysteresis(rise, fall, hold))
+    source, switch = as_signal(signal), Hysteresis(rise, fall, hold)
+
+    def settle(value: float, now: float) -> float:
+        return max(value, switch.rise) if switch.update(value, now) else value
+
+    details = {"rise": switch.rise, "fall": switch.fall, "hold": switch.hold}
+    name = f"latched({source.name})"
+    return _Derived(name, source, [source], source.every, settle, **details)
 
 
 def clock_of(thing: Any) -> Clock:
@@ -402,7 +396,6 @@ class LoopLag(Signal):
     """Lag of event loops: those in which it was started or read."""
 
     def __init__(self, limit: float = 0.1) -> None:
-        """Set the lag in seconds at which the signal is 1.0."""
         self._monitors: tuple[process.LagMonitor, ...] = ()
         limit = check.seconds("limit", limit)
         super().__init__("loop_lag", self._worst, limit=limit, every=QUICK_EVERY)

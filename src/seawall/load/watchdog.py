@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 LOOKS: Final = 4
 """Number of heartbeats of a loop, and of checks, per `threshold`."""
-
 FRAMES: Final = 30
 """Maximum number of reported frames of a stack: the innermost."""
-
 UNSEEN: Final = "(it was over before anybody looked)\n"
 PAUSED: Final = (
     "(the watchdog could not run either: a call kept the interpreter's lock, or the process was"
@@ -246,10 +244,8 @@ class _Pulse:
     def alive(self, due: float) -> None:
         """Record a heartbeat; the next is expected at the instant `due`."""
         self.due = due
-        self.excused = False
-        """Whether the watchdog could not check it in time."""
-        self.stack: str | None = None
-        """The stack that blocks it, until that is over."""
+        self.excused = False  # whether the watchdog could not check it in time
+        self.stack: str | None = None  # the stack that blocks it, until that is over
 
 
 def _frame_of(thread: int) -> FrameType | None:
