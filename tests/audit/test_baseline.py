@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seawall.audit import audit_source
-from seawall.audit.baseline import new_findings, read_baseline, write_baseline
+from seawall.audit.findings import new_findings, read_baseline, write_baseline
 
 OLD = "import requests\ndef ask():\n    requests.get(url)\n"
 

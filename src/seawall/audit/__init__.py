@@ -14,14 +14,7 @@ if TYPE_CHECKING:
     from seawall.audit.findings import RULES, AuditRule, Finding
     from seawall.audit.process import audit_process
 
-__all__ = [
-    "RULES",
-    "AuditRule",
-    "Finding",
-    "audit_files",
-    "audit_process",
-    "audit_source",
-]
+__all__ = ["RULES", "AuditRule", "Finding", "audit_files", "audit_process", "audit_source"]
 
 _HOMES = {
     "audit.engine": "audit_files audit_source",

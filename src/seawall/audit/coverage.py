@@ -8,44 +8,12 @@ read, so it covers no plain function.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import Final
 
 from seawall.audit.names import FunctionNode
 from seawall.audit.source import SourceFile
+from seawall.audit.syntax import is_none
 
-BLOCKS: Final = frozenset(
-    {
-        "asyncio.timeout",
-        "asyncio.timeout_at",
-        "async_timeout.timeout",
-        "async_timeout.timeout_at",
-        "asyncio.timeouts.timeout",
-        "anyio.fail_after",
-        "anyio.move_on_after",
-        "trio.fail_after",
-        "trio.move_on_after",
-        "gevent.Timeout",
-        "eventlet.Timeout",
-        "eventlet.timeout.Timeout",
-    }
-)
-RUNNERS: Final = frozenset(
-    {
-        "asyncio.wait_for",
-        "asyncio.wait",
-        "asyncio.as_completed",
-        "gevent.with_timeout",
-        "func_timeout.func_timeout",
-    }
-)
-DECORATORS: Final = frozenset(
-    {
-        "timeout_decorator.timeout",
-        "wrapt_timeout_decorator.timeout",
-        "func_timeout.func_set_timeout",
-    }
-)
 GUARDS: Final = (
     "seawall.Guard()",
     "seawall.Guard.standard()",
@@ -60,9 +28,9 @@ class Coverage:
     """The functions and blocks of a file that something bounds in time."""
 
     def __init__(self, source: SourceFile) -> None:
-        """Find every function that a guard or a timeout runs."""
         self._source = source
         self._names = source.names
+        self._known = source.libraries.bounds
         self._functions: set[FunctionNode] = set()
         self._arguments: set[ast.AST] = set()
         for function in self._names.functions:
@@ -85,7 +53,9 @@ class Coverage:
         scope = self._names.scope_of(call)
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
             self._arguments.add(argument)
-            for one in _parts(argument):
+            # The functions that it names or calls: `f`, `f(x)`, `[f(x) for x in xs]`.
+            called = (node.func for node in ast.walk(argument) if isinstance(node, ast.Call))
+            for one in (argument, *called):
                 value = self._names.resolve(one, scope)
                 if value is not None and value.function is not None:
                     self._functions.add(value.function)
@@ -109,8 +79,8 @@ class Coverage:
     def _is_block(self, node: ast.AST) -> bool:
         return isinstance(node, (ast.With, ast.AsyncWith)) and any(
             isinstance(item.context_expr, ast.Call)
-            and self._source.called(item.context_expr) in BLOCKS
-            and not _is_none(item.context_expr)
+            and self._source.called(item.context_expr) in self._known["blocks"]
+            and not any(map(is_none, item.context_expr.args[:1]))
             for item in node.items
         )
 
@@ -121,8 +91,8 @@ class Coverage:
         path = self._source.called(call)
         if path == "asyncio.wait_for":
             given = call.args[1:] + [key.value for key in call.keywords if key.arg == "timeout"]
-            return bool(given) and not _is_constant_none(given[0])
-        return path in RUNNERS and any(key.arg == "timeout" for key in call.keywords)
+            return bool(given) and not is_none(given[0])
+        return path in self._known["runners"] and any(key.arg == "timeout" for key in call.keywords)
 
     def _bounds(self, node: ast.expr, *, is_async: bool) -> bool:
         """Return whether what `node` stands for bounds the calls that it runs or decorates."""
@@ -130,7 +100,7 @@ class Coverage:
         if value is None:
             return False
         path = self._source.libraries.canonical(value.path)
-        if path.removesuffix("()") in DECORATORS:
+        if path.removesuffix("()") in self._known["decorators"]:
             return True
         if not path.startswith("seawall.") or value.origin is None:
             return path.startswith("seawall.") and path.startswith(GUARDS)
@@ -158,24 +128,8 @@ class Coverage:
         return found
 
 
-def _parts(argument: ast.expr) -> Iterator[ast.expr]:
-    """Yield the functions that an argument names or calls: `f`, `f(x)`, `[f(x) for x in xs]`."""
-    yield argument
-    for node in ast.walk(argument):
-        if isinstance(node, ast.Call):
-            yield node.func
-
-
 def _sync(call: ast.Call) -> str | None:
     for keyword in call.keywords:
         if keyword.arg == "sync" and isinstance(keyword.value, ast.Constant):
             return str(keyword.value.value)
     return None
-
-
-def _is_none(call: ast.Call) -> bool:
-    return bool(call.args) and _is_constant_none(call.args[0])
-
-
-def _is_constant_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

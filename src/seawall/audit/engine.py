@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from seawall.audit.checks import CHECKS
+from seawall.audit.checks import bounds, lifetimes, retries, timeouts
 from seawall.audit.findings import RULES, Finding, in_order
 from seawall.audit.source import SourceFile, Unreadable
 
 EXCLUDED: Final = (
-    "build",
-    "dist",
-    "node_modules",
-    "site-packages",
-    "venv",
-    "env",
-    "*.egg-info",
-    "docs",
-    "examples",
-    "benchmarks",
-    "contrib",
-    "setup.py",
-    "*_pb2.py",
-    "*_pb2_grpc.py",
+    *("build", "dist", "node_modules", "site-packages", "venv", "env", "*.egg-info"),
+    *("docs", "examples", "benchmarks", "contrib", "setup.py", "*_pb2.py", "*_pb2_grpc.py"),
 )
 """Names of files and folders that are no source of the service; hidden ones are left out too."""
 
 TESTS: Final = ("tests", "test", "testing", "test_*.py", "*_test.py", "conftest.py", "pytest_*.py")
+
+
+CHECKS: Final[tuple[Callable[[SourceFile], Iterator[Finding]], ...]] = (
+    timeouts.check,
+    retries.check,
+    bounds.check,
+    timeouts.check_blocking,
+    lifetimes.check,
+)
+"""The rules for source code, by family."""
 
 
 def audit_source(text: str, path: str = "<string>") -> list[Finding]:
@@ -47,19 +45,13 @@ def audit_source(text: str, path: str = "<string>") -> list[Finding]:
 def _kept(source: SourceFile, found: Iterable[Finding]) -> Iterator[Finding]:
     marks = source.suppressions()
     for finding in found:
-        lines = range(finding.line, finding.end_line + 1)
-        if not any(marks.get(line) for line in lines):
+        if not any(marks.get(line) for line in range(finding.line, finding.end_line + 1)):
             yield finding
     for line, reason in marks.items():
         if not reason:
-            yield Finding(
-                source.path,
-                line,
-                1,
-                RULES["SW901"],
-                "'# seawall: ok' has no reason, and suppresses nothing",
-                "# seawall: ok the caller's deadline cancels it",
-            )
+            message = "'# seawall: ok' has no reason, and suppresses nothing"
+            write = "# seawall: ok the caller's deadline cancels it"
+            yield Finding(source.path, line, 1, RULES["SW901"], message, write)
 
 
 def audit_files(

@@ -7,13 +7,11 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 Kind = Literal["forever", "long", "bounded"]
-
-_STAR: Final = re.compile(r"\\\*")
 
 
 class WaitingCall(NamedTuple):
@@ -40,8 +38,7 @@ class Sdk(NamedTuple):
     library: str
     clients: tuple[str, ...]
     keyword: str
-    attempts: int
-    """Attempts in total by default; 0 if it depends."""
+    attempts: int  # attempts in total by default; 0 if it depends
     off: str
 
 
@@ -49,10 +46,9 @@ class Paths(Generic[T]):
     """Values by path, where a path may have `*`."""
 
     def __init__(self, values: Mapping[str, T]) -> None:
-        """Keep exact paths apart from patterns."""
         self._exact = {path: value for path, value in values.items() if "*" not in path}
         self._patterns = [
-            (path.split(".")[0], re.compile(_STAR.sub(".*", re.escape(path))), value)
+            (path.split(".")[0], re.compile(re.escape(path).replace(r"\*", ".*")), value)
             for path, value in values.items()
             if "*" in path
         ]
@@ -73,10 +69,12 @@ class Libraries:
     """The whole table."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Index the table by path."""
         self.timeouts = _by_call(table["timeouts"])
         self.waits = _by_call(table["waits"])
         self.blocking: Paths[str] = Paths(table["blocking"])
+        self.bounds = {kind: frozenset(paths) for kind, paths in table["bounds"].items()}
+        self.queues: Mapping[str, str] = table["queues"]
+        self.effects = frozenset(table["effects"]["calls"])
         self.clients: Mapping[str, str] = table["clients"]
         self.sdks = [Sdk(**_frozen(sdk)) for sdk in table["sdks"]]
         self.names = sorted({entry["library"] for entry in table["timeouts"] + table["waits"]})
@@ -102,7 +100,7 @@ def libraries() -> Libraries:
 
 
 def _by_call(entries: list[dict[str, Any]]) -> Paths[WaitingCall]:
-    waits = [WaitingCall(**_frozen(entry)) for entry in entries]
+    waits = (WaitingCall(**_frozen(entry)) for entry in entries)
     return Paths({path: wait for wait in waits for path in wait.calls})
 
 

@@ -17,22 +17,15 @@ import ast
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
+from seawall.audit.syntax import is_none, names_in
+
 DEEPEST: Final = 30
 """Maximum number of steps from a name to what it stands for."""
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-ScopeNode: TypeAlias = (
-    ast.Module
-    | FunctionNode
-    | ast.Lambda
-    | ast.ClassDef
-    | ast.ListComp
-    | ast.SetComp
-    | ast.DictComp
-    | ast.GeneratorExp
-)
+Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+ScopeNode: TypeAlias = ast.Module | FunctionNode | ast.Lambda | ast.ClassDef | Comprehension
 
-_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ENTERING: Final = frozenset({"enter_context", "enter_async_context"})
 _UNWRAPPED: Final = frozenset({"contextlib.closing", "contextlib.aclosing"})
 _PARTIAL: Final = frozenset({"functools.partial", "functools.partialmethod"})
@@ -46,24 +39,19 @@ class Binding(NamedTuple):
 
     value: str | ast.expr | FunctionNode | ast.ClassDef | None
     scope: Scope
-    is_type: bool = False
-    """Whether `value` is an annotation: the name holds an instance of it."""
+    is_type: bool = False  # whether `value` is an annotation: the name holds an instance of it
 
 
 class Scope:
     """The names of a module, class, function or comprehension."""
 
-    __slots__ = ("attributes", "elsewhere", "names", "node", "parent", "returns")
-
     def __init__(self, node: ScopeNode, parent: Scope | None) -> None:
-        """Start without names."""
         self.node = node
         self.parent = parent
         self.names: dict[str, list[Binding]] = {}
         self.attributes: dict[str, list[Binding]] = {}
         """In a class: what its methods assign to `self`."""
-        self.elsewhere: set[str] = set()
-        """Names declared `global` or `nonlocal`."""
+        self.elsewhere: set[str] = set()  # names declared `global` or `nonlocal`
         self.returns: list[ast.expr] = []
 
     def bind(self, name: str, binding: Binding) -> None:
@@ -76,7 +64,7 @@ class Scope:
         if name in self.elsewhere:  # the nearest scope that has it, else the module
             while scope.parent is not None and (scope is self or name not in scope.names):
                 scope = scope.parent
-        while isinstance(scope.node, _COMPREHENSIONS) and scope.parent is not None:
+        while isinstance(scope.node, Comprehension) and scope.parent is not None:
             scope = scope.parent
         return scope
 
@@ -97,10 +85,8 @@ class Value(NamedTuple):
     path: str
     origin: ast.Call | None = None
     """The call that made it, or made the object of which it is an attribute."""
-    bound: ast.Call | None = None
-    """The `partial(...)` that already holds some of its arguments."""
-    function: FunctionNode | None = None
-    """The definition, if it is a function of this file."""
+    bound: ast.Call | None = None  # the `partial(...)` that already holds some of its arguments
+    function: FunctionNode | None = None  # the definition, if it is a function of this file
     members: Scope | None = None
     """The scope of the class, if it is a class of this file or its instance."""
 
@@ -109,7 +95,6 @@ class Names:
     """The names of one parsed file, and the place of each node in its tree."""
 
     def __init__(self, tree: ast.Module) -> None:
-        """Read the whole tree once."""
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scopes: dict[ast.AST, Scope] = {}
         self.calls: list[ast.Call] = []
@@ -158,9 +143,9 @@ class Names:
             case ast.ClassDef():
                 scope.bind(node.name, Binding(node, scope))
                 self._open(node, scope)
-            case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp():
-                self._open(node, scope)
-            case ast.GeneratorExp():
+            case (
+                ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp()
+            ):
                 self._open(node, scope)
             case ast.Assign():
                 for target in node.targets:
@@ -180,7 +165,7 @@ class Names:
                 self.loops.append(node)
                 self._assign(node.target, None, scope)
             case ast.comprehension():
-                for name in _names_in(node.target):
+                for name in sorted(names_in(node.target)):
                     scope.names.setdefault(name, []).append(Binding(None, scope))
             case ast.While():
                 self.loops.append(node)
@@ -402,7 +387,7 @@ class Names:
                 except (SyntaxError, ValueError, RecursionError, MemoryError):
                     return None
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                known = [one for one in (left, right) if not _is_none(one)]
+                known = [one for one in (left, right) if not is_none(one)]
                 return known[0] if len(known) == 1 else None
             case ast.Subscript(value=outer, slice=inner):
                 value = self.resolve(outer, scope, depth)
@@ -410,16 +395,8 @@ class Names:
         return None
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
 def _is_property(function: FunctionNode) -> bool:
     return any(
         isinstance(decorator, ast.Name) and decorator.id in {"property", "cached_property"}
         for decorator in function.decorator_list
     )
-
-
-def _names_in(target: ast.expr) -> list[str]:
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]

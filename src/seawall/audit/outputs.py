@@ -22,10 +22,8 @@ class AuditReport(NamedTuple):
     """What an audit has found."""
 
     findings: Sequence[Finding]
-    files: int | None
-    """Number of files; None for a process."""
-    known: int = 0
-    """Number of findings that the baseline has."""
+    files: int | None  # number of files; None for a process
+    known: int = 0  # number of findings that the baseline has
 
 
 class OutputLine(NamedTuple):
@@ -56,11 +54,7 @@ def as_text(report: AuditReport) -> str:
 
 def as_json(report: AuditReport) -> str:
     """Return the report as JSON, with one object for each finding."""
-    table = {
-        "files": report.files,
-        "known": report.known,
-        "findings": as_table(report.findings),
-    }
+    table = {"files": report.files, "known": report.known, "findings": as_table(report.findings)}
     return json.dumps(table, indent=2) + "\n"
 
 

@@ -15,27 +15,21 @@ from seawall import registry
 from seawall.audit.findings import Finding, in_order, process_finding
 from seawall.family import Family
 from seawall.guard import Guard
-from seawall.models.sizing import timeout_for
+from seawall.models.pooling import timeout_for
 from seawall.rules import RECOMMENDED
 
 FEW: Final = 100
 """Calls of a guard from which its counts tell something."""
-
 ENOUGH: Final = 1000
 """Calls of a guard from which its p99, or a limit that was never reached, tells something."""
-
 FAR_ABOVE: Final = 10
 """How many times the p99 a timeout may be."""
-
 SHORT: Final = 0.5
 """Seconds up to which a timeout is no harm, however fast the calls are."""
-
 MUCH: Final = 0.1
 """Share of the calls that may be retries before a budget should have refused some."""
-
 RARE: Final = 0.01
 """Share of the hedges that must win for them to be worth their load."""
-
 _COUNTS: Final = ("succeeded", "failed", "cancelled", "rejected")
 _VERBS: Final = ("add ", "put ", "give ", "write ", "make ", "lower ", "name ", "retry ")
 """How a remedy begins."""
@@ -82,7 +76,12 @@ def _of_snapshot(
             )
         yield from _timeout(place, guard)
         for policy in guard.get("policies", ()):
-            yield from _policy(place, policy, _calls(guard))
+            if policy["policy"] == "retry":
+                yield from _budget(place, policy)
+            elif policy["policy"] == "hedge":
+                yield from _hedge(place, policy)
+            elif policy["policy"] in _LIMITS:
+                yield from _limit(place, policy, _calls(guard))
     if connections is not None:
         yield from _pools(shown.get("pool", []), connections, pods)
 
@@ -105,16 +104,6 @@ def _timeout(place: str, guard: Mapping[str, Any]) -> Iterator[Finding]:
             f" over {_calls(guard)} calls",
             f"Timeout({max(timeout_for(p99), 0.01):.2g}), which is timeout_for(p99)",
         )
-
-
-def _policy(place: str, policy: Mapping[str, Any], calls: int) -> Iterator[Finding]:
-    kind = policy["policy"]
-    if kind == "retry":
-        yield from _budget(place, policy)
-    elif kind == "hedge":
-        yield from _hedge(place, policy)
-    elif kind in _LIMITS:
-        yield from _limit(place, policy, calls)
 
 
 def _budget(place: str, policy: Mapping[str, Any]) -> Iterator[Finding]:

@@ -21,7 +21,6 @@ class Unreadable(Exception):
     """The file is not Python that this interpreter can parse."""
 
     def __init__(self, line: int, reason: str) -> None:
-        """Keep the line and the reason."""
         super().__init__(reason)
         self.line = line
 
@@ -66,19 +65,9 @@ class SourceFile:
         end = getattr(node, "end_lineno", None) or line
         if isinstance(node, (ast.stmt, ast.ExceptHandler)):
             end = line  # about its first line, not about the whole block
-        return Finding(
-            self.path,
-            line,
-            column + 1,
-            RULES[rule],
-            message,
-            write,
-            end_line=end,
-            context=f"{self.names.qualified_name(node)}\0{self._code(line, end)}",
-        )
-
-    def _code(self, line: int, end: int) -> str:
-        return " ".join(" ".join(self.lines[line - 1 : end]).split())[:LONGEST_CONTEXT]
+        code = " ".join(" ".join(self.lines[line - 1 : end]).split())[:LONGEST_CONTEXT]
+        context = f"{self.names.qualified_name(node)}\0{code}"
+        return Finding(self.path, line, column + 1, RULES[rule], message, write, end, context)
 
     # Suppressions
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-from seawall.audit.baseline import new_findings, read_baseline, write_baseline
 from seawall.audit.engine import audit_files
-from seawall.audit.findings import RULES, Finding
+from seawall.audit.findings import RULES, Finding, new_findings, read_baseline, write_baseline
 from seawall.audit.outputs import FORMATS, AuditReport, read_table, text_lines
 from seawall.cli import HEADERS
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from seawall.audit.findings import Finding
-from seawall.audit.names import FunctionNode
 from seawall.audit.source import SourceFile
 from seawall.audit.syntax import (
     code_of,
@@ -20,19 +19,6 @@ from seawall.audit.syntax import (
     own_calls,
     words_in,
 )
-
-_QUEUES: Final = {
-    "queue.Queue": "maxsize",
-    "queue.LifoQueue": "maxsize",
-    "queue.PriorityQueue": "maxsize",
-    "asyncio.Queue": "maxsize",
-    "asyncio.LifoQueue": "maxsize",
-    "asyncio.PriorityQueue": "maxsize",
-    "multiprocessing.Queue": "maxsize",
-    "queue.SimpleQueue": "",
-    "multiprocessing.SimpleQueue": "",
-}
-"""The argument that bounds a queue; empty if there is none."""
 
 _FAN_OUTS: Final = frozenset({"asyncio.gather", "asyncio.wait", "asyncio.as_completed"})
 _TASKS: Final = frozenset({"asyncio.create_task", "asyncio.ensure_future"})
@@ -59,7 +45,7 @@ def check(source: SourceFile) -> Iterator[Finding]:
     checks = _Bounds(source)
     for call in source.names.calls:
         path = source.called(call)
-        if path in _QUEUES:
+        if path in source.libraries.queues:
             yield from checks.queue(call, path)
         elif path in _FAN_OUTS:
             yield from checks.fan_out(call, path)
@@ -79,12 +65,11 @@ class _Bounds:
     def queue(self, call: ast.Call, path: str) -> Iterator[Finding]:
         if has_unpacking(call):
             return
-        name = _QUEUES[path]
+        name = self._source.libraries.queues[path]
         given = keywords_of(call).get(name, call.args[0] if call.args else None)
-        if given is not None and name:
-            bounded = not (isinstance(given, ast.Constant) and given.value in {0, -1, None})
-            if bounded:
-                return
+        unbounded = isinstance(given, ast.Constant) and given.value in {0, -1, None}
+        if given is not None and name and not unbounded:
+            return
         if self._holds_few(call) or self._is_kept_small(call):
             return
         usual = path if name else f"{path.partition('.')[0]}.Queue"
@@ -99,10 +84,9 @@ class _Bounds:
         if function is None or not isinstance(parent, (ast.Assign, ast.AnnAssign)):
             return False
         target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
+        queue = code_of(target)
         for one in own_calls(function.body):
-            if not isinstance(one.func, ast.Attribute) or code_of(one.func.value) != code_of(
-                target
-            ):
+            if not isinstance(one.func, ast.Attribute) or code_of(one.func.value) != queue:
                 continue
             if one.func.attr in {"put", "put_nowait"}:
                 return True
@@ -112,11 +96,8 @@ class _Bounds:
 
     def _is_kept_small(self, call: ast.Call) -> bool:
         """Return whether the class or function around a queue has a bound of its own for it."""
-        around = [
-            one
-            for one in self._names.ancestors(call)
-            if isinstance(one, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
+        definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        around = [one for one in self._names.ancestors(call) if isinstance(one, definitions)]
         return bool(around) and bool(_KEPT_SMALL.search(words_in(around[-1])))
 
     def fan_out(self, call: ast.Call, path: str) -> Iterator[Finding]:
@@ -155,10 +136,7 @@ class _Bounds:
         return None if _is_small(node.generators[0].iter) else node
 
     def _is_own_work(self, made: ast.expr, targets: set[str], call: ast.Call) -> bool:
-        """Return whether each item does something itself: `handler(event)`, `service.start()`.
-
-        There are as many of those as somebody has registered.
-        """
+        """Return whether each item does something itself: there are as many as are registered."""
         root: ast.expr = made
         if isinstance(made, ast.Call) and made.args and self._source.called(made) in _TASKS:
             root = made.args[0]
@@ -177,46 +155,27 @@ class _Bounds:
 
     def _is_bounded(self, made: ast.expr, call: ast.Call) -> bool:
         """Return whether something limits how many of them run: here, or in what is called."""
-        if _BOUNDS.search(words_in(made)):
-            return True
-        function = self._source.function_of(call)
-        around = function if function is not None else call
-        if _BOUNDS.search(words_in(around)):
-            return True
-        return any(_BOUNDS.search(words_in(one)) for one in self._called_functions(made))
-
-    def _called_functions(self, node: ast.expr) -> Iterator[FunctionNode]:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                value = self._names.called(part)
-                if value is not None and value.function is not None:
-                    yield value.function
+        called = [self._names.called(one) for one in ast.walk(made) if isinstance(one, ast.Call)]
+        functions = [value.function for value in called if value is not None and value.function]
+        around = [made, self._source.function_of(call) or call, *functions]
+        return any(_BOUNDS.search(words_in(one)) for one in around)
 
     def task(self, call: ast.Call) -> Iterator[Finding]:
         loop = self._loop_of(call)
-        if (
-            loop is None
-            or not call.args
-            or self._is_bounded(call, call)
-            or self._waits_in(call, loop)
-        ):
+        if loop is None or not call.args or self._waits_in(call, loop):
             return
-        function = self._source.function_of(call)
-        if _ENDING.search(f"{function.name if function else ''} {words_in(call.args[0])}"):
+        function, work = self._source.function_of(call), call.args[0]
+        ending = _ENDING.search(f"{function.name if function else ''} {words_in(work)}")
+        if ending or self._is_bounded(call, call):
             return
-        work = call.args[0]
         if isinstance(work, ast.Call) and self._source.called(work) == "asyncio.sleep":
             return
-        if isinstance(loop, (ast.For, ast.AsyncFor)) and self._is_own_work(
-            work, names_in(loop.target), call
-        ):
-            return
+        message = "a task is started in each turn of the loop, whether or not others have ended"
         if isinstance(loop, (ast.For, ast.AsyncFor)):
-            if not isinstance(loop, ast.AsyncFor) and _is_small(loop.iter):
+            small = isinstance(loop, ast.For) and _is_small(loop.iter)
+            if small or self._is_own_work(work, names_in(loop.target), call):
                 return
             message = "one task is started for each item, however many there are"
-        else:
-            message = "a task is started in each turn of the loop, whether or not others have ended"
         write = "await semaphore.acquire() before it and release() in the task; or a pipeline stage"
         yield self._source.finding("SW303", call, message, write)
 
@@ -232,26 +191,19 @@ class _Bounds:
         """Return whether each turn waits for tasks, so that they cannot pile up."""
         parent = self._names.parents.get(call)
         kept = code_of(parent.targets[0]) if isinstance(parent, ast.Assign) else None
-        if any(
-            isinstance(node, ast.Await) and code_of(node.value) == kept
-            for node in own(loop.body, ast.Await)
-        ):
+        awaited = (one for one in own(loop.body, ast.Await) if isinstance(one, ast.Await))
+        if any(code_of(one.value) == kept for one in awaited):
             return True
-        return any(
-            self._source.called(call) in {"asyncio.wait", "asyncio.gather", "asyncio.wait_for"}
-            for call in own_calls(loop.body)
-        )
+        waits = {"asyncio.wait", "asyncio.gather", "asyncio.wait_for"}
+        return any(self._source.called(one) in waits for one in own_calls(loop.body))
 
     def thread(self, call: ast.Call, path: str) -> Iterator[Finding]:
+        work = call.args
         if path.endswith(".run_in_executor"):
-            if not call.args or not is_none(call.args[0]) or len(call.args) == 1:
-                return
-            work = call.args[1]
-        elif call.args:
-            work = call.args[0]
-        else:
+            work = call.args[1:] if call.args and is_none(call.args[0]) else []
+        if not work:
             return
-        target = self._source.path_of(work, self._names.scope_of(call))
+        target = self._source.path_of(work[0], self._names.scope_of(call))
         if self._source.libraries.blocking.get(target) is None or self._is_bounded(call, call):
             return
         message = f"{target} runs in the default executor, which everything shares"
@@ -262,10 +214,7 @@ class _Bounds:
         loop = self._loop_of(call)
         if not isinstance(loop, ast.While) or self._is_bounded(call, call):
             return
-        if not any(
-            isinstance(one.func, ast.Attribute) and one.func.attr == "accept"
-            for one in own_calls(loop.body)
-        ):
+        if not any(getattr(one.func, "attr", "") == "accept" for one in own_calls(loop.body)):
             return
         message = "a thread is started for each connection, without a limit"
         write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall.resources"

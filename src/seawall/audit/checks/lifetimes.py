@@ -124,11 +124,10 @@ def _is_local(source: SourceFile, call: ast.Call, function: FunctionNode) -> boo
     if isinstance(parent, ast.withitem):
         kept = parent.optional_vars
         return kept is None or (isinstance(kept, ast.Name) and _stays(kept.id, function))
-    if isinstance(parent, ast.Assign):
-        (target, *others) = parent.targets
-        local = isinstance(target, ast.Name) and not others
-        return local and isinstance(target, ast.Name) and _stays(target.id, function)
-    return False
+    if not isinstance(parent, ast.Assign) or len(parent.targets) > 1:
+        return False
+    target = parent.targets[0]
+    return isinstance(target, ast.Name) and _stays(target.id, function)
 
 
 def _stays(name: str, function: FunctionNode) -> bool:
@@ -161,14 +160,11 @@ def _hands_on(value: ast.expr, name: str) -> bool:
 def _is_closed_over(name: str, function: FunctionNode) -> bool:
     """Return whether a function inside of `function` uses the name, perhaps later."""
     for node in ast.walk(function):
-        if node is function:
-            continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            bodies: list[ast.AST] = [*node.body]
-        elif isinstance(node, ast.Lambda):
+        bodies: list[ast.AST] = []
+        if isinstance(node, ast.Lambda):
             bodies = [node.body]
-        else:
-            continue
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node is not function:
+            bodies = [*node.body]
         if any(name in names_in(body) for body in bodies):
             return True
     return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from seawall.audit.findings import Finding
 from seawall.audit.libraries import Sdk
@@ -38,25 +38,17 @@ _SERVING: Final = re.compile(
     r"listen|consum|watch|serve|worker|run|loop|subscri|poll|monitor|main|__anext__|forever"
 )
 """Names of functions whose purpose is to go on for ever."""
+_LEAVING: Final = (ast.Raise, ast.Return, ast.Break)
+_ARITHMETIC: Final = frozenset({"min", "max", "int", "float", "pow", "round"})
 _EXITS: Final = re.compile(r"\b(exit|_exit|abort)\b")
+_DECORATORS: Final = frozenset(
+    {"tenacity.retry", "stamina.retry", "retrying.retry", "retry.retry", "retry.api.retry"}
+    | {"backoff.on_exception", "backoff.on_predicate"}
+)
 _EVERYTHING: Final = frozenset({"Exception", "BaseException"})
 _SENDING: Final = re.compile(
     r"(requests|httpx|httpx\.AsyncClient\(\)|httpx\.Client\(\)|requests\.Session\(\)"
-    r"|aiohttp\.ClientSession\(\))\.(post|patch)"
-)
-_REQUESTING: Final = re.compile(
-    r"(requests|httpx|httpx\.AsyncClient\(\)|httpx\.Client\(\)|requests\.Session\(\)"
-    r"|aiohttp\.ClientSession\(\))\.request"
-)
-_EFFECTS: Final = (
-    "stripe.Charge.create",
-    "stripe.PaymentIntent.create",
-    "stripe.Refund.create",
-    "smtplib.SMTP().send_message",
-    "smtplib.SMTP().sendmail",
-    "smtplib.SMTP_SSL().send_message",
-    "smtplib.SMTP_SSL().sendmail",
-    "twilio.rest.Client().messages.create",
+    r"|aiohttp\.ClientSession\(\))\.(post|patch|request)"
 )
 
 SHORT_PAUSE: Final = 0.25
@@ -72,15 +64,15 @@ WRITE_ONCE: Final = (
 )
 
 
+Danger: TypeAlias = tuple[str, str, str]
+"""A rule, what is wrong, and what to write."""
+
+
 class RetriedCode(NamedTuple):
     """A retry in the source, and the code that it repeats."""
 
-    node: ast.AST
-    name: str
+    name: str  # the library, "seawall" for our own: those do not multiply with each other
     repeated: list[ast.stmt]
-    """Empty if it is not known."""
-    handles_nesting: bool = False
-    """Whether a retry further in does not multiply with it, as between Seawall's own."""
 
 
 def check(source: SourceFile) -> Iterator[Finding]:
@@ -103,15 +95,14 @@ class _Retries:
                 name = self._library_retry(decorator)
                 if name:
                     self._retried[function] = name
-                    ours = name == "seawall"
-                    retries.append(RetriedCode(decorator, name, function.body, ours))
+                    retries.append(RetriedCode(name, function.body))
                 if isinstance(decorator, (ast.Name, ast.Attribute)):
                     yield from self._of_bare(decorator)
         for loop in self._names.loops:
             found = self._loop(loop)
             if found is not None:
                 yield from self._of_loop(loop, found)
-                retries.append(RetriedCode(loop, "this loop", found.body))
+                retries.append(RetriedCode("this loop", found.body))
         for retry in retries:
             yield from self._of_repeated(retry)
 
@@ -121,9 +112,7 @@ class _Retries:
         """Return the name of the library if `decorator` retries what it decorates."""
         node = decorator.func if isinstance(decorator, ast.Call) else decorator
         path = self._source.path_of(node)
-        if path in {"tenacity.retry", "stamina.retry", "retrying.retry", "retry.retry"}:
-            return path
-        if path in {"backoff.on_exception", "backoff.on_predicate", "retry.api.retry"}:
+        if path in _DECORATORS:
             return path
         return "seawall" if self._is_retrying_guard(decorator) else ""
 
@@ -149,95 +138,83 @@ class _Retries:
         given = keywords_of(call)
         if has_unpacking(call) or _is_single(given):
             return
+        found: Iterator[Danger] = iter(())
         if path in {"tenacity.retry", "tenacity.Retrying"}:
-            yield from self._of_tenacity(call, given)
+            found = self._of_tenacity(call, given)
         elif path == "backoff.on_exception":
-            yield from self._of_backoff(call, given)
+            found = self._of_backoff(call, given)
         elif path == "stamina.retry":
-            yield from self._of_stamina(call, given)
+            found = self._of_stamina(given)
         elif path in {"retrying.retry", "retry.retry", "retry.api.retry"}:
-            yield from self._of_small_libraries(call, path, given)
+            found = self._of_small_libraries(call, path, given)
         elif path == "urllib3.Retry":
-            yield from self._of_urllib3(call, given)
+            found = self._of_urllib3(given)
         elif path == "seawall.Retry":
-            yield from self._of_ours(call, given)
+            found = self._of_ours(given)
         elif "autoretry_for" in given:
-            yield from self._of_celery(call, given)
+            found = self._of_celery(given)
+        for rule, message, write in found:
+            yield self._source.finding(rule, call, message, write)
 
-    def _of_tenacity(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
-        if len(call.args) > 0 and "stop" not in given:
+    def _of_tenacity(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Danger]:
+        if call.args and "stop" not in given:
             return  # arguments by position are another use: retry(function)
         stop, wait = given.get("stop"), given.get("wait")
         if stop is None or self._source.path_of(stop) == "tenacity.stop_never":
-            message = "tenacity retries for ever: there is no stop="
             write = "stop=stop_after_attempt(3) | stop_after_delay(10)"
-            yield self._source.finding("SW201", call, message, write)
+            yield "SW201", "tenacity retries for ever: there is no stop=", write
+        write = "wait=wait_random_exponential(multiplier=0.1, max=10)"
         if wait is None:
-            message = "tenacity retries at once: there is no wait="
-            yield self._source.finding(
-                "SW202", call, message, "wait=wait_random_exponential(multiplier=0.1, max=10)"
-            )
+            yield "SW202", "tenacity retries at once: there is no wait=", write
         elif self._is_fixed(wait):
-            message = f"{code_of(wait)} has no jitter"
-            yield self._source.finding(
-                "SW202", call, message, "wait=wait_random_exponential(multiplier=0.1, max=10)"
-            )
+            yield "SW202", f"{code_of(wait)} has no jitter", write
         if "retry" not in given:
-            message = "tenacity retries every Exception: there is no retry="
             write = "retry=retry_if_exception_type((ConnectionError, TimeoutError))"
-            yield self._source.finding("SW204", call, message, write)
-        if stop is not None and wait is not None and "retry" in given:
-            yield from self._without_budget(call, "tenacity")
+            yield "SW204", "tenacity retries every Exception: there is no retry=", write
+        elif stop is not None and wait is not None:
+            yield _without_budget("tenacity")
 
-    def _of_backoff(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
+    def _of_backoff(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Danger]:
         if not {"max_tries", "max_time", "giveup"} & given.keys():
             message = "backoff retries for ever: there is neither max_tries= nor max_time="
-            yield self._source.finding("SW201", call, message, "max_tries=3, max_time=10")
+            yield "SW201", message, "max_tries=3, max_time=10"
         else:
-            yield from self._without_budget(call, "backoff")
-        if "jitter" in given and is_none(given["jitter"]):
-            message = "backoff is set to have no jitter"
-            yield self._source.finding("SW202", call, message, "jitter=backoff.full_jitter")
+            yield _without_budget("backoff")
+        if is_none(given.get("jitter")):
+            yield "SW202", "backoff is set to have no jitter", "jitter=backoff.full_jitter"
         exceptions = call.args[1] if len(call.args) > 1 else given.get("exception")
         if exceptions is not None and names_in(exceptions) & _EVERYTHING and "giveup" not in given:
-            message = f"backoff retries {code_of(exceptions)}"
             write = "backoff.on_exception(backoff.expo, (ConnectionError, TimeoutError), ...)"
-            yield self._source.finding("SW204", call, message, write)
+            yield "SW204", f"backoff retries {code_of(exceptions)}", write
 
-    def _of_stamina(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
-        endless = [key for key in ("attempts", "timeout") if key in given and is_none(given[key])]
-        if len(endless) == 2:  # noqa: PLR2004 - both of its stops are switched off
+    def _of_stamina(self, given: dict[str, ast.expr]) -> Iterator[Danger]:
+        if is_none(given.get("attempts")) and is_none(given.get("timeout")):
             message = "stamina retries for ever: attempts= and timeout= are None"
-            yield self._source.finding("SW201", call, message, "attempts=3, timeout=10")
+            yield "SW201", message, "attempts=3, timeout=10"
         else:
-            yield from self._without_budget(call, "stamina")
+            yield _without_budget("stamina")
         jitter = given.get("wait_jitter")
         if isinstance(jitter, ast.Constant) and jitter.value == 0:
-            message = "stamina is set to have no jitter"
-            yield self._source.finding("SW202", call, message, "wait_jitter=1.0")
+            yield "SW202", "stamina is set to have no jitter", "wait_jitter=1.0"
         if "on" in given and names_in(given["on"]) & _EVERYTHING:
-            message = f"stamina retries {code_of(given['on'])}"
             write = "on=(ConnectionError, TimeoutError)"
-            yield self._source.finding("SW204", call, message, write)
+            yield "SW204", f"stamina retries {code_of(given['on'])}", write
 
     def _of_small_libraries(
         self, call: ast.Call, path: str, given: dict[str, ast.expr]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Danger]:
         stops = {"tries", "stop_max_attempt_number", "stop_max_delay", "stop_func", "stop"}
         if not stops & given.keys() and len(call.args) < 2:  # noqa: PLR2004 - retry(on, tries)
-            message = f"{path} retries for ever: there is no limit of attempts"
-            yield self._source.finding("SW201", call, message, WRITE_RETRY)
+            yield "SW201", f"{path} retries for ever: there is no limit of attempts", WRITE_RETRY
         jitters = {"jitter", "wait_jitter_max", "wait_random_min", "wait_random_max", "wait_func"}
         if not jitters & given.keys():
-            message = f"{path} retries without jitter"
-            yield self._source.finding("SW202", call, message, WRITE_RETRY)
+            yield "SW202", f"{path} retries without jitter", WRITE_RETRY
 
-    def _of_urllib3(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
+    def _of_urllib3(self, given: dict[str, ast.expr]) -> Iterator[Danger]:
         if not given or "backoff_jitter" in given:
             return
         if "backoff_factor" in given:
-            message = "urllib3's Retry has no jitter by default"
-            yield self._source.finding("SW202", call, message, "backoff_jitter=1.0")
+            yield "SW202", "urllib3's Retry has no jitter by default", "backoff_jitter=1.0"
         methods = given.get("allowed_methods", given.get("method_whitelist"))
         if methods is None:
             return
@@ -245,40 +222,29 @@ class _Retries:
         if off or {"POST", "PATCH"} & texts_in(methods):
             message = "urllib3's Retry sends POST again, whatever became of the first one"
             write = 'allowed_methods={"GET", "HEAD", "PUT", "DELETE"}, or an Idempotency-Key'
-            yield self._source.finding("SW205", call, message, write)
+            yield "SW205", message, write
 
-    def _of_ours(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
+    def _of_ours(self, given: dict[str, ast.expr]) -> Iterator[Danger]:
         if "budget" not in given or is_none(given["budget"]):
             message = "Retry(...) has no budget: an outage multiplies the load by its attempts"
-            yield self._source.finding("SW203", call, message, "budget=RetryBudget()")
+            yield "SW203", message, "budget=RetryBudget()"
         backoff = given.get("backoff")
-        if isinstance(backoff, ast.Call) and self._source.called(backoff) in {
-            "seawall.backoff.constant",
-            "seawall.backoff.linear",
-        }:
-            message = f"{code_of(backoff)} has no jitter"
-            yield self._source.finding("SW202", call, message, "backoff=0.1, which is full jitter")
+        steady = {"seawall.backoff.constant", "seawall.backoff.linear"}
+        if isinstance(backoff, ast.Call) and self._source.called(backoff) in steady:
+            yield "SW202", f"{code_of(backoff)} has no jitter", "backoff=0.1, which is full jitter"
         if "on" in given and names_in(given["on"]) & _EVERYTHING:
             message = f"Retry(on={code_of(given['on'])}) retries mistakes in the code too"
-            yield self._source.finding("SW204", call, message, "on=(ConnectionError, TimeoutError)")
+            yield "SW204", message, "on=(ConnectionError, TimeoutError)"
 
-    def _of_celery(self, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Finding]:
-        retries = given.get("max_retries")
-        if retries is not None and is_none(retries):
-            message = "the task is retried for ever: max_retries=None"
-            yield self._source.finding("SW201", call, message, "max_retries=3")
+    def _of_celery(self, given: dict[str, ast.expr]) -> Iterator[Danger]:
+        if is_none(given.get("max_retries")):
+            yield "SW201", "the task is retried for ever: max_retries=None", "max_retries=3"
         jitter = given.get("retry_jitter")
         if "retry_backoff" not in given or (
             isinstance(jitter, ast.Constant) and jitter.value is False
         ):
             message = "the task is retried after a fixed delay, without jitter"
-            yield self._source.finding(
-                "SW202", call, message, "retry_backoff=True, retry_backoff_max=600"
-            )
-
-    def _without_budget(self, call: ast.Call, library: str) -> Iterator[Finding]:
-        message = f"{library} has no budget for the retries of all calls together"
-        yield self._source.finding("SW203", call, message, WRITE_RETRY)
+            yield "SW202", message, "retry_backoff=True, retry_backoff_max=600"
 
     def _is_fixed(self, wait: ast.expr) -> bool:
         """Return whether a wait of tenacity is surely without chance."""
@@ -306,7 +272,7 @@ class _Retries:
             handlers = [
                 one
                 for one in attempt.handlers
-                if not _always_leaves(one.body) and not _waits_for_items(one)
+                if not isinstance(one.body[-1], _LEAVING) and not _waits_for_items(one)
             ]
             pauses = [
                 node
@@ -330,7 +296,9 @@ class _Retries:
         if node not in loop.body:
             return False
         rest = loop.body[loop.body.index(node) + 1 :]
-        leaves = all(_ends_turn(handler.body) for handler in node.handlers)
+        leaves = all(
+            isinstance(handler.body[-1], (*_LEAVING, ast.Continue)) for handler in node.handlers
+        )
         return bool(rest) and leaves and isinstance(rest[-1], (ast.Return, ast.Break))
 
     def _of_loop(self, loop: Loop, found: _Loop) -> Iterator[Finding]:
@@ -347,7 +315,7 @@ class _Retries:
             yield self._source.finding("SW202", pause, message, write)
         for handler in found.handlers:
             everything = handler.type is None or bool(names_in(handler.type) & _EVERYTHING)
-            if everything and not any(own(handler.body, (ast.Raise, ast.Return, ast.Break))):
+            if everything and not any(own(handler.body, _LEAVING)):
                 caught = "except:" if handler.type is None else f"except {code_of(handler.type)}:"
                 message = f"{caught} in a retry loop retries mistakes in the code too"
                 write = "except (ConnectionError, TimeoutError):"
@@ -358,24 +326,15 @@ class _Retries:
         handled = [statement for handler in found.handlers for statement in handler.body]
         if any(_EXITS.search(words_in(statement)) for statement in handled):
             return True
-        return any(own([*body, *handled], (ast.Raise, ast.Return, ast.Break)))
+        return any(own([*body, *handled], _LEAVING))
 
     def _has_no_chance(self, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
         """Return whether a pause is surely the same for all callers."""
         if _JITTERED.search(words_in(node)):
             return False
         for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                simple = isinstance(part.func, ast.Name) and part.func.id in {
-                    "min",
-                    "max",
-                    "int",
-                    "float",
-                    "pow",
-                    "round",
-                }
-                if not simple:
-                    return False
+            if isinstance(part, ast.Call) and code_of(part.func) not in _ARITHMETIC:
+                return False
             if isinstance(part, ast.Name) and depth < 5:  # noqa: PLR2004 - deep enough
                 for binding in scope.lookup(part.id):
                     if isinstance(binding.value, ast.expr) and not binding.is_type:
@@ -418,14 +377,12 @@ class _Retries:
             value = self._names.called(node)
             if value is None:
                 continue
-            if value.function in self._retried and value.function is not None:
-                inner = self._retried[value.function]
-                if inner != "seawall" or not retry.handles_nesting:
-                    message = (
-                        f"{value.function.name} retries by {inner}, and is retried by {retry.name}"
-                    )
-                    write = "one retry, directly around what fails"
-                    yield self._source.finding("SW206", node, message, write)
+            function = value.function
+            inner = "" if function is None else self._retried.get(function, "")
+            if function is not None and inner and (inner != "seawall" or retry.name != "seawall"):
+                message = f"{function.name} retries by {inner}, and is retried by {retry.name}"
+                write = "one retry, directly around what fails"
+                yield self._source.finding("SW206", node, message, write)
             sdk = self._sdk(path)
             if sdk is not None and not self._is_off(sdk, node, value.origin):
                 times = f" up to {sdk.attempts} times" if sdk.attempts else ""
@@ -433,9 +390,12 @@ class _Retries:
                 yield self._source.finding("SW206", node, message, sdk.off)
 
     def _has_effect(self, call: ast.Call, path: str) -> bool:
-        if _REQUESTING.fullmatch(path) and call.args:
-            return bool({"POST", "PATCH"} & texts_in(call.args[0]))
-        return bool(_SENDING.fullmatch(path)) or path in _EFFECTS
+        if path in self._source.libraries.effects:
+            return True
+        sent = _SENDING.fullmatch(path)
+        if sent is None or sent[2] != "request":
+            return sent is not None
+        return bool(call.args and {"POST", "PATCH"} & texts_in(call.args[0]))
 
     def _sdk(self, path: str) -> Sdk | None:
         for sdk in self._source.libraries.sdks:
@@ -457,6 +417,10 @@ class _Loop(NamedTuple):
     body: list[ast.stmt]
     handlers: list[ast.ExceptHandler]
     pauses: list[ast.Call]
+
+
+def _without_budget(library: str) -> Danger:
+    return "SW203", f"{library} has no budget for the retries of all calls together", WRITE_RETRY
 
 
 def _is_single(given: dict[str, ast.expr]) -> bool:
@@ -484,14 +448,6 @@ def _waits_for_items(handler: ast.ExceptHandler) -> bool:
 
 def _within(node: ast.AST, statements: list[ast.stmt]) -> bool:
     return any(node is one for statement in statements for one in ast.walk(statement))
-
-
-def _always_leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], (ast.Raise, ast.Return, ast.Break))
-
-
-def _ends_turn(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))
 
 
 def _is_endless(loop: Loop) -> bool:

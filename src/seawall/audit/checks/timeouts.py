@@ -1,18 +1,26 @@
-"""Calls that wait without a bound: SW101, SW102 and SW103."""
+"""Calls that wait: without a bound (SW101 to SW103), or inside `async def` (SW401)."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from seawall.audit.checks.local_waits import ends_by_itself
 from seawall.audit.coverage import Coverage
 from seawall.audit.findings import Finding
 from seawall.audit.libraries import WaitingCall
 from seawall.audit.names import FunctionNode, Scope, Value
 from seawall.audit.source import SourceFile
-from seawall.audit.syntax import texts_in
+from seawall.audit.syntax import (
+    code_of,
+    has_unpacking,
+    is_none,
+    keywords_of,
+    own_calls,
+    texts_in,
+    words_in,
+)
 
 OUR_TRANSPORTS: Final = ("seawall.clients.",)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -23,24 +31,28 @@ _SOCKET_LIBRARIES: Final = frozenset(
 )
 """Libraries that follow `socket.setdefaulttimeout`."""
 
+_COMMANDS: Final = re.compile(
+    r"(^|/)(cli|commands?|scripts?(-[^/]*)?|tools|bin|dev|ci)/|(^|/)(cli|__main__|manage)\.py$"
+)
+"""Files of commands that somebody runs and watches: a child process may take its time there."""
+
+_QUICK: Final = frozenset(
+    {"chmod", "chown", "hostname", "id", "ln", "mkdir", "uname", "which", "whoami"}
+    | {"--version", "version", "-V"}
+)
+"""Programs, and what is asked of them, that end at once."""
+
+_WATCHING: Final = re.compile(r"watch|worker|listen|consum|monitor|_loop|thread")
+_ENDED: Final = re.compile(r"\b(kill|terminate|timer|alarm)\b")
+
 
 def check(source: SourceFile) -> Iterator[Finding]:
     """Yield the waits without a bound."""
     yield from _Timeouts(source).findings()
 
 
-class _Given(NamedTuple):
-    """What a call says about its timeout."""
-
-    bounded: bool
-    """It has one, or may have one."""
-    refused: bool = False
-    """It says that there is none: `timeout=None`."""
-
-
-_UNKNOWN: Final = _Given(bounded=True)
-_ABSENT: Final = _Given(bounded=False)
-_REFUSED: Final = _Given(bounded=False, refused=True)
+_Given: TypeAlias = Literal["bounded", "refused", "absent"]
+"""What a call says about its timeout: it may have one, it has none (`timeout=None`), or nothing."""
 
 
 class _Timeouts:
@@ -67,19 +79,19 @@ class _Timeouts:
                 yield from self._of_wait(call, value, wait)
                 continue
             wait = self._source.libraries.waits.get(path)
-            if wait is not None and not ends_by_itself(self._source, call, path):
+            if wait is not None and not _ends_by_itself(self._source, call, path):
                 yield from self._of_wait(call, value, wait, rule="SW103")
 
     def _of_wait(
         self, call: ast.Call, value: Value, wait: WaitingCall, rule: str | None = None
     ) -> Iterator[Finding]:
         given = self._given(call, wait, value)
-        if given.bounded or (wait.kind == "bounded" and not given.refused):
+        if given == "bounded" or (wait.kind == "bounded" and given != "refused"):
             return
         if self._set_elsewhere(call, value, wait) or self._coverage.covers(call):
             return
         what = self._source.libraries.canonical(value.path)
-        if given.refused:
+        if given == "refused":
             rule = rule or "SW101"
             message = f"{what}(...) waits without a limit"
         else:
@@ -92,7 +104,7 @@ class _Timeouts:
 
         If nobody in this file gives one, the mistake is in the function, and is reported there.
         """
-        for inner in self._uses.passing_on(function):
+        for inner in self._uses.passing.get(function, []):
             value = self._names.called(inner.call)
             wait = value and self._source.libraries.timeouts.get(
                 self._source.libraries.canonical(value.path)
@@ -104,7 +116,7 @@ class _Timeouts:
             if self._coverage.covers(inner.call):
                 continue
             rule = "SW102" if wait.kind == "long" else "SW101"
-            callers = self._uses.callers_of(function)
+            callers = self._uses.callers.get(function, [])
             if any(self._passed(one, function, inner.argument) for one in callers):
                 message = (
                     f"{function.name}(...) passes its timeout on to {value.path}, and is called"
@@ -134,33 +146,33 @@ class _Timeouts:
     def _given(self, call: ast.Call, wait: WaitingCall, value: Value) -> _Given:
         scope = self._names.scope_of(call)
         parts = [call] if value.bound is None else [call, value.bound]
-        verdict = _ABSENT
+        verdict: _Given = "absent"
         for part in parts:
             arguments = part.args if part is call else part.args[1:]
             if any(isinstance(one, ast.Starred) for one in arguments):
-                return _UNKNOWN
+                return "bounded"
             if wait.position is not None and len(arguments) > wait.position:
                 verdict = self._worth(arguments[wait.position], wait, scope)
             for keyword in part.keywords:
                 if keyword.arg in wait.keywords:
                     verdict = self._worth(keyword.value, wait, scope)
                 elif keyword.arg in wait.unless or self._is_ours(keyword, scope):
-                    return _UNKNOWN
+                    return "bounded"
                 elif keyword.arg is None:
                     verdict = self._unpacked(keyword.value, wait, scope) or verdict
-            if verdict is not _ABSENT:
+            if verdict != "absent":
                 return verdict
         if wait.address is not None and not self._address_is_plain(call, wait, scope):
-            return _UNKNOWN
-        return _ABSENT
+            return "bounded"
+        return "absent"
 
     def _worth(self, node: ast.expr, wait: WaitingCall, scope: Scope) -> _Given:
         constant = self._constant(node, scope)
         if constant is None:
-            return _UNKNOWN
+            return "bounded"
         if constant.value is None or (wait.zero and constant.value == 0):
-            return _REFUSED
-        return _UNKNOWN
+            return "refused"
+        return "bounded"
 
     def _constant(self, node: ast.expr, scope: Scope) -> ast.Constant | None:
         """Return the constant that `node` is, or that a name is bound to everywhere."""
@@ -177,9 +189,7 @@ class _Timeouts:
     def _unpacked(self, node: ast.expr, wait: WaitingCall, scope: Scope) -> _Given | None:
         """Return what `**node` says: of a dict of this file, whether it has a timeout."""
         keys = self._uses.keys_of(node, scope)
-        if keys is None:
-            return _UNKNOWN
-        return _UNKNOWN if keys & {*wait.keywords, *wait.unless} else None
+        return "bounded" if keys is None or keys & {*wait.keywords, *wait.unless} else None
 
     def _is_ours(self, keyword: ast.keyword, scope: Scope) -> bool:
         if keyword.arg not in _CARRIERS:
@@ -218,7 +228,7 @@ class _Timeouts:
             return True
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
-        used = self._uses.calls_through(call, wait.through)
+        used = [one for name, one in self._uses.methods.get(call, ()) if name in wait.through]
         wanted = {*wait.keywords, "timeout", None}
         return bool(used) and all(
             any(keyword.arg in wanted for keyword in one.keywords) or self._coverage.covers(one)
@@ -237,22 +247,22 @@ class _Uses:
     def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
-        self._methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}
+        self.methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}
+        """The calls of methods of what a call returns."""
+        self.callers: dict[FunctionNode, list[ast.Call]] = {}
+        """The calls of each function of this file."""
+        self.passing: dict[FunctionNode, list[_PassingOn]] = {}
+        """The calls in a function whose timeout is an argument of it, None by default."""
         for call in self._names.calls:
-            if isinstance(call.func, ast.Attribute):
-                value = self._names.called(call)
-                if value is not None and value.origin is not None:
-                    method = (call.func.attr, call)
-                    self._methods.setdefault(value.origin, []).append(method)
-        self._callers: dict[FunctionNode, list[ast.Call]] = {}
-        for call in self._names.calls:
-            called = self._names.called(call)
-            if called is not None and called.function is not None:
-                self._callers.setdefault(called.function, []).append(call)
-        self._assigned = self._assigned_attributes()
-        self._passing: dict[FunctionNode, list[_PassingOn]] = {}
-        for call in self._names.calls:
+            value = self._names.called(call)
             self._note_passing(call)
+            if value is None:
+                continue
+            if value.origin is not None and isinstance(call.func, ast.Attribute):
+                self.methods.setdefault(value.origin, []).append((call.func.attr, call))
+            if value.function is not None:
+                self.callers.setdefault(value.function, []).append(call)
+        self._assigned = self._assigned_attributes()
 
     def configures(self, made: ast.Call, names: tuple[str, ...]) -> bool:
         """Return whether a method or attribute of what `made` returns sets a timeout."""
@@ -260,7 +270,7 @@ class _Uses:
             return True
         return any(
             method in names and not self._is_plain_mount(method, call)
-            for method, call in self._methods.get(made, ())
+            for method, call in self.methods.get(made, ())
             if method not in {"request", "send"}
         )
 
@@ -270,10 +280,6 @@ class _Uses:
             return False
         path = self._source.path_of(call.args[1], self._names.scope_of(call))
         return path in {"requests.adapters.HTTPAdapter()", "requests.HTTPAdapter()"}
-
-    def calls_through(self, made: ast.Call, methods: tuple[str, ...]) -> list[ast.Call]:
-        """Return the calls of one of `methods` of what `made` returns."""
-        return [call for method, call in self._methods.get(made, ()) if method in methods]
 
     def keys_of(self, node: ast.expr, scope: Scope) -> set[str] | None:
         """Return the keys of a dict that is made in this file, or None if they are unknown."""
@@ -304,14 +310,6 @@ class _Uses:
                     return True
         return False
 
-    def callers_of(self, function: FunctionNode) -> list[ast.Call]:
-        """Return the calls of `function` in this file."""
-        return self._callers.get(function, [])
-
-    def passing_on(self, function: FunctionNode) -> list[_PassingOn]:
-        """Return the calls in `function` whose timeout is an argument of it, None by default."""
-        return self._passing.get(function, [])
-
     def _note_passing(self, call: ast.Call) -> None:
         if not call.keywords:
             return
@@ -328,14 +326,12 @@ class _Uses:
                 keyword.arg == "timeout" and _defaults_to_none(function, name)
             ):
                 noted = _PassingOn(call, "timeout" if passes_rest else name)
-                self._passing.setdefault(function, []).append(noted)
+                self.passing.setdefault(function, []).append(noted)
 
     def _sets_timeout(self, function: FunctionNode, name: str) -> bool:
         """Return whether the function itself changes its `**kwargs`, or passes them elsewhere."""
-        uses = [
-            node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name
-        ]
-        return len(uses) > 1
+        uses = (one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id == name)
+        return len(list(uses)) > 1
 
     def _assigned_attributes(self) -> dict[ast.Call, set[str]]:
         found: dict[ast.Call, set[str]] = {}
@@ -359,8 +355,7 @@ def _defaults_to_none(function: FunctionNode, name: str) -> bool:
         for node in ast.walk(function)
     )
     return not rebound and any(
-        argument.arg == name and isinstance(default, ast.Constant) and default.value is None
-        for argument, default in pairs
+        argument.arg == name and is_none(default) for argument, default in pairs
     )
 
 
@@ -379,12 +374,91 @@ def _literal_keys(node: ast.expr) -> set[str] | None:
         if not all(isinstance(key, ast.Constant) for key in node.keys):
             return None
         return {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "dict"
-        and not node.args
-        and all(keyword.arg for keyword in node.keywords)
-    ):
-        return {keyword.arg for keyword in node.keywords if keyword.arg}
-    return None
+    plain = isinstance(node, ast.Call) and code_of(node.func) == "dict" and not node.args
+    if not isinstance(node, ast.Call) or not plain or has_unpacking(node):
+        return None
+    return set(keywords_of(node))
+
+
+# Waits inside a machine that need no timeout, since something else ends them
+
+
+def _ends_by_itself(source: SourceFile, call: ast.Call, path: str) -> bool:
+    """Return whether a wait for a thread, a lock or a child process needs no timeout."""
+    if path.startswith("subprocess."):
+        return _child_ends(source, call, path)
+    return _is_worker_loop(source, call, path) or _is_fresh_lock(source, call)
+
+
+def _is_fresh_lock(source: SourceFile, call: ast.Call) -> bool:
+    """Return whether a lock is acquired that the same function has just made."""
+    value = source.names.called(call)
+    return (
+        value is not None
+        and value.path.endswith("Lock().acquire")
+        and value.origin is not None
+        and source.names.function_of(value.origin) is source.names.function_of(call) is not None
+    )
+
+
+def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
+    """Return whether a thread is there to wait: `while ...: items.get()`, or by its name."""
+    if not path.endswith((".get", ".wait")):
+        return False
+    function = source.names.function_of(call)
+    if _WATCHING.search(getattr(function, "name", "")):
+        return True
+    for above in source.names.ancestors(call):
+        if above is function:
+            return False
+        if isinstance(above, (ast.While, ast.For)):
+            return True
+    return False
+
+
+def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
+    """Return whether a child process is watched, quick, ended by a timer, or has ended before."""
+    if _COMMANDS.search(source.path) or _QUICK & texts_in(call):
+        return True
+    function = source.names.function_of(call)
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    if _ENDED.search(words_in(function)):
+        return True
+    value = source.names.called(call)
+    if value is None or not path.endswith(".wait"):
+        return False
+    return any(
+        (other := source.names.called(one)) is not None
+        and other.origin is value.origin
+        and other.path.endswith(".communicate")
+        for one in own_calls(function.body)
+    )
+
+
+# Waits in an event loop
+
+
+def check_blocking(source: SourceFile) -> Iterator[Finding]:
+    """Yield the calls that stop the event loop, made in `async def` or just below it."""
+    names = source.names
+    for call in names.calls:
+        function = names.function_of(call)
+        path = source.called(call)
+        instead = source.libraries.blocking.get(path) if path else None
+        if instead is None or isinstance(names.parents.get(call), ast.Await):
+            continue
+        if isinstance(function, ast.AsyncFunctionDef) and not (
+            _is_immediate(call) or _is_fresh_lock(source, call)
+        ):
+            message = f"{path}(...) blocks the event loop in async def {function.name}"
+            yield source.finding("SW401", call, message, instead)
+
+
+def _is_immediate(call: ast.Call) -> bool:
+    """Return whether the call is asked not to wait."""
+    return any(
+        keyword.arg == "mock_response"
+        or (keyword.arg in {"block", "blocking"} and code_of(keyword.value) == "False")
+        for keyword in call.keywords
+    )
