@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from seawall import Guard
 from seawall.sim import Latency, World, simulate
-from seawall.sim.files import TomlWorld, worlds_of
+from seawall.sim.files import fill_from_toml, worlds_of
 
 TOML = """
 seconds = 60
@@ -66,7 +67,7 @@ def in_python(world: World) -> None:
 
 def test_toml_and_python_make_the_same_world():
     """The same seed gives the same summary, to the last digit."""
-    from_toml = simulate(TomlWorld(TOML), seed=5, name="same")
+    from_toml = simulate(partial(fill_from_toml, TOML), seed=5, name="same")
     assert from_toml.summary() == simulate(in_python, seed=5, name="same").summary()
     assert from_toml.trouble == (20, 45)
 
@@ -86,7 +87,7 @@ def test_mistakes_in_toml_are_refused_with_what_to_write(before, after, said):
     """The error names the table and what is allowed there."""
     assert before in TOML
     with pytest.raises(ValueError, match=said):
-        simulate(TomlWorld(TOML.replace(before, after, 1)))
+        simulate(partial(fill_from_toml, TOML.replace(before, after, 1)))
 
 
 def test_a_python_file_has_a_world_for_each_function(tmp_path: Path):

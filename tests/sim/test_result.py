@@ -5,8 +5,7 @@ from math import inf
 import pytest
 
 from seawall.sim import SimulationResult
-from seawall.sim.changes import Disturbance
-from seawall.sim.records import ClientRecord, ServiceRecord, Steps
+from seawall.sim.records import ClientRecord, Disturbance, ServiceRecord, Steps
 
 
 def result(

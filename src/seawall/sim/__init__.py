@@ -1,8 +1,8 @@
 """Simulate a service through its worst hour, with the very policies that will run in production."""
 
-from seawall.sim.changes import Change, Disturbance
 from seawall.sim.clients import ClosedUsers, OpenClients, ramp, zipf
 from seawall.sim.latency import Latency
+from seawall.sim.records import Change, Disturbance
 from seawall.sim.rehearsal import CONDITIONS, Rehearsal, compare, rehearse
 from seawall.sim.result import SimulationResult, Verdict
 from seawall.sim.seeds import Estimate, Runs, run_seeds

@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 from seawall import _checks as check
 from seawall.errors import Rejected
 from seawall.runtime.degradation import degradations
-from seawall.sim.changes import Change
 from seawall.sim.latency import Latency, LatencyLike
-from seawall.sim.records import ClientRecord, Steps
+from seawall.sim.records import Change, ClientRecord, Steps
 from seawall.sim.services import pause
 
 ClientCall: TypeAlias = Callable[..., Awaitable[Any]]
@@ -63,15 +62,8 @@ class ClientGroup:
     """What open and closed clients have in common: one call, its patience and its record."""
 
     def __init__(
-        self,
-        name: str,
-        call: ClientCall,
-        rng: Random,
-        *,
-        patience: float | None,
-        keys: Keys | None,
+        self, name: str, call: ClientCall, rng: Random, *, patience: float | None, keys: Keys | None
     ) -> None:
-        """See `World.clients`."""
         self.name = name
         self._call = check.function("call", call)
         self._rng = rng
@@ -168,7 +160,6 @@ class OpenClients(ClientGroup):
         returns: int,
         return_after: LatencyLike,
     ) -> None:
-        """See `World.clients`."""
         super().__init__(name, call, rng, patience=patience, keys=keys)
         self._rate: Callable[[float], float]
         if callable(rate):
@@ -245,7 +236,6 @@ class ClosedUsers(ClientGroup):
         patience: float | None,
         keys: Keys | None,
     ) -> None:
-        """See `World.users`."""
         super().__init__(name, call, rng, patience=patience, keys=keys)
         self._count = check.count("count", count)
         self._think = Latency.of(think)

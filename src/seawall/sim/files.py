@@ -5,38 +5,17 @@ A Python file has functions with one parameter, `world`; each is a world of its 
     def before(world): ...
     def after(world): ...
 
-A TOML file is one world:
-
-    seconds = 120
-
-    [services.vendor]
-    workers = 10
-    latency = { exponential = 0.05 }
-
-    [guards.vendor.standard]
-    on = ["ConnectionError", "TimeoutError"]
-    timeout = 1.0
-
-    [clients.users]
-    calls = "vendor"
-    guard = "vendor"
-    rate = 60
-
-    [[changes]]
-    at = 30
-    lasts = 30
-    of = "vendor"
-    what = "down"
-
-`rate` may be a list of points, `[[0, 40], [30, 80]]`. `what` is a method of what `of` names, and
-further keys are its arguments. `[networks.lan]`, `[stores.redis]` and `[users.clerks]` are as in
-Python; stores can be named in `shared` of a guard's policies.
+A TOML file is one world, with the tables `services`, `guards`, `clients`, `users`, `networks`,
+`stores` and `changes`; `docs/operate/simulate.md` has an example. `rate` may be a list of points,
+`[[0, 40], [30, 80]]`. In a change, `what` is a method of what `of` names, and further keys are its
+arguments. Stores can be named in `shared` of a guard's policies.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import isfunction, signature
 from pathlib import Path
 from runpy import run_path
@@ -50,14 +29,7 @@ from seawall.sim.world import Build, World
 Table = Mapping[str, Any]
 
 SECTIONS: Final = (
-    "changes",
-    "clients",
-    "guards",
-    "networks",
-    "seconds",
-    "services",
-    "stores",
-    "users",
+    *("changes", "clients", "guards", "networks", "seconds", "services", "stores", "users"),
 )
 
 
@@ -68,9 +40,9 @@ def worlds_of(target: str) -> dict[str, Build]:
     if path.suffix not in (".py", ".toml") or not path.is_file():
         raise ValueError(f"{target!r}: write a scenario's name, or a .py or .toml file that exists")
     if path.suffix == ".toml":
-        return {path.stem: TomlWorld(path.read_text("utf-8"))}
+        return {path.stem: partial(fill_from_toml, path.read_text("utf-8"))}
     found: dict[str, Build] = {
-        key: PythonWorld(str(path), key)
+        key: partial(_fill_from_python, str(path), key)
         for key, value in run_path(str(path)).items()
         if isfunction(value) and list(signature(value).parameters) == ["world"]
     }
@@ -81,59 +53,40 @@ def worlds_of(target: str) -> dict[str, Build]:
     return found
 
 
-class PythonWorld:
-    """Fills a world by a function of a Python file; can be sent to other processes."""
-
-    def __init__(self, path: str, function: str) -> None:
-        """Remember where the function is."""
-        self.path = path
-        self.function = function
-
-    def __call__(self, world: World) -> None:
-        """Fill `world`."""
-        run_path(self.path)[self.function](world)
+def _fill_from_python(path: str, function: str, world: World) -> None:
+    """Fill a world by a function of a file, which can be sent to other processes."""
+    run_path(path)[function](world)
 
 
-class TomlWorld:
-    """Fills a world from TOML text."""
-
-    def __init__(self, text: str) -> None:
-        """Remember the text; it is checked when a world is filled."""
-        self.text = text
-
-    def __call__(self, world: World) -> None:
-        """Fill `world`."""
-        tables = tomllib.loads(self.text)
-        unknown = sorted(set(tables) - set(SECTIONS))
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is no part of a world: write {', '.join(SECTIONS)}")
-        world.seconds = float(tables.get("seconds", world.seconds))
-        things: dict[str, Any] = {}
-        for kind, add in (("networks", world.network), ("stores", world.store)):
-            for name, table in tables.get(kind, {}).items():
-                things[name] = _call(f"{kind}.{name}", add, name, _values(table))
-        guards = guards_from_toml(self.text, names=things) if "guards" in tables else {}
-        for name, table in tables.get("services", {}).items():
-            values = _values(table)
-            for key, known in (("network", things), ("guard", guards)):
-                if key in values:
-                    values[key] = _known(known, values[key], f"services.{name}.{key}")
-            things[name] = _call(f"services.{name}", world.service, name, values)
-        _add_clients(world, tables, things, guards)
-        for change in tables.get("changes", []):
-            _change(world, things, dict(change))
-
-
-def _add_clients(
-    world: World, tables: Table, things: dict[str, Any], guards: Mapping[str, Any]
-) -> None:
-    for kind, add in (("clients", world.clients), ("users", world.users)):
+def fill_from_toml(text: str, world: World) -> None:  # noqa: C901 - one loop for each section
+    """Fill a world from TOML text."""
+    tables = tomllib.loads(text)
+    unknown = sorted(set(tables) - set(SECTIONS))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no part of a world: write {', '.join(SECTIONS)}")
+    world.seconds = float(tables.get("seconds", world.seconds))
+    things: dict[str, Any] = {}
+    makers: dict[str, Callable[..., Any]] = {"networks": world.network, "stores": world.store}
+    for kind, add in makers.items():
+        for name, table in tables.get(kind, {}).items():
+            things[name] = _call(f"{kind}.{name}", add, name, _values(table))
+    guards = guards_from_toml(text, names=things) if "guards" in tables else {}
+    for name, table in tables.get("services", {}).items():
+        values = _values(table)
+        for key, known in (("network", things), ("guard", guards)):
+            if key in values:
+                values[key] = _known(known, values[key], f"services.{name}.{key}")
+        things[name] = _call(f"services.{name}", world.service, name, values)
+    callers: dict[str, Callable[..., Any]] = {"clients": world.clients, "users": world.users}
+    for kind, add in callers.items():
         for name, table in tables.get(kind, {}).items():
             values = _values(table)
             call = _known(things, values.pop("calls", None), f"{kind}.{name}.calls").acall
             if "guard" in values:
                 call = _known(guards, values.pop("guard"), f"{kind}.{name}.guard")(call)
             things[name] = _call(f"{kind}.{name}", add, name, {"call": call, **values})
+    for change in tables.get("changes", []):
+        _change(world, things, dict(change))
 
 
 def _change(world: World, things: dict[str, Any], table: dict[str, Any]) -> None:

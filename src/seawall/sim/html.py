@@ -23,13 +23,10 @@ BOTTOM: Final = 20
 TOP: Final = 8
 BAND: Final = 22
 """Height of the band of one breaker."""
-
 MOST_POINTS: Final = 600
 """Maximum number of points of a line; of more, the mean (or the worst) of several is drawn."""
-
 NEAR: Final = 3
 """Draw a capacity up to this multiple of the highest load; beyond it, the lines would be flat."""
-
 Values = Sequence[float | None]
 
 
@@ -47,8 +44,7 @@ class Chart(NamedTuple):
     title: str
     unit: str
     lines: list[ChartLine]
-    limit: float | None = None
-    """A level to mark, such as a capacity."""
+    limit: float | None = None  # A level to mark, such as a capacity
 
     @property
     def highest(self) -> float:
@@ -133,7 +129,9 @@ def _charts(result: SimulationResult) -> dict[str, Chart]:
             if any(counts)
         ]
         charts.append(Chart(f"Goodput of {name}", "/s", lines))
-        charts.append(Chart(f"Latency of answers to {name}", "s", _quantiles(result, name)))
+        series = result.series()["clients"][name]
+        lines = [ChartLine(key, key, series[key]) for key in ("p99", "p95", "p50")]
+        charts.append(Chart(f"Latency of answers to {name}", "s", lines))
     for name, service in result.services.items():
         lines = [
             ChartLine("calls", "came", [n / step for n in service.calls[:steps]]),
@@ -151,11 +149,6 @@ def _charts(result: SimulationResult) -> dict[str, Chart]:
     if ages:
         charts.append(Chart("Age of the oldest in a queue", "s", ages))
     return {chart.title: chart for chart in charts}
-
-
-def _quantiles(result: SimulationResult, name: str) -> list[ChartLine]:
-    series = result.series()["clients"][name]
-    return [ChartLine(key, key, series[key]) for key in ("p99", "p95", "p50")]
 
 
 # Drawing
@@ -254,13 +247,10 @@ def _shade(result: SimulationResult, top: float, bottom: float) -> str:
 
 
 def _axis(result: SimulationResult, bottom: float) -> str:
-    parts = []
-    for part in range(5):
-        at = result.seconds * part / 4
-        parts.append(
-            f"<text x='{_x(at, result)}' y='{bottom + 14}' text-anchor='middle'>{at:g} s</text>"
-        )
-    return "".join(parts)
+    return "".join(
+        f"<text x='{_x(at, result)}' y='{bottom + 14}' text-anchor='middle'>{at:g} s</text>"
+        for at in (result.seconds * part / 4 for part in range(5))
+    )
 
 
 def _x(at: float, result: SimulationResult) -> float:

@@ -36,8 +36,7 @@ class Latency:
     def __init__(self, text: str, mean: float | None, draw: Draw) -> None:
         """Take the seconds of a call from `draw(rng, calls in progress)`."""
         self.draw = check.plain_function("draw", draw)
-        self.mean = mean
-        """The mean in seconds; None if it depends on the load."""
+        self.mean = mean  # the mean in seconds; None if it depends on the load
         self._text = text
 
     def __repr__(self) -> str:
@@ -96,10 +95,7 @@ class Latency:
 
     @classmethod
     def measured(cls, samples: Sequence[float] | Tally) -> Latency:
-        """Draw from measured seconds: a list of samples, or a histogram's tally.
-
-        Between two bounds of a histogram, times are spread evenly.
-        """
+        """Draw from samples in seconds, or evenly within the buckets of a histogram's tally."""
         if isinstance(samples, Tally):
             return cls._of_tally(samples)
         values = [check.seconds("sample", sample, zero=True) for sample in samples]

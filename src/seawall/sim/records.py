@@ -1,4 +1,4 @@
-"""What a run writes down: counts for each step of time, by clients, service and guard.
+"""What happens to a world during a run, and what the run writes down for each step of time.
 
 Promises:
 - A call counts in the step in which it came, whenever it ends: the share of good answers of a step
@@ -11,34 +11,30 @@ Promises:
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 OUTCOMES: Final = ("ok", "degraded", "refused", "failed", "gave_up")
 """How a call can end: real answer, lesser answer, `Rejected`, any other error, caller left."""
 
 
+@dataclass
 class Steps:
-    """The current step of a run, and how many there are; one more is for what comes after the end.
+    """The `count` steps of a run, of so many `seconds`; one more is for what comes after the end.
 
     The world moves `now`; a record reads it for each count, which is cheaper than a division.
     """
 
-    __slots__ = ("count", "now", "seconds")
-
-    def __init__(self, seconds: float, count: int) -> None:
-        """Divide a run into `count` steps of `seconds`."""
-        self.seconds = seconds
-        self.count = count
-        self.now = 0
+    seconds: float
+    count: int
+    now: int = 0
 
 
 class ClientRecord:
     """The calls of one group of clients."""
 
-    __slots__ = ("came", "ended", "errors", "latencies", "name")
-
     def __init__(self, name: str, steps: Steps) -> None:
-        """Start without calls."""
         self.name = name
         self.came = [0] * (steps.count + 1)
         self.ended: dict[str, list[int]] = {
@@ -64,10 +60,7 @@ class ClientRecord:
 class ServiceRecord:
     """The load on one service."""
 
-    __slots__ = ("calls", "capacity", "failed", "in_flight", "name", "queue_age", "queued")
-
     def __init__(self, name: str, capacity: float | None, steps: Steps) -> None:
-        """Start without calls."""
         self.name = name
         self.capacity = capacity
         """Calls a second that it can serve at the beginning; None if nothing bounds it."""
@@ -75,21 +68,37 @@ class ServiceRecord:
         self.failed = [0] * (steps.count + 1)
         self.in_flight: list[int] = []
         self.queued: list[int] = []
-        self.queue_age: list[float] = []
-        """Seconds for which the first of the queue has waited."""
+        self.queue_age: list[float] = []  # seconds for which the first of the queue has waited
 
 
+@dataclass
 class GuardRecord:
-    """The state of one guard's policies."""
+    """The state of one guard's policies, by step."""
 
-    __slots__ = ("breaker", "in_flight", "name", "queue_age", "waiting")
+    name: str
+    breaker: list[str] = field(default_factory=list)  # state of its breaker; empty without one
+    in_flight: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)  # callers in the queues of its limits
+    queue_age: list[float] = field(default_factory=list)
 
-    def __init__(self, name: str) -> None:
-        """Start without samples."""
-        self.name = name
-        self.breaker: list[str] = []
-        """State of its breaker; empty without one."""
-        self.in_flight: list[int] = []
-        self.waiting: list[int] = []
-        """Callers in the queues of its limits; empty without one."""
-        self.queue_age: list[float] = []
+
+class Change(NamedTuple):
+    """One change: `begin` makes it, `end` undoes it (None: it cannot be undone).
+
+    Services, networks, stores and clients make them; `World.at` says when and for how long.
+    """
+
+    text: str
+    begin: Callable[[], Any]
+    end: Callable[[], Any] | None = None
+    is_load: bool = False
+    """Whether clients come more often, and nothing is broken."""
+
+
+class Disturbance(NamedTuple):
+    """A change in the history of a run; `until` is infinite if it was never undone."""
+
+    at: float
+    until: float
+    text: str
+    is_load: bool = False

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from seawall import _checks as check
@@ -43,7 +44,6 @@ MakeGuard = Callable[[], Guard] | str
 
 CONDITIONS: Final = ("normal", "slow", "down", "hangs", "double")
 """States of a dependency, or of the traffic, that a service is rehearsed in."""
-
 SLOWER: Final = 10.0
 """How many times slower a slow dependency is."""
 
@@ -51,14 +51,10 @@ SLOWER: Final = 10.0
 class RunOutcome(NamedTuple):
     """What one seed gave under one condition."""
 
-    goodput: float
-    """Real answers a second, over the whole run."""
-    during: float
-    """Share of the calls that came during the condition and got a real answer."""
-    tail: float
-    """99 % quantile of the real answers of the whole run, in seconds."""
-    load: float
-    """Calls a second on the dependency during the condition."""
+    goodput: float  # real answers a second, over the whole run
+    during: float  # share of the calls that came during the condition and got a real answer
+    tail: float  # 99 % quantile of the real answers of the whole run, in seconds
+    load: float  # calls a second on the dependency during the condition
     recovery: float
     """Seconds after the condition until 95 % of the usual share is served; infinite if never."""
 
@@ -80,49 +76,32 @@ class Rehearsal(NamedTuple):
         return cls(goodput, during, tail, load, recovery, tuple(outcomes))
 
 
-class Rehearsed:
-    """Fills a world with one dependency under one condition, and one guard before it."""
-
-    def __init__(
-        self,
-        guard: MakeGuard,
-        latency: Latency,
-        rate: float,
-        *,
-        condition: str,
-        failing: float,
-        capacity: float | None,
-        patience: float | None,
-        seconds: float,
-    ) -> None:
-        """See `rehearse`."""
-        self.guard = guard
-        self.latency = latency
-        self.rate = check.at_least("rate", rate, 0.0)
-        self.condition = check.choice("condition", condition, CONDITIONS)
-        self.failing = check.ratio("failing", failing, zero=True)
-        self.capacity = capacity
-        self.patience = patience
-        self.seconds = check.seconds("seconds", seconds)
-
-    def __call__(self, world: World) -> None:
-        """Fill `world`."""
-        world.seconds = self.seconds
-        service = world.service(
-            "dependency", latency=self.latency, capacity=self.capacity, failing=self.failing
-        )
-        guard = _made(self.guard)
-        call = _in_time(guard(service.acall), self.patience)
-        clients = world.clients("callers", call, rate=self.rate)
-        part = self.seconds / 3
-        if self.condition == "slow":
-            world.at(part, service.slow(SLOWER), lasts=part)
-        elif self.condition == "down":
-            world.at(part, service.down(), lasts=part)
-        elif self.condition == "hangs":
-            world.at(part, service.down(hangs=True), lasts=part)
-        elif self.condition == "double":
-            world.at(part, clients.surge(2.0), lasts=part)
+def _fill(
+    world: World,
+    *,
+    guard: MakeGuard,
+    latency: Latency,
+    rate: float,
+    condition: str,
+    failing: float,
+    capacity: float | None,
+    patience: float | None,
+    seconds: float,
+) -> None:
+    """Fill `world` with one dependency under one condition, and one guard before it."""
+    check.choice("condition", condition, CONDITIONS)
+    world.seconds = check.seconds("seconds", seconds)
+    service = world.service("dependency", latency=latency, capacity=capacity, failing=failing)
+    call = _in_time(_made(guard)(service.acall), patience)
+    clients = world.clients("callers", call, rate=rate)
+    changes = {
+        "slow": service.slow(SLOWER),
+        "down": service.down(),
+        "hangs": service.down(hangs=True),
+        "double": clients.surge(2.0),
+    }
+    if condition in changes:
+        world.at(seconds / 3, changes[condition], lasts=seconds / 3)
 
 
 def rehearse(
@@ -152,10 +131,11 @@ def rehearse(
     )
     found = {}
     for condition in conditions:
-        build = Rehearsed(
-            guard,
-            taken,
-            rate,
+        build = partial(
+            _fill,
+            guard=guard,
+            latency=taken,
+            rate=rate,
             condition=condition,
             failing=failing,
             capacity=capacity,
@@ -188,10 +168,7 @@ def _in_time(call: ClientCall, patience: float | None) -> ClientCall:
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> Rehearsal:
-    """Return the differences, `after` minus `before`, of the same seeds and condition.
-
-    An infinite recovery in both is no difference.
-    """
+    """Return the differences, `after` minus `before`, of the same seeds and condition."""
     pairs = zip(before.outcomes, after.outcomes, strict=True)
     return Rehearsal.of(
         [

@@ -8,6 +8,7 @@ json.dumps(report.data())
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -24,8 +25,7 @@ class Row(NamedTuple):
     key: str
     label: str
     measure: Measure
-    unit: str = ""
-    """`%` for shares, or what follows the number."""
+    unit: str = ""  # `%` for shares, or what follows the number
 
 
 class SimulationReport:
@@ -45,20 +45,23 @@ class SimulationReport:
             begin, end = result.trouble
             rows += list(_phases(begin, end, result.seconds, result.step))
         for group in result.clients if len(result.clients) > 1 else ():
-            rows.append(Row(f"share of {group}", f"  {group}", _share_of(group), "%"))
+            share = partial(SimulationResult.share, of=group)
+            rows.append(Row(f"share of {group}", f"  {group}", share, "%"))
         rows += [
             Row("goodput", "goodput", SimulationResult.goodput, "/s"),
             Row("p50", "p50", lambda one: one.quantile(0.5), "s"),
             Row("p99", "p99", lambda one: one.quantile(0.99), "s"),
         ]
         for service in result.services:
-            rows.append(Row(f"load on {service}", f"load on {service}", _load_on(service), "/s"))
+            load = partial(SimulationResult.load, service=service)
+            rows.append(Row(f"load on {service}", f"load on {service}", load, "/s"))
             if result.trouble is not None:
-                measure = _load_on(service, *result.trouble)
+                begin, end = result.trouble
+                measure = partial(load, since=begin, until=end)
                 rows.append(Row(f"load on {service} during", "  during", measure, "/s"))
         for outcome in ("degraded", "refused", "failed", "gave_up"):
-            label = outcome.replace("_", " ")
-            rows.append(Row(outcome, label, _ended(outcome), ""))
+            ended = partial(SimulationResult.ended, outcome=outcome)
+            rows.append(Row(outcome, outcome.replace("_", " "), ended))
         rows.append(Row("queue_age", "oldest in a queue", oldest_in_queue, "s"))
         return rows
 
@@ -129,8 +132,7 @@ def write(estimate: Estimate, unit: str) -> str:
 
 def oldest_in_queue(result: SimulationResult) -> float:
     """Return for how long the oldest call has waited in any queue, in the worst step."""
-    ages = [max(record.queue_age, default=0.0) for record in queues_of(result)]
-    return max(ages, default=0.0)
+    return max((age for record in queues_of(result) for age in record.queue_age), default=0.0)
 
 
 def queues_of(result: SimulationResult) -> list[ServiceRecord | GuardRecord]:
@@ -155,20 +157,6 @@ def _phases(begin: float, end: float, seconds: float, step: float) -> Iterator[R
     spans = {"before": (0.0, begin), "during": (begin, end), "after": (end, seconds)}
     for name, (since, until) in spans.items():
         if round(until / step) > round(since / step):
-            yield Row(name, f"  {name}", _share_in(since, until), "%")
-
-
-def _share_in(since: float, until: float) -> Measure:
-    return lambda result: result.share(since, until)
-
-
-def _share_of(group: str) -> Measure:
-    return lambda result: result.share(of=group)
-
-
-def _load_on(service: str, since: float = 0.0, until: float | None = None) -> Measure:
-    return lambda result: result.load(service, since, until)
-
-
-def _ended(outcome: str) -> Measure:
-    return lambda result: float(result.ended(outcome))
+            yield Row(
+                name, f"  {name}", partial(SimulationResult.share, since=since, until=until), "%"
+            )

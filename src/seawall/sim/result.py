@@ -9,24 +9,18 @@ from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
-from seawall.sim.changes import Disturbance
-from seawall.sim.records import OUTCOMES, ClientRecord, GuardRecord, ServiceRecord
+from seawall.sim.records import OUTCOMES, ClientRecord, Disturbance, GuardRecord, ServiceRecord
 
 NORMAL: Final = 0.95
 """Share of the usual service from which a world counts as well."""
-
 WINDOW: Final = 5.0
 """Seconds over which a share is taken to judge whether a world is well."""
-
 DOWN: Final = 0.1
 """Share of good answers below which a world is down, and not only degraded."""
-
 OVERLOAD: Final = 1.2
 """Offered load in units of capacity from which a verdict speaks of overload."""
-
 HELD: Final = 0.5
 """Share of its capacity that an overloaded world must serve not to have collapsed."""
-
 VerdictKind = Literal["unaffected", "recovers", "degraded", "stays down", "collapses", "holds"]
 
 
@@ -61,7 +55,6 @@ class SimulationResult:
         disturbances: Sequence[Disturbance],
         steps: int,
     ) -> None:
-        """Hold the records of a run of `steps` steps."""
         self.name = name
         self.seed = seed
         self.step = step
@@ -87,12 +80,7 @@ class SimulationResult:
         return sum(sum(record.came[span]) for record in self._groups(of))
 
     def ended(
-        self,
-        outcome: str,
-        since: float = 0.0,
-        until: float | None = None,
-        *,
-        of: str | None = None,
+        self, outcome: str, since: float = 0.0, until: float | None = None, *, of: str | None = None
     ) -> int:
         """Return how many calls ended like that: one of `OUTCOMES`."""
         check.choice("outcome", outcome, OUTCOMES)

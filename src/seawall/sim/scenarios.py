@@ -6,11 +6,11 @@ random numbers. `seawall simulate outage` runs both and prints them side by side
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from seawall.guard import Guard
 from seawall.models.budget import RequestRatio
@@ -21,11 +21,13 @@ from seawall.policies.cache import Cache
 from seawall.policies.rate_limit import RateLimit
 from seawall.policies.retry import Retry, RetryBudget
 from seawall.policies.timeout import Timeout
-from seawall.sim.changes import Change
 from seawall.sim.clients import zipf
 from seawall.sim.latency import Latency
+from seawall.sim.records import Change
 from seawall.sim.services import Service
 from seawall.sim.world import Build, World
+
+Fill = TypeVar("Fill", bound=Callable[..., None])
 
 TRANSIENT: Final = (ConnectionError, TimeoutError)
 
@@ -37,12 +39,18 @@ class Scenario(NamedTuple):
     variants: Mapping[str, Build]
 
 
-def _pair(about: str, build: Any, bare: str, guarded: str) -> Scenario:
-    variants = {
-        bare: partial(build, protected=False),
-        guarded: partial(build, protected=True),
-    }
-    return Scenario(about, variants)
+SCENARIOS: Final[dict[str, Scenario]] = {}
+
+
+def scenario(about: str, bare: str, guarded: str) -> Callable[[Fill], Fill]:
+    """Add the scenario that the decorated function builds, and name its two worlds."""
+
+    def add(build: Fill) -> Fill:
+        builds = {bare: partial(build, protected=False), guarded: partial(build, protected=True)}
+        SCENARIOS[build.__name__.strip("_").replace("_", "-")] = Scenario(about, builds)
+        return build
+
+    return add
 
 
 def _plain_retries(name: str, timeout: float) -> Guard:
@@ -51,8 +59,8 @@ def _plain_retries(name: str, timeout: float) -> Guard:
     return Guard(name, retry, Timeout(timeout))
 
 
-def outage(world: World, *, protected: bool) -> None:
-    """Let a vendor refuse all calls for 30 s."""
+@scenario("A vendor is down for 30 s.", "three retries", "recommended guard")
+def _outage(world: World, *, protected: bool) -> None:
     world.seconds = 120
     vendor = world.service("vendor", workers=10, latency=Latency.exponential(0.05))
     guard = (
@@ -64,8 +72,12 @@ def outage(world: World, *, protected: bool) -> None:
     world.at(30, vendor.down(), lasts=30)
 
 
-def slow_dependency(world: World, *, protected: bool) -> None:
-    """Let a vendor take 50 times as long for 30 s; half of the requests do not need it."""
+@scenario(
+    "A vendor is 50 times slower for 30 s; half of the requests do not need it.",
+    "long timeout",
+    "bulkhead, breaker and short timeout",
+)
+def _slow_dependency(world: World, *, protected: bool) -> None:
     world.seconds = 120
     vendor = world.service("vendor", latency=Latency.lognormal(median=0.05, p99=0.3))
     if protected:
@@ -93,8 +105,12 @@ def slow_dependency(world: World, *, protected: bool) -> None:
     world.at(30, vendor.slow(50), lasts=30)
 
 
-def retry_storm(world: World, *, protected: bool) -> None:
-    """Let a database be four times slower for 20 s, behind two services that retry."""
+@scenario(
+    "A database is four times slower for 20 s, behind two services that retry.",
+    "three retries each",
+    "budgets, breakers, bounded queue",
+)
+def _retry_storm(world: World, *, protected: bool) -> None:
     world.seconds = 120
     database = world.service(
         "database",
@@ -116,17 +132,16 @@ def retry_storm(world: World, *, protected: bool) -> None:
     world.at(30, database.slow(4), lasts=20)
 
 
-def metastable(world: World, *, protected: bool) -> None:
-    """Let a server at 93 % of its capacity stand still for 10 s."""
+@scenario(
+    "A server at 93 % of its capacity stands still for 10 s.",
+    "three retries",
+    "success-deposit budget, expired work dropped",
+)
+def _metastable(world: World, *, protected: bool) -> None:
     world.seconds = 120
     guard = Guard("server", Bulkhead(1, max_wait=inf, max_waiting=10**6)) if protected else None
-    server = world.service(
-        "server",
-        workers=1,
-        latency=Latency.exponential(0.01),
-        guard=guard,
-        deadlines=protected,
-    )
+    latency = Latency.exponential(0.01)
+    server = world.service("server", workers=1, latency=latency, guard=guard, deadlines=protected)
     budget = RetryBudget() if protected else None
     retry = Retry(on=TRANSIENT, attempts=4, backoff=0.1, budget=budget)
     client = Guard("client", retry, Timeout(1.0))
@@ -134,19 +149,20 @@ def metastable(world: World, *, protected: bool) -> None:
     world.at(20, server.stall(), lasts=10)
 
 
-def thundering_herd(world: World, *, protected: bool) -> None:
-    """Let cached pages expire: everybody who wants one goes to the origin at the same time."""
+@scenario(
+    "Popular pages expire in a cache, and their callers go to the origin.",
+    "hand-made cache",
+    "Cache, one call for each key",
+)
+def _thundering_herd(world: World, *, protected: bool) -> None:
     world.seconds = 120
     origin = world.service("origin", workers=5, latency=Latency.exponential(0.5))
     fetch = Guard("origin", Timeout(5.0))(origin.acall)
-    if protected:
-        call = Guard("cache", Cache(20.0))(fetch)
-    else:
-        call = _handmade_cache(world, fetch, ttl=20.0)
+    call = Guard("cache", Cache(20.0))(fetch) if protected else _handmade_cache(world, fetch, 20.0)
     world.clients("users", call, rate=100, keys=zipf(3), patience=2.0)
 
 
-def _handmade_cache(world: World, fetch: Any, *, ttl: float) -> Any:
+def _handmade_cache(world: World, fetch: Any, ttl: float) -> Any:
     """Return a cache as it is often written: whoever finds nothing fetches it."""
     known: dict[Any, tuple[float, Any]] = {}
 
@@ -164,38 +180,31 @@ SHARDS: Final = 8
 BAD_SHARD: Final = 3
 
 
-def bad_shard(world: World, *, protected: bool) -> None:
-    """Let one shard of eight hang for 30 s."""
+@scenario("One shard of eight hangs for 30 s.", "one bulkhead for all", "a guard for each shard")
+def _bad_shard(world: World, *, protected: bool) -> None:
     world.seconds = 120
     database = world.service("database", latency=Latency.exponential(0.02))
+
+    async def read(key: int) -> Any:
+        return await database.acall(key)
+
     if protected:
         shards = Guard.family(
             "shard", lambda _shard: (Breaker(), Bulkhead(10, max_wait=0.1), Timeout(1.0))
         )
-        call = shards(by=_shard_of)(_plain(database))
+        call = shards(by=_shard_of)(read)
     else:
         call = Guard("database", Bulkhead(40, max_wait=0.1), Timeout(5.0))(database.acall)
     world.clients("users", call, rate=200, keys=zipf(1000, 0.2), patience=3.0)
-    world.at(30, database.down(hangs=True, when=_on_bad_shard), lasts=30)
+    world.at(30, database.down(hangs=True, when=lambda key: _shard_of(key) == BAD_SHARD), lasts=30)
 
 
 def _shard_of(key: int) -> int:
     return key % SHARDS
 
 
-def _on_bad_shard(key: int) -> bool:
-    return _shard_of(key) == BAD_SHARD
-
-
-def _plain(service: Service) -> Any:
-    async def call(key: int) -> Any:
-        return await service.acall(key)
-
-    return call
-
-
-def hot_key(world: World, *, protected: bool) -> None:
-    """Let every second call want the same key for 30 s, which lives on one shard of eight."""
+@scenario("Every second call wants the same key for 30 s.", "no cache", "cache of one second")
+def _hot_key(world: World, *, protected: bool) -> None:
     world.seconds = 120
     shards = [
         world.service(f"shard {number}", workers=2, latency=Latency.exponential(0.05))
@@ -222,18 +231,17 @@ def hot_key(world: World, *, protected: bool) -> None:
     world.at(30, Change("every second call wants the same key", begin, end), lasts=30)
 
 
-def store_loss(world: World, *, protected: bool) -> None:
-    """Lose the store of a shared rate limit for 30 s."""
+@scenario(
+    "The store of a shared rate limit is lost for 30 s.",
+    "closed without the store",
+    "local without the store",
+)
+def _store_loss(world: World, *, protected: bool) -> None:
     world.seconds = 120
     store = world.store("redis")
     vendor = world.service("vendor", workers=3, latency=Latency.exponential(0.05))
-    limit = RateLimit(
-        "50/s",
-        burst=10,
-        shared=store,
-        name="vendor",
-        on_store_failure="local" if protected else "closed",
-    )
+    lost: Any = "local" if protected else "closed"
+    limit = RateLimit("50/s", burst=10, shared=store, name="vendor", on_store_failure=lost)
     guard = Guard("vendor", limit, Timeout(1.0))
     world.clients("users", guard(vendor.acall), rate=40, patience=3.0)
     world.at(30, store.lost(), lasts=30)
@@ -242,8 +250,8 @@ def store_loss(world: World, *, protected: bool) -> None:
 PODS: Final = 4
 
 
-def rolling_restart(world: World, *, protected: bool) -> None:
-    """Restart four pods one after another; a balancer notices each after two seconds."""
+@scenario("Four pods restart one after another.", "no retries", "retries with a budget")
+def _rolling_restart(world: World, *, protected: bool) -> None:
     world.seconds = 120
     pods = [
         world.service(f"pod {number}", workers=4, latency=Latency.exponential(0.05))
@@ -255,28 +263,18 @@ def rolling_restart(world: World, *, protected: bool) -> None:
     async def call() -> Any:
         return await rng.choice(balanced).acall()
 
-    if protected:
-        retry = Retry(on=TRANSIENT, attempts=3, backoff=0.05, budget=RetryBudget(RequestRatio(0.3)))
-        guarded = Guard("pods", retry, Timeout(1.0))(call)
-    else:
-        guarded = Guard("pods", Timeout(1.0))(call)
-    world.clients("users", guarded, rate=120, patience=3.0)
+    retry = Retry(on=TRANSIENT, attempts=3, backoff=0.05, budget=RetryBudget(RequestRatio(0.3)))
+    guard = Guard("pods", *([retry] if protected else []), Timeout(1.0))
+    world.clients("users", guard(call), rate=120, patience=3.0)
     for number, pod in enumerate(pods):
         at = 30 + 12 * number
         world.at(at, pod.crash(), lasts=8)
-        world.at(at + 2, _balance(balanced, pod), lasts=8)
+        out, back = partial(balanced.remove, pod), partial(balanced.append, pod)
+        world.at(at + 2, Change(f"the balancer leaves {pod.name} out", out, back), lasts=8)
 
 
-def _balance(balanced: list[Service], pod: Service) -> Any:
-    return Change(
-        f"the balancer leaves {pod.name} out",
-        lambda: balanced.remove(pod),
-        lambda: balanced.append(pod),
-    )
-
-
-def surge(world: World, *, protected: bool) -> None:
-    """Let ten times the usual calls come for 20 s, to a server that is usually 60 % busy."""
+@scenario("Ten times the usual calls for 20 s.", "unbounded queue", "bulkhead with CoDel")
+def _surge(world: World, *, protected: bool) -> None:
     world.seconds = 120
     guard = (
         Guard("server", Bulkhead(10, max_wait=0.5, max_waiting=1000, shed=codel()))
@@ -288,59 +286,3 @@ def surge(world: World, *, protected: bool) -> None:
         "users", server.acall, rate=60, patience=1.0, comes_back=0.5, return_after=2.0
     )
     world.at(30, users.surge(10), lasts=20)
-
-
-SCENARIOS: Final[dict[str, Scenario]] = {
-    "outage": _pair("A vendor is down for 30 s.", outage, "three retries", "recommended guard"),
-    "slow-dependency": _pair(
-        "A vendor is 50 times slower for 30 s; half of the requests do not need it.",
-        slow_dependency,
-        "long timeout",
-        "bulkhead, breaker and short timeout",
-    ),
-    "retry-storm": _pair(
-        "A database is four times slower for 20 s, behind two services that retry.",
-        retry_storm,
-        "three retries each",
-        "budgets, breakers, bounded queue",
-    ),
-    "metastable": _pair(
-        "A server at 93 % of its capacity stands still for 10 s.",
-        metastable,
-        "three retries",
-        "success-deposit budget, expired work dropped",
-    ),
-    "thundering-herd": _pair(
-        "Popular pages expire in a cache, and their callers go to the origin.",
-        thundering_herd,
-        "hand-made cache",
-        "Cache, one call for each key",
-    ),
-    "bad-shard": _pair(
-        "One shard of eight hangs for 30 s.",
-        bad_shard,
-        "one bulkhead for all",
-        "a guard for each shard",
-    ),
-    "hot-key": _pair(
-        "Every second call wants the same key for 30 s.", hot_key, "no cache", "cache of one second"
-    ),
-    "store-loss": _pair(
-        "The store of a shared rate limit is lost for 30 s.",
-        store_loss,
-        "closed without the store",
-        "local without the store",
-    ),
-    "rolling-restart": _pair(
-        "Four pods restart one after another.",
-        rolling_restart,
-        "no retries",
-        "retries with a budget",
-    ),
-    "surge": _pair(
-        "Ten times the usual calls for 20 s.",
-        surge,
-        "unbounded queue",
-        "bulkhead with CoDel",
-    ),
-}

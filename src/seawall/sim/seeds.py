@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from math import inf, isfinite, sqrt
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
@@ -65,7 +66,6 @@ class Runs:
     """The results of one world, one for each seed, in the order of the seeds."""
 
     def __init__(self, name: str, results: Sequence[SimulationResult]) -> None:
-        """Hold at least one result."""
         self.name = name
         self.results = tuple(results)
 
@@ -117,26 +117,21 @@ def run_seeds(
     chosen = range(1, check.count("seeds", seeds) + 1) if isinstance(seeds, int) else list(seeds)
     processes = min(check.count("processes", processes), len(chosen))
     name = name or name_of(build)
+    run = partial(simulate, build, seconds=seconds, name=name, step=step)
     done: dict[int, SimulationResult] = {}
     tell = progress or (lambda _done, _all: None)
     if processes == 1:
         for seed in chosen:
-            done[seed] = _run(build, seed, seconds, name, step)
+            done[seed] = run(seed=seed)
             tell(len(done), len(chosen))
         return Runs(name, [done[seed] for seed in chosen])
     _check_picklable(build)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_run, build, seed, seconds, name, step): seed for seed in chosen}
+        running = {pool.submit(run, seed=seed): seed for seed in chosen}
         for future in as_completed(running):
             done[running[future]] = future.result()
             tell(len(done), len(chosen))
     return Runs(name, [done[seed] for seed in chosen])
-
-
-def _run(
-    build: Build, seed: int, seconds: float | None, name: str, step: float
-) -> SimulationResult:
-    return simulate(build, seed=seed, seconds=seconds, name=name, step=step)
 
 
 def _check_picklable(build: Build) -> None:

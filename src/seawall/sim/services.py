@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +23,8 @@ from seawall.clock import VirtualClock
 from seawall.context import deadline, seconds_left
 from seawall.errors import Rejected
 from seawall.redis.fake import FakeStore
-from seawall.sim.changes import Change
 from seawall.sim.latency import Latency, LatencyLike
-from seawall.sim.records import ServiceRecord, Steps
+from seawall.sim.records import Change, ServiceRecord, Steps
 
 if TYPE_CHECKING:
     from random import Random
@@ -43,24 +43,17 @@ class ServiceFailed(ConnectionError):
     """A simulated service refused a call, lost it, or answered with an error."""
 
 
+@dataclass(eq=False, slots=True)
 class Fault:
-    """A failure mode that is active: calls that meet it fail, hang or take longer."""
+    """A failure mode that is active: calls that meet it fail, hang or take longer.
 
-    __slots__ = ("error", "factor", "share", "when")
+    It affects a `share` of the calls whose key `when` accepts; an infinite factor hangs them.
+    """
 
-    def __init__(
-        self,
-        *,
-        factor: float = 1.0,
-        share: float = 1.0,
-        when: Callable[[Any], bool] | None = None,
-        error: Callable[[], Exception] | None = None,
-    ) -> None:
-        """Affect a `share` of the calls whose key `when` accepts; an infinite factor hangs them."""
-        self.factor = factor
-        self.share = share
-        self.when = when
-        self.error = error
+    factor: float = 1.0
+    share: float = 1.0
+    when: Callable[[Any], bool] | None = None
+    error: Callable[[], Exception] | None = None
 
     def slows(self, rng: Random, key: Any) -> float:
         """Raise the error, or return by what factor the call is slower."""
@@ -73,20 +66,16 @@ class Fault:
         return self.factor
 
 
+@dataclass(eq=False, slots=True)
 class _Request:
     """A call inside a service."""
 
-    __slots__ = ("answer", "came", "key", "seconds_left", "turn")
-
-    def __init__(
-        self, answer: asyncio.Future[Any], came: float, key: Any, left: float | None
-    ) -> None:
-        self.answer = answer
-        self.came = came
-        self.key = key
-        self.seconds_left = left
-        self.turn: asyncio.Future[None] | None = None
-        """Set when it is the request's turn to be worked on; for requests that are tasks."""
+    answer: asyncio.Future[Any]
+    came: float
+    key: Any
+    seconds_left: float | None
+    turn: asyncio.Future[None] | None = None
+    """Set when it is the request's turn to be worked on; for requests that are tasks."""
 
     def succeed(self, value: Any = None) -> None:
         if not self.answer.done():
@@ -115,7 +104,6 @@ class Service:
         deadlines: bool = False,
         failing: float = 0.0,
     ) -> None:
-        """See `World.service`."""
         self.name = name
         self.latency = Latency.of(latency)
         self.workers: float = inf if workers is None else check.count("workers", workers)
@@ -132,16 +120,13 @@ class Service:
         self.record = ServiceRecord(name, self.capacity, Steps(1.0, 0))
         self._rng = rng
         self._steps = Steps(1.0, 0)
-        self._faults: list[Fault] = []
-        """What calls meet when they come."""
-        self._slowdowns: list[Fault] = []
-        """What calls meet when it is their turn."""
+        self._faults: list[Fault] = []  # what calls meet when they come
+        self._slowdowns: list[Fault] = []  # what calls meet when it is their turn
         if check.ratio("failing", failing, zero=True):
             self._faults.append(Fault(share=failing, error=self._error("failed")))
         self._paused = 0
         self._running: dict[_Request, None] = {}
         self._queue: deque[_Request] = deque()
-        self._as_task = not (guard is None and handler is None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._context: Context = copy_context()
 
@@ -173,16 +158,15 @@ class Service:
 
     async def acall(self, key: Any = None) -> Any:
         """Call the service, over its network if it has one."""
-        network = self.network
-        if network is None:
+        if self.network is None:
             return await self._receive(key)
-        await network.across()
+        await self.network.across()
         try:
             answer = await self._receive(key)
         except ServiceFailed:
-            await network.across()
+            await self.network.across()
             raise
-        await network.across()
+        await self.network.across()
         return answer
 
     async def _receive(self, key: Any) -> Any:
@@ -201,13 +185,13 @@ class Service:
             raise
 
     def _accept(self, request: _Request, loop: asyncio.AbstractEventLoop) -> None:
-        if self._as_task:
-            # A server knows nothing of its caller's context.
-            task = loop.create_task(self._serve(request), context=self._context.copy())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
+        if self.guard is None and self.handler is None:
             self._enqueue(request)
+            return
+        # A server knows nothing of its caller's context.
+        task = loop.create_task(self._serve(request), context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _enqueue(self, request: _Request) -> None:
         if len(self._running) < self.workers and not self._paused:
@@ -294,18 +278,18 @@ class Service:
         of = "" if when is None else " for some keys"
         _check_when(when)
         if hangs:
-            return self._fault(f"{self.name} hangs{of}", Fault(factor=inf, when=when))
+            return _fault_change(
+                f"{self.name} hangs{of}", self._faults, Fault(factor=inf, when=when)
+            )
         fault = Fault(error=self._error("is down"), when=when)
-        return self._fault(f"{self.name} is down{of}", fault)
+        return _fault_change(f"{self.name} is down{of}", self._faults, fault)
 
     def slow(self, factor: float = 10.0, *, share: float = 1.0) -> Change:
         """Take `factor` times as long for a `share` of the calls."""
         check.at_least("factor", factor, 0.0)
         text = f"{self.name} is {factor:g} times slower{_for_share(share)}"
         fault = Fault(factor=factor, share=check.ratio("share", share))
-        return Change(
-            text, lambda: self._slowdowns.append(fault), lambda: self._slowdowns.remove(fault)
-        )
+        return _fault_change(text, self._slowdowns, fault)
 
     def errors(
         self,
@@ -319,7 +303,7 @@ class Service:
         made = self._error("failed") if error is None else check.plain_function("error", error)
         _check_when(when)
         share = check.ratio("share", share)
-        return self._fault(text, Fault(share=share, when=when, error=made))
+        return _fault_change(text, self._faults, Fault(share=share, when=when, error=made))
 
     def crash(self) -> Change:
         """Lose all calls in progress and in the queue, and be down."""
@@ -368,9 +352,6 @@ class Service:
     def _error(self, what: str) -> Callable[[], Exception]:
         return lambda: ServiceFailed(f"{self.name} {what}")
 
-    def _fault(self, text: str, fault: Fault) -> Change:
-        return Change(text, lambda: self._faults.append(fault), lambda: self._faults.remove(fault))
-
     # The run
 
     def begin(self, steps: Steps) -> None:
@@ -389,7 +370,6 @@ class Network:
     """The way to a service: each direction takes `delay`; made by `World.network`."""
 
     def __init__(self, name: str, rng: Random, delay: LatencyLike) -> None:
-        """See `World.network`."""
         self.name = name
         self.delay = Latency.of(delay)
         self._rng = rng
@@ -407,27 +387,27 @@ class Network:
     def partition(self, *, refuses: bool = False) -> Change:
         """Lose whatever is sent; or, with `refuses`, report immediately that there is no way."""
         error = (lambda: ServiceFailed(f"no route over {self.name}")) if refuses else None
-        return self._fault(f"{self.name} is cut", Fault(factor=inf, error=error))
+        return _fault_change(f"{self.name} is cut", self._faults, Fault(factor=inf, error=error))
 
     def loss(self, share: float) -> Change:
         """Lose a `share` of what is sent: its caller never hears of it."""
         share = check.ratio("share", share)
-        return self._fault(f"{self.name} loses {100 * share:g} %", Fault(factor=inf, share=share))
+        return _fault_change(
+            f"{self.name} loses {100 * share:g} %", self._faults, Fault(factor=inf, share=share)
+        )
 
     def slow(self, factor: float = 10.0) -> Change:
         """Take `factor` times as long."""
         check.at_least("factor", factor, 0.0)
-        return self._fault(f"{self.name} is {factor:g} times slower", Fault(factor=factor))
-
-    def _fault(self, text: str, fault: Fault) -> Change:
-        return Change(text, lambda: self._faults.append(fault), lambda: self._faults.remove(fault))
+        return _fault_change(
+            f"{self.name} is {factor:g} times slower", self._faults, Fault(factor=factor)
+        )
 
 
 class SimulatedStore(FakeStore):
     """A store that pods share, which can be lost; made by `World.store`."""
 
     def __init__(self, name: str, clock: VirtualClock) -> None:
-        """Keep time by the world's clock."""
         super().__init__(name=name, clock=clock)
 
     def lost(self) -> Change:
@@ -494,6 +474,10 @@ async def pause(seconds: float) -> None:
 def _wake(over: asyncio.Future[None]) -> None:
     if not over.done():
         over.set_result(None)
+
+
+def _fault_change(text: str, faults: list[Fault], fault: Fault) -> Change:
+    return Change(text, lambda: faults.append(fault), lambda: faults.remove(fault))
 
 
 def _for_share(share: float) -> str:

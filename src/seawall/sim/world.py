@@ -43,10 +43,9 @@ from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
 from seawall.policies.slots import SlotPolicy
 from seawall.runtime.virtual import VirtualLoop
-from seawall.sim.changes import Change, Disturbance
 from seawall.sim.clients import ClientCall, ClientGroup, ClosedUsers, Keys, OpenClients, Rate
 from seawall.sim.latency import LatencyLike
-from seawall.sim.records import GuardRecord, Steps
+from seawall.sim.records import Change, Disturbance, GuardRecord, Steps
 from seawall.sim.result import SimulationResult
 from seawall.sim.services import Handler, Network, Service, SimulatedStore, pause
 
@@ -67,8 +66,7 @@ class World:
         self.seed = check.count("seed", seed, minimum=0)
         self.name = name
         self.clock = VirtualClock()
-        self.seconds = 60.0
-        """How long `run()` lasts by default."""
+        self.seconds = 60.0  # how long `run()` lasts by default
         self._step = check.seconds("step", step)
         self._services: dict[str, Service] = {}
         self._groups: dict[str, ClientGroup] = {}
@@ -248,7 +246,7 @@ class World:
         asked = (seconds or 0.0) + 60 * minutes + 3600 * hours
         total = check.seconds("seconds", self.seconds if seconds is None and not asked else asked)
         steps = Steps(self._step, max(1, round(total / self._step)))
-        guards = _watched()
+        guards = [_WatchedGuard(guard) for guard in registry.guards()]
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock)) as runner:
             runner.run(self._pass(steps, guards, progress))
         return SimulationResult(
@@ -269,14 +267,14 @@ class World:
     async def _pass(
         self, steps: Steps, guards: list[_WatchedGuard], progress: Progress | None
     ) -> None:
-        self._schedule()
+        loop = asyncio.get_running_loop()
+        self._schedule(loop)
         working = [asyncio.ensure_future(work()) for work in self._background]
         for service in self._services.values():
             service.begin(steps)
         collects = _can_degrade()
         for group in self._groups.values():
             group.begin(steps, collects=collects)
-        loop = asyncio.get_running_loop()
         total = steps.count * self._step
         for index in range(steps.count):
             await pause((index + 1) * self._step - loop.time())
@@ -294,8 +292,7 @@ class World:
             await group.leave()
         await _stop(working)
 
-    def _schedule(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         for disturbance, change in self._changes:
             loop.call_at(disturbance.at, change.begin)
             if change.end is not None and disturbance.until < inf:
@@ -375,10 +372,6 @@ async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(error, Exception):
             raise error
-
-
-def _watched() -> list[_WatchedGuard]:
-    return [_WatchedGuard(guard) for guard in registry.guards()]
 
 
 @contextmanager
