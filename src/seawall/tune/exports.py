@@ -44,7 +44,6 @@ class ExportedSeries:
     """The series of one guard or pool."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._values: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(
             lambda: defaultdict(float)
@@ -57,11 +56,10 @@ class ExportedSeries:
             self._buckets[metric.removesuffix("_bucket")][float(labels.get("le", "nan"))] += value
             return
         which = next((labels[one] for one in _WHICH if one in labels), "")
-        if metric in _LARGEST:
-            value = max(value, self._values[metric, which])
-            self._values[metric, which] = value
-        else:
-            self._values[metric, which] += value
+        before = self._values[metric, which]
+        self._values[metric, which] = (
+            max(value, before) if metric == "error_ratio" else before + value
+        )
 
     def guard(self, name: str, seconds: float) -> dict[str, Any]:
         """Return what there is of a guard, as in its snapshot."""
@@ -114,8 +112,6 @@ CHECKOUT: Final = 1.0
 _BROKEN: Final = ("isolated", "open", "half_open")
 _WHICH: Final = ("outcome", "policy", "result", "to", "cause", "state")
 """Labels of ours by which the values of a metric are kept apart."""
-
-_LARGEST: Final = frozenset({"error_ratio"})
 
 
 def _series(text: str) -> Iterator[tuple[str, Labels, float]]:

@@ -14,7 +14,7 @@ import tomllib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from math import exp, inf, log
+from math import inf, log
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
@@ -27,13 +27,10 @@ Table = Mapping[str, Any]
 
 FAILING: Final = 0.1
 """Share of failed attempts from which a dependency counts as failing."""
-
 FAILING_NOW: Final = 0.2
 """The same for the attempts of the last seconds, which are few."""
-
 LARGEST: Final = 1e15
 """Numbers above this are none that a process counts."""
-
 MOST_HIDDEN: Final = 0.4
 """Share of attempts that may time out before too little is known of what they would have taken."""
 
@@ -173,44 +170,23 @@ class Measured(NamedTuple):
         median = self.quantile(0.5)
         if share > MOST_HIDDEN or median >= timeout:
             return None
-        tail = _Tail(median, timeout, share)
+        sigma = log(timeout / median) / NormalDist().inv_cdf(1 - share)
+        normal = NormalDist(log(median), sigma)
         tally = Tally(self.tally.bounds)
         left = hidden
-        for place, count in enumerate(self.tally.counts):
-            high = self.tally.bounds[place] if place < len(self.tally.bounds) else inf
+        lows, longest = (0.0, *self.tally.bounds), self.tally.bounds[-1]
+        highs = (*self.tally.bounds, inf)
+        for place, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            count = self.tally.counts[place]
+            if high > timeout:
+                below = 1.0 if high == inf else normal.cdf(log(high))
+                tail = (below - normal.cdf(log(max(low, timeout)))) / share
+                tally.counts[place] = hidden * tail
             taken = min(left, count) if high >= timeout else 0.0
             left -= taken
-            low = self.tally.bounds[place - 1] if place else 0.0
-            tally.counts[place] = count - taken + hidden * tail.between(low, high)
-        ends = (*self.tally.bounds, self.tally.bounds[-1])
-        starts = (0.0, *self.tally.bounds)
-        middles = [(low + high) / 2 for low, high in zip(starts, ends, strict=True)]
-        tally.sum = sum(count * middle for count, middle in zip(tally.counts, middles, strict=True))
+            tally.counts[place] += count - taken
+            tally.sum += tally.counts[place] * (low + min(high, longest)) / 2
         return self._replace(tally=tally)
-
-
-class _Tail:
-    """The part of a log-normal distribution that is above a timeout."""
-
-    def __init__(self, median: float, timeout: float, share: float) -> None:
-        """Let a `share` of all be above `timeout`."""
-        self._normal = NormalDist(
-            log(median), log(timeout / median) / NormalDist().inv_cdf(1 - share)
-        )
-        self._from = timeout
-        self._share = share
-
-    def between(self, low: float, high: float) -> float:
-        """Return which part of the tail is between two durations."""
-        low = max(low, self._from)
-        if high <= low:
-            return 0.0
-        below = 1.0 if high == inf else self._normal.cdf(log(high))
-        return (below - self._normal.cdf(log(low))) / self._share
-
-    def quantile(self, p: float) -> float:
-        """Return the quantile `p` of all durations."""
-        return exp(self._normal.inv_cdf(p))
 
 
 # Snapshots
@@ -237,8 +213,12 @@ def tuning_snapshot(only: str | None = None) -> dict[str, Any]:
         seen["recent_rate"] = guard.stats.recent_rate(now)
         shown.append(seen)
     pools = [
-        {**plain(thing.snapshot()), **_demand(thing), "checkout_timeout": checkout(thing)}
-        for thing, entry in registry.entered()
+        {
+            **plain(pool.snapshot()),
+            "recent_rate": pool.advice().throughput,
+            "checkout_timeout": checkout(pool),
+        }
+        for pool, entry in registry.entered()
         if entry.kind == "pool" and only is None
     ]
     return {"guards": shown, "pools": pools, "settings": guards_to_toml(guards)}
@@ -250,24 +230,14 @@ def checkout(pool: Any) -> float | None:
     return None if seconds == inf else seconds
 
 
-def _demand(pool: Any) -> dict[str, float]:
-    advice = pool.advice()
-    return {"recent_rate": advice.throughput}
-
-
 def measured_of(snapshot: Mapping[str, Any]) -> list[Measured]:
     """Return what was measured of each guard and pool of a snapshot for tuning."""
     tables = tomllib.loads(str(snapshot.get("settings") or "")).get("guards", {})
-    _check_settings(tables)
-    return [*_guards(_listed(snapshot, "guards"), tables), *_pools(_listed(snapshot, "pools"))]
-
-
-def _check_settings(tables: Any) -> None:
-    known = tables if isinstance(tables, Mapping) else {"": None}
-    for name, table in known.items():
+    for name, table in (tables if isinstance(tables, Mapping) else {"": None}).items():
         policies = table.get("policies") if isinstance(table, Mapping) else None
         if not _are_tables(policies, "policy"):
             raise ValueError(f"settings of guard {name!r}: write [[guards.NAME.policies]]")
+    return [*_guards(_listed(snapshot, "guards"), tables), *_pools(_listed(snapshot, "pools"))]
 
 
 def _listed(snapshot: Mapping[str, Any], kind: str) -> Sequence[Mapping[str, Any]]:
@@ -283,23 +253,24 @@ def _are_tables(listed: Any, key: str) -> bool:
     )
 
 
+_COUNTS: Final = (
+    *("seconds", "succeeded", "failed", "timed_out", "rejected", "retries", "error_rate"),
+    "recent_rate",
+)
+"""The numbers in the snapshot of a guard that are fields of `Measured`."""
+
+
 def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Measured]:
     for seen in guards:
         name = seen["name"]
         counted = seen.get("policies") or [*_counted(seen, tables.get(name))]
         if not _are_tables(counted, "policy"):
             raise ValueError(f"this is no snapshot: guard {name!r} has policies {counted!r:.80}")
+        counts: dict[str, Any] = {count: _number(seen, count) for count in _COUNTS}
         yield Measured(
-            name=name,
-            kind="guard",
-            seconds=_number(seen, "seconds"),
-            succeeded=_number(seen, "succeeded"),
-            failed=_number(seen, "failed"),
-            timed_out=_number(seen, "timed_out"),
-            rejected=_number(seen, "rejected"),
-            retries=_number(seen, "retries"),
-            error_rate=_number(seen, "error_rate"),
-            recent_rate=_number(seen, "recent_rate"),
+            name,
+            "guard",
+            **counts,
             tally=_tally(seen.get("histogram")),
             policies=tuple(counted),
             table=tables.get(name),
@@ -322,23 +293,18 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
     for seen in pools:
         use = seen.get("use") or {}
         refused = _number(seen, "rejected") + _number(seen, "timed_out")
+        bounded = seen.get("checkout_timeout") is not None
+        wait = _number(seen, "checkout_timeout") if bounded else inf
+        counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0.0)
+        counts |= {count: _number(seen, count) for count in ("seconds", "recent_rate")}
+        counts |= {"succeeded": _number(seen, "borrowed"), "rejected": refused}
         yield Measured(
-            name=seen["name"],
-            kind="pool",
-            seconds=_number(seen, "seconds"),
-            succeeded=_number(seen, "borrowed"),
-            failed=_number(seen, "connect_failed"),
-            timed_out=0.0,
-            rejected=refused,
-            retries=0.0,
-            error_rate=0.0,
-            recent_rate=_number(seen, "recent_rate"),
+            seen["name"],
+            "pool",
+            **{**counts, "failed": _number(seen, "connect_failed")},
             tally=_tally(use.get("histogram")),
             policies=(),
-            table={
-                "max_size": int(_number(seen, "limit")),
-                "checkout_timeout": _wait(seen),
-            },
+            table={"max_size": int(_number(seen, "limit")), "checkout_timeout": wait},
         )
 
 
@@ -351,11 +317,6 @@ def _tally(histogram: Any) -> Tally:
         tally.counts = [_finite("counts", count) for count in counts]
         tally.sum = _number(known, "sum")
     return tally
-
-
-def _wait(pool: Mapping[str, Any]) -> float:
-    """Return how long borrowers wait: without end if nothing bounds that."""
-    return inf if pool.get("checkout_timeout") is None else _number(pool, "checkout_timeout")
 
 
 def _number(seen: Mapping[str, Any], name: str) -> float:

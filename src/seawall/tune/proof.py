@@ -25,51 +25,25 @@ from seawall.tune.proposals import Proposal, apply, rounded, seconds
 
 HEADROOM: Final = 1.5
 """How many times today's attempts a dependency is taken to bear, if its capacity is not known."""
-
 PATIENCE: Final = 3.0
 """For how many times the slowest usual answer callers are taken to wait, if that is not known."""
-
 SHORTEST_PATIENCE: Final = 1.0
 
 NOTICED: Final = 0.05
 """Share of goodput, tail or load from which a difference counts."""
-
 NOTICED_ALWAYS: Final = 0.01
 """The same for the goodput as usual: an outage is rare, and every day is not."""
-
 IN_TROUBLE: Final = ("slow", "down", "hangs")
 """Conditions of the dependency in which it must not get more load."""
-
 SIMULATED: Final = frozenset(
-    {
-        "adaptive_limit",
-        "breaker",
-        "bulkhead",
-        "hedge",
-        "rate_limit",
-        "retry",
-        "throttle",
-        "timeout",
-    }
+    {"adaptive_limit", "breaker", "bulkhead", "hedge", "rate_limit", "retry", "throttle"}
+    | {"timeout"}
 )
 """Policies that are simulated. Caches, fallbacks and functions of the user are left out."""
 
 _OWN: Final = frozenset(
-    {
-        "cost",
-        "dispose",
-        "is_drop",
-        "is_failure",
-        "max_threads",
-        "name",
-        "on_store_failure",
-        "probe",
-        "retry_after",
-        "settle",
-        "shared",
-        "sync",
-        "workers",
-    }
+    {"cost", "dispose", "is_drop", "is_failure", "max_threads", "name", "on_store_failure"}
+    | {"probe", "retry_after", "settle", "shared", "sync", "workers"}
 )
 """Settings that are functions of the user, stores or threads, which a simulation does not have."""
 
@@ -114,20 +88,19 @@ def prove(
     `capacity` is the number of calls a second that the dependency can serve, `patience` how long
     callers wait. Both have defaults from what was measured, and the proof says which.
     """
-    return _Trial(
-        measured,
-        proposals,
-        capacity=capacity,
-        patience=patience,
-        seeds=seeds,
-        length=seconds,
-        processes=processes,
-        progress=progress,
-    ).prove()
-
-
-def _silent(_text: str) -> None:
-    """Tell nobody."""
+    known = _without_todays_timeout(measured)
+    given = {
+        "latency": Latency.measured(known.tally),
+        "rate": measured.rate,
+        "failing": min(0.99, measured.failing),
+        "capacity": capacity or HEADROOM * measured.attempt_rate,
+        "patience": patience or _usual_patience(known),
+        "seconds": seconds,
+        "seeds": seeds,
+        "processes": processes,
+    }
+    tell = check.plain_function("progress", progress or (lambda _text: None))
+    return _Trial(measured, known.samples, list(proposals), given, tell).prove()
 
 
 class _Trial:
@@ -136,43 +109,26 @@ class _Trial:
     def __init__(
         self,
         measured: Measured,
-        proposals: Sequence[Proposal],
-        *,
-        capacity: float | None,
-        patience: float | None,
-        seeds: int,
-        length: float,
-        processes: int,
-        progress: Progress | None,
+        samples: int,
+        proposals: list[Proposal],
+        given: dict[str, Any],
+        tell: Progress,
     ) -> None:
         self._measured = measured
-        self._proposals = list(proposals)
-        self._latency = self._calls_without_timeout()
-        self._capacity = capacity or HEADROOM * measured.attempt_rate
-        self._patience = patience or self._usual_patience()
-        self._given = {
-            "latency": Latency.measured(self._latency.tally),
-            "rate": measured.rate,
-            "failing": min(0.99, measured.failing),
-            "capacity": self._capacity,
-            "patience": self._patience,
-            "seconds": length,
-            "seeds": seeds,
-            "processes": processes,
-        }
-        self._seeds = seeds
-        self._length = length
-        self._tell = _silent if progress is None else check.plain_function("progress", progress)
+        self._samples = samples
+        self._proposals = proposals
+        self._given = given
+        self._tell = tell
         self._tried: dict[str, dict[str, Rehearsal]] = {}
 
     @property
     def world(self) -> str:
         """What is simulated, in words."""
-        measured = self._measured
+        measured, given = self._measured, self._given
         return (
-            f"{measured.rate:.3g} calls a second, {self._latency.samples} measured latencies,"
-            f" {measured.failing:.1%} failing; the dependency bears {self._capacity:.3g} calls a"
-            f" second, callers wait {seconds(self._patience)}; {self._seeds} seeds"
+            f"{measured.rate:.3g} calls a second, {self._samples} measured latencies,"
+            f" {measured.failing:.1%} failing; the dependency bears {given['capacity']:.3g} calls a"
+            f" second, callers wait {seconds(given['patience'])}; {given['seeds']} seeds"
         )
 
     def prove(self) -> Proof:
@@ -218,7 +174,7 @@ class _Trial:
         """
         before, after = self._try(rest), self._try(tried)
         today = self._try([]) if self._is_known else before
-        given = today["normal"].load.mean, self._length
+        given = today["normal"].load.mean, self._given["seconds"]
         verdicts = {name: judge(name, before[name], after[name], *given) for name in CONDITIONS}
         for name, (_, worse) in verdicts.items():
             if worse and judge(name, today[name], after[name], *given)[1]:
@@ -235,11 +191,9 @@ class _Trial:
         after = self._try(kept)
         before = self._try([]) if self._is_known else None
         effects = {
-            name: Effect(
-                None if before is None else before[name],
-                after[name],
-                None if before is None else compare(before[name], after[name]),
-            )
+            name: Effect(None, after[name], None)
+            if before is None
+            else Effect(before[name], after[name], compare(before[name], after[name]))
             for name in CONDITIONS
         }
         table = None if self._measured.kind == "pool" else self._table(kept)
@@ -253,7 +207,7 @@ class _Trial:
         if text not in self._tried:
             what = ", ".join(f"{one.policy} {one.words}" for one in proposals) or "today"
             self._tell(f"{self._measured.name}: {what}")
-            self._tried[text] = rehearse(text, **self._given)  # type: ignore[arg-type]
+            self._tried[text] = rehearse(text, **self._given)
         return self._tried[text]
 
     def _settings(self, proposals: Sequence[Proposal]) -> str:
@@ -267,23 +221,23 @@ class _Trial:
             return guards_to_toml({"pool": {"policies": [slots]}})
         return guards_to_toml({"guard": simulated(self._table(proposals))})
 
-    def _calls_without_timeout(self) -> Measured:
-        """Return the measurements with what a timeout of today hides."""
-        table = self._measured.table or {}
-        timeouts = [
-            policy["seconds"]
-            for policy in table.get("policies", ())
-            if policy["policy"] == "timeout" and isinstance(policy.get("seconds"), (int, float))
-        ]
-        without = self._measured.without_timeout(timeouts[-1]) if timeouts else None
-        return without or self._measured
 
-    def _usual_patience(self) -> float:
-        slowest = PATIENCE * self._latency.quantile(0.999)
-        wait = 0.0
-        if self._measured.kind == "pool":
-            wait = float((self._measured.table or {}).get("checkout_timeout") or 0.0)
-        return max(SHORTEST_PATIENCE, slowest + (0.0 if isinf(wait) else wait))
+def _without_todays_timeout(measured: Measured) -> Measured:
+    """Return the measurements with what a timeout of today hides."""
+    timeouts = [
+        policy["seconds"]
+        for policy in (measured.table or {}).get("policies", ())
+        if policy["policy"] == "timeout" and isinstance(policy.get("seconds"), (int, float))
+    ]
+    return (measured.without_timeout(timeouts[-1]) if timeouts else None) or measured
+
+
+def _usual_patience(measured: Measured) -> float:
+    wait = 0.0
+    if measured.kind == "pool":
+        wait = float((measured.table or {}).get("checkout_timeout") or 0.0)
+    slowest = PATIENCE * measured.quantile(0.999)
+    return max(SHORTEST_PATIENCE, slowest + (0.0 if isinf(wait) else wait))
 
 
 def simulated(table: Table) -> dict[str, Any]:

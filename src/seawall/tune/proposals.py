@@ -22,22 +22,16 @@ from seawall.tune.measurements import Measured
 
 ENOUGH: Final = 1000
 """Samples below which nothing is proposed: ten of them are above the p99."""
-
 ENOUGH_FOR_P999: Final = 10_000
 """Samples from which the p99.9 is used."""
-
 FAR_ABOVE: Final = 2.0
 """How many times what is needed a timeout may be."""
-
 MUCH_LARGER: Final = 4
 """How many times what is needed a limit may be."""
-
 REFUSED: Final = 0.005
 """Share of the calls that a limit may refuse while the dependency is well."""
-
 FALSE_TIMEOUTS: Final = 0.005
 """Share of the attempts that a timeout may end while the dependency is well."""
-
 USUAL_ATTEMPTS: Final = 3
 USUAL_MIN_CALLS: Final = 20
 MIN_CALLS: Final = (20, 50, 100, 200)
@@ -51,24 +45,16 @@ EARLY: Final = 0.1
 HEDGE_CAP: Final = 0.05
 
 ORDER: Final = (
-    "fallback",
-    "cache",
-    "shed",
-    "timeout",
-    "retry",
-    "hedge",
-    "breaker",
-    "throttle",
-    "rate_limit",
-    "bulkhead",
-    "adaptive_limit",
-    "thread_bulkhead",
+    *("fallback", "cache", "shed", "timeout", "retry", "hedge", "breaker", "throttle"),
+    *("rate_limit", "bulkhead", "adaptive_limit", "thread_bulkhead"),
 )
 """The recommended order; the timeout of an attempt follows."""
 
 _LIMITS: Final = ("bulkhead", "adaptive_limit", "thread_bulkhead")
 _PRIVATE: Final = ("shared", "key", "cost", "settle", "partitions")
 """Settings with which a policy is left alone."""
+
+FAILS: Final = "; but the dependency fails, and a larger limit would add load to it"
 
 Settings = dict[str, Any]
 Table = Mapping[str, Any]
@@ -167,17 +153,11 @@ def shown(value: Any) -> str:
 
 def _found(measured: Measured) -> Found:
     if measured.samples < ENOUGH:
-        yield Refusal(
-            measured.name,
-            "",
-            f"{measured.samples} calls were measured, {ENOUGH} are needed",
-        )
+        reason = f"{measured.samples} calls were measured, {ENOUGH} are needed"
+        yield Refusal(measured.name, "", reason)
     elif measured.rate <= 0:
-        yield Refusal(
-            measured.name,
-            "",
-            "how long the counts cover is not known: pass --span SECONDS",
-        )
+        reason = "how long the counts cover is not known: pass --span SECONDS"
+        yield Refusal(measured.name, "", reason)
     elif measured.kind == "pool":
         yield from _pool(measured)
     elif measured.table is None:
@@ -275,17 +255,14 @@ def _is_beyond(measured: Measured) -> bool:
 
 def _attempts(measured: Measured, policies: Sequence[Table]) -> Found:
     at = _place(policies, "retry")
-    if at is None:
-        return
-    today = policies[at].get("attempts", USUAL_ATTEMPTS)
-    if not isinstance(today, int) or today <= USUAL_ATTEMPTS:
+    today = None if at is None else policies[at].get("attempts", USUAL_ATTEMPTS)
+    if at is None or not isinstance(today, int) or today <= USUAL_ATTEMPTS:
         return
     failed = min(0.5, max(1e-4, measured.failed / max(1.0, measured.attempts)))
     needed = min(USUAL_ATTEMPTS, max(2, ceil(log(1e-3) / log(failed))))
-    left = f"{failed**needed:.2g}"
     why = (
         f"{failed:.1%} of {number(measured.attempts)} attempts fail; {needed} attempts leave"
-        f" {left} of the calls, and more are only load when it is down"
+        f" {failed**needed:.2g} of the calls, and more are only load when it is down"
     )
     yield _changed(measured, policies, at, {"attempts": needed}, why)
 
@@ -335,15 +312,13 @@ def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
     inside = measured.rate * window
     if inside < least:
         wanted = rounded(2 * least / measured.rate)
-        per_second = f"{measured.rate:.3g} calls a second"
-        why = f"{per_second} are {inside:.3g} in {window:g} s: it can never open"
+        rate = f"{measured.rate:.3g} calls a second are {inside:.3g} in {window:g} s"
+        why = f"{rate}: it can never open"
         if wanted <= LONGEST_WINDOW:
             yield _changed(measured, policies, at, {"window": wanted}, why)
-    elif (
-        _false_trips(usual, ratio, least) > TOO_OFTEN
-        and _opened(measured, at)
-        and usual < ratio / 2
-    ):
+        return
+    opened = _opened(measured, at)
+    if opened and usual < ratio / 2 and _false_trips(usual, ratio, least) > TOO_OFTEN:
         if measured.is_in_trouble:
             reason = "the dependency fails: a breaker that opens later would add load to it"
             yield Refusal(measured.name, "breaker", reason)
@@ -356,7 +331,7 @@ def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
         if measured.rate * window < 2 * wanted_calls:
             after["window"] = rounded(2 * wanted_calls / measured.rate)
         why = (
-            f"it opened {_opened(measured, at)} times while {usual:.1%} of"
+            f"it opened {opened} times while {usual:.1%} of"
             f" {number(measured.attempts)} attempts failed: {least} calls are too few to judge by"
         )
         yield _changed(measured, policies, at, after, why)
@@ -436,10 +411,7 @@ def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, 
     if share > REFUSED and today < wanted:
         refusals = f"{share:.1%} of {number(measured.calls)} calls were refused; {why}"
         if measured.is_in_trouble:
-            reason = (
-                f"{refusals}; but the dependency fails, and a larger limit would add load to it"
-            )
-            yield Refusal(measured.name, kind, reason)
+            yield Refusal(measured.name, kind, refusals + FAILS)
         else:
             yield _changed(measured, policies, at, after, refusals)
     elif kind == "bulkhead" and today > MUCH_LARGER * wanted and share <= REFUSED:
@@ -474,8 +446,7 @@ def _rate_limit(measured: Measured, policies: Sequence[Table]) -> Found:
     refusals = f"{share:.1%} of {number(measured.calls)} calls were refused"
     refusals += f", at {measured.rate:.3g} a second"
     if measured.is_in_trouble:
-        reason = f"{refusals}; but the dependency fails, and a larger limit would add load to it"
-        yield Refusal(measured.name, "rate_limit", reason)
+        yield Refusal(measured.name, "rate_limit", refusals + FAILS)
         return
     why = f"{refusals}, and {measured.failing:.1%} of the attempts failed; keep it if it is a quota"
     yield _changed(measured, policies, at, {"limits": [f"{wanted}/s"]}, why)
@@ -530,16 +501,7 @@ def _pool(measured: Measured) -> Found:
         why = f"{share:.1%} of {number(measured.calls)} borrowers got none; {why}"
     elif today <= MUCH_LARGER * wanted or share > REFUSED or not measured.seconds:
         return  # without a span, the last seconds are all that is known, and they may be quiet
-    yield Proposal(
-        measured.name,
-        "pool",
-        0,
-        added=False,
-        before={"max_size": today},
-        after={"max_size": wanted},
-        reason=why,
-        samples=measured.samples,
-    )
+    yield _proposal(measured, "pool", 0, {"max_size": wanted}, why, {"max_size": today})
 
 
 def _stack(measured: Measured) -> Found:
@@ -552,12 +514,8 @@ def _stack(measured: Measured) -> Found:
         ("bulkhead", {"limit": slots}, because),
         ("timeout", {"seconds": timeout}, why),
     ):
-        if policy == "timeout" and _is_beyond(measured):
-            continue
-        yield Proposal(
-            measured.name, policy, 0, added=True, before={}, after=after, reason=reason,
-            samples=measured.samples,
-        )  # fmt: skip
+        if policy != "timeout" or not _is_beyond(measured):
+            yield _proposal(measured, policy, 0, after, reason)
 
 
 # What rules have in common
@@ -565,13 +523,7 @@ def _stack(measured: Measured) -> Found:
 Rule = Callable[[Measured, Sequence[Table]], Found]
 
 _RULES: Final[tuple[Rule, ...]] = (
-    _timeout,
-    _attempts,
-    _budget,
-    _breaker,
-    _limit,
-    _rate_limit,
-    _hedge,
+    *(_timeout, _attempts, _budget, _breaker, _limit, _rate_limit, _hedge),
 )
 
 
@@ -579,11 +531,7 @@ def _changed(
     measured: Measured, policies: Sequence[Table], at: int, after: Settings, why: str
 ) -> Proposal:
     before = {name: policies[at][name] for name in after if name in policies[at]}
-    kind = policies[at]["policy"]
-    return Proposal(
-        measured.name, kind, at, added=False, before=before, after=after, reason=why,
-        samples=measured.samples,
-    )  # fmt: skip
+    return _proposal(measured, policies[at]["policy"], at, after, why, before)
 
 
 def _added(
@@ -602,10 +550,20 @@ def _added(
             or (policy["policy"] == "timeout" and (retry is None or at > retry))
         ]
         place = min(inner, default=place)
-    return Proposal(
-        measured.name, kind, place, added=True, before={}, after=after, reason=why,
-        samples=measured.samples,
-    )  # fmt: skip
+    return _proposal(measured, kind, place, after, why)
+
+
+def _proposal(
+    measured: Measured,
+    policy: str,
+    place: int,
+    after: Settings,
+    reason: str,
+    before: Settings | None = None,
+) -> Proposal:
+    """Return a proposal; without `before`, to add the policy."""
+    added, samples = before is None, measured.samples
+    return Proposal(measured.name, policy, place, added, before or {}, after, reason, samples)
 
 
 def _place(policies: Sequence[Table], kind: str) -> int | None:

@@ -26,8 +26,7 @@ class Tuned(NamedTuple):
 
     measured: Measured
     advice: TuningAdvice
-    proof: Proof | None
-    """None if nothing was simulated."""
+    proof: Proof | None  # None if nothing was simulated
 
     @property
     def kept(self) -> list[Proposal]:
