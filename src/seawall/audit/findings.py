@@ -29,8 +29,7 @@ class AuditRule(NamedTuple):
     """Why it hurts, in one or two sentences."""
 
 
-FORMAT: Final = 1
-"""Format of a baseline."""
+FORMAT: Final = 1  # format of a baseline
 
 _TABLE: Final = """
 SW101 no-timeout (error)

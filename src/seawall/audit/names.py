@@ -19,8 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from seawall.audit.syntax import is_none, names_in
 
-DEEPEST: Final = 30
-"""Maximum number of steps from a name to what it stands for."""
+DEEPEST: Final = 30  # maximum number of steps from a name to what it stands for
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -230,8 +229,6 @@ class Names:
             if binding.is_type and isinstance(binding.value, ast.ClassDef):
                 return self.scopes.get(binding.value)
         return None
-
-    # Places
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around `node`, innermost first."""

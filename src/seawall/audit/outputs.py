@@ -9,11 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from seawall._redaction import printable
 from seawall.audit.findings import RULES, Finding, process_finding
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
-MOST_FINDINGS: Final = 10_000
-"""Maximum number of findings that are read from another process."""
+LONGEST_LINE: Final = 10_000
+MOST_FINDINGS: Final = 10_000  # maximum number of findings that are read from another process
 
 _ANNOTATIONS: Final = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -39,11 +40,11 @@ def text_lines(report: AuditReport) -> Iterator[OutputLine]:
     for finding in report.findings:
         rule = finding.rule
         head = f"{finding.place}: {rule.id} {rule.name}: {finding.message}"
-        yield OutputLine(_printable(head), rule.level)
+        yield OutputLine(printable(head, LONGEST_LINE), rule.level)
         if rule.id not in explained:
             explained.add(rule.id)
             yield OutputLine(f"    why:   {rule.why}")
-        yield OutputLine(_printable(f"    write: {finding.write}"), "write")
+        yield OutputLine(printable(f"    write: {finding.write}", LONGEST_LINE), "write")
     yield OutputLine(_summary(report), "summary")
 
 
@@ -156,13 +157,6 @@ def _escaped(text: str, further: str = "") -> str:
     for character in f"%\r\n{further}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
-
-
-def _printable(text: str) -> str:
-    """Escape what a terminal would obey: names of files and code are the user's."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _summary(report: AuditReport) -> str:

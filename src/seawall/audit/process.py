@@ -21,7 +21,7 @@ from seawall.rules import RECOMMENDED
 FEW: Final = 100
 """Calls of a guard from which its counts tell something."""
 ENOUGH: Final = 1000
-"""Calls of a guard from which its p99, or a limit that was never reached, tells something."""
+"""Calls from which a p99, or a limit never reached, tells something."""
 FAR_ABOVE: Final = 10
 """How many times the p99 a timeout may be."""
 SHORT: Final = 0.5

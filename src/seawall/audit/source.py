@@ -42,8 +42,6 @@ class SourceFile:
         self.names = Names(self.tree)
         self.libraries: Libraries = libraries()
 
-    # What rules ask for
-
     def path_of(self, node: ast.expr, scope: Scope | None = None) -> str:
         """Return the usual path of what `node` stands for, empty if it is unknown."""
         return self.libraries.canonical(self.names.path(node, scope))
@@ -68,8 +66,6 @@ class SourceFile:
         code = " ".join(" ".join(self.lines[line - 1 : end]).split())[:LONGEST_CONTEXT]
         context = f"{self.names.qualified_name(node)}\0{code}"
         return Finding(self.path, line, column + 1, RULES[rule], message, write, end, context)
-
-    # Suppressions
 
     def suppressions(self) -> dict[int, str]:
         """Return the reason of each `# seawall: ok reason` by line; empty if there is none."""

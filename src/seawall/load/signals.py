@@ -40,12 +40,9 @@ __all__ = [
 Load = Callable[[], float]
 """A load as other parts accept it: a signal of this module, or any similar function."""
 
-GAUGE_EVERY: Final = 0.1
-"""Seconds for which a measured value is reused."""
-RATE_EVERY: Final = 0.5
-"""Reuse time of values measured as growth since the last reading: a shorter one is mostly noise."""
-QUICK_EVERY: Final = 0.01
-"""Reuse time of values that change with each call and are cheap to read."""
+GAUGE_EVERY: Final = 0.1  # seconds for which a measured value is reused
+RATE_EVERY: Final = 0.5  # the same for growth since the last reading: sooner is mostly noise
+QUICK_EVERY: Final = 0.01  # reuse time of values that change with each call and are cheap to read
 
 
 class Signal:
@@ -387,9 +384,6 @@ def _rate(count: Callable[[], float], clock: Clock, units: float = 1.0) -> Calla
     """Return a function that reads how fast a counter grows, per second and unit."""
     growth = Growth(count(), clock.now(), least=RATE_EVERY / 10)
     return lambda: growth.update(count(), clock.now()) / units
-
-
-# Event loop
 
 
 class LoopLag(Signal):

@@ -29,10 +29,8 @@ from seawall.events.bus import emit
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-LOOKS: Final = 4
-"""Number of heartbeats of a loop, and of checks, per `threshold`."""
-FRAMES: Final = 30
-"""Maximum number of reported frames of a stack: the innermost."""
+LOOKS: Final = 4  # number of heartbeats of a loop, and of checks, per `threshold`
+FRAMES: Final = 30  # maximum number of reported frames of a stack: the innermost
 UNSEEN: Final = "(it was over before anybody looked)\n"
 PAUSED: Final = (
     "(the watchdog could not run either: a call kept the interpreter's lock, or the process was"

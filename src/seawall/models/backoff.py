@@ -22,12 +22,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
 
-LONGEST = 365 * 86_400.0
-"""Maximum delay: one year. A longer one is a mistake, perhaps milliseconds."""
-MOST_LISTED = 1_000
-"""Maximum number of delays in a list. For a longer schedule, use a function of the attempt."""
-FLOOR_SPREAD = 0.25
-"""Maximum addition to a server's requested pause, as a fraction of that pause."""
+LONGEST = 365 * 86_400.0  # maximum delay: one year. A longer one is a mistake, perhaps milliseconds
+MOST_LISTED = 1_000  # delays in a list at most. For more, write a function of the attempt
+FLOOR_SPREAD = 0.25  # maximum addition to a server's requested pause, as a fraction of that pause
 Rng: TypeAlias = Callable[[], float]
 """Source of uniform random numbers in [0, 1)."""
 

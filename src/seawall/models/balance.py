@@ -19,12 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-LEAST: Final = 0.001
-"""Seconds below which latencies count as equal: such differences are scheduler noise."""
-SMOOTHING: Final = 0.125
-"""Weight of one answer in the moving average `usual`."""
-MOST_FAILURES: Final = 64
-"""Maximum number of consecutive failures that raise the cost. More carry no new information."""
+LEAST: Final = 0.001  # seconds below which latencies count as equal: differences are noise
+SMOOTHING: Final = 0.125  # weight of one answer in the moving average `usual`
+MOST_FAILURES: Final = 64  # consecutive failures that raise the cost: more carry no new information
 
 
 class Load:

@@ -19,10 +19,8 @@ from typing import ClassVar
 
 from seawall import _checks as check
 
-WHOLE = 1_000_000
-"""One hedge in units of credit. Whole numbers, so that rounding errors do not add up."""
-BUCKETS = 10
-"""Number of buckets into which `RequestRatio` divides its window."""
+WHOLE = 1_000_000  # one hedge in units of credit: whole numbers have no rounding errors
+BUCKETS = 10  # number of buckets into which `RequestRatio` divides its window
 
 
 class Budget:

@@ -22,8 +22,7 @@ from seawall import _checks as check
 T = TypeVar("T")
 End: TypeAlias = Literal["granted", "closed"]
 
-MOST: Final = 1_000_000
-"""Maximum capacity: a token is kept for each place."""
+MOST: Final = 1_000_000  # maximum capacity: a token is kept for each place
 
 
 class Waiting(Protocol):
@@ -227,8 +226,7 @@ class ChannelTokens(deque[T]):
         self.takes: Iterator[T] = iter(self.popleft, _NEVER)
 
 
-_NEVER: Any = object()
-"""Sentinel that is equal to no token."""
+_NEVER: Any = object()  # sentinel that is equal to no token
 
 
 def take(tokens: ChannelTokens[Any]) -> bool:

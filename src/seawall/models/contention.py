@@ -13,10 +13,8 @@ from seawall.models.backoff import Backoff, Rng, full_jitter
 
 T = TypeVar("T")
 
-QUICK: Final = full_jitter(0.005, cap=0.5)
-"""Pauses for conflicts that last milliseconds: at first up to about the time of a write."""
-DECIMAL_BITS: Final = 2048
-"""Maximum bits of numbers that are encoded as decimals. Python refuses very large ones."""
+QUICK: Final = full_jitter(0.005, cap=0.5)  # for conflicts that last as long as a write
+DECIMAL_BITS: Final = 2048  # maximum bits of a number as a decimal: Python refuses more
 
 
 def drop(awaitable: Any) -> None:

@@ -46,7 +46,7 @@ REACH: Final = LOWEST * HEAD_START
 """Maximum distance of a due job from `now`. Those with a higher rank need no look."""
 LOST: Final = "the worker was lost"
 """Error of a job whose last attempt was never ended by its worker."""
-# Polling intervals for the state of a job
+
 
 POLL_LEAST: Final = 1.0
 POLL_MOST: Final = 30.0

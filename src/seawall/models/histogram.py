@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 SHORTEST = 1e-6
 LONGEST = 3600.0
 
-USUAL = (0.5, 0.95, 0.99)
-"""The quantiles in snapshots."""
+USUAL = (0.5, 0.95, 0.99)  # the quantiles in snapshots
 BOUNDS: Final = (*(step * 2.0**power for power in range(-11, 6) for step in (1.0, 1.5)), 64.0)
 """Upper bounds of the exported buckets in seconds, from 0.5 ms to 64 s.
 

@@ -16,13 +16,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
-LONGEST_NAME: Final = 512
-"""Maximum size of a scope or an operation in bytes."""
+LONGEST_NAME: Final = 512  # maximum size of a scope or an operation in bytes
 MOST_HEADERS: Final = 256
 MOST_HEADER_BYTES: Final = 64 * 1024
 STATUSES: Final = range(100, 600)
-SHORTEST_PAUSE: Final = 0.1
-"""Minimum number of seconds after which to ask again."""
+SHORTEST_PAUSE: Final = 0.1  # minimum number of seconds after which to ask again
 
 Headers = list[tuple[bytes, bytes]]
 

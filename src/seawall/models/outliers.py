@@ -18,12 +18,9 @@ from typing import Final, NamedTuple
 from seawall import _checks as check
 from seawall.models.windows import FAILED, TimeWindow
 
-OTHERS: Final = 2
-"""Minimum number of other hosts to compare a host with."""
-MARGIN: Final = 0.05
-"""Difference in success ratio below which a host counts as unlucky, not worse."""
-LOOKS: Final = 10
-"""Number of comparisons between hosts per `window`."""
+OTHERS: Final = 2  # minimum number of other hosts to compare a host with
+MARGIN: Final = 0.05  # difference in success ratio below which a host counts as unlucky, not worse
+LOOKS: Final = 10  # number of comparisons between hosts per `window`
 
 
 class Outliers:

@@ -13,14 +13,11 @@ from seawall.models.histogram import LatencyWindow
 Exhausted = Literal["wait", "fail", "degrade"]
 EXHAUSTED: Final[tuple[Exhausted, ...]] = ("wait", "fail", "degrade")
 
-MOST: Final = 1_000_000
-"""Maximum size: a slot is kept for each resource."""
-LIFETIME_SPREAD: Final = 0.1
-"""Maximum fraction by which a lifetime is shortened at random."""
+MOST: Final = 1_000_000  # maximum size: a slot is kept for each resource
+LIFETIME_SPREAD: Final = 0.1  # maximum fraction by which a lifetime is shortened at random
 ENOUGH_BORROWS: Final = 20
 ENOUGH_SECONDS: Final = 1.0
-AT_MOST: Final = 512
-"""Maximum number of samples one batch adds to the histogram. Totals stay exact."""
+AT_MOST: Final = 512  # maximum number of samples one batch adds to the histogram. Totals stay exact
 
 CONNECTION_SETTINGS: Final = (
     "SELECT name, setting FROM pg_settings WHERE name IN"
@@ -174,9 +171,6 @@ def advise(usage: PoolUsage, now: float, size: int) -> Advice:
     else:
         what = f"max_size={size} is right"
     return Advice(wanted, rate, use_time, f"{seen}: {what}")
-
-
-# Little's law
 
 
 def in_flight(throughput: float, service_time: float) -> float:

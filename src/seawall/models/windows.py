@@ -15,8 +15,7 @@ from seawall import _checks as check
 _BUCKETS = 10
 
 FAILED: Final = 1
-SLOW: Final = 2
-"""The marks of a call, as bits. A call that succeeded in time has none."""
+SLOW: Final = 2  # the marks of a call, as bits. A call that succeeded in time has none
 
 
 class Totals(NamedTuple):
@@ -272,5 +271,4 @@ def new_window(window: float | None, window_calls: int | None) -> Window:
     return NoWindow() if window_calls is None else CountWindow(window_calls)
 
 
-ENDED: Final = TimeWindow(1.0)
-"""A window whose current bucket has ended: nothing can be added to it directly."""
+ENDED: Final = TimeWindow(1.0)  # its bucket has ended: nothing is added to it directly

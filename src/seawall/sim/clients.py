@@ -26,8 +26,7 @@ ClientCall: TypeAlias = Callable[..., Awaitable[Any]]
 Keys: TypeAlias = Callable[[Random], Any]
 Rate: TypeAlias = float | Callable[[float], float]
 
-IDLE = 0.1
-"""Seconds between two looks at a rate that is zero."""
+IDLE = 0.1  # seconds between two looks at a rate that is zero
 
 
 def ramp(*points: tuple[float, float]) -> Callable[[float], float]:

@@ -21,12 +21,9 @@ HEIGHT: Final = 150
 LEFT: Final = 46
 BOTTOM: Final = 20
 TOP: Final = 8
-BAND: Final = 22
-"""Height of the band of one breaker."""
-MOST_POINTS: Final = 600
-"""Maximum number of points of a line; of more, the mean (or the worst) of several is drawn."""
-NEAR: Final = 3
-"""Draw a capacity up to this multiple of the highest load; beyond it, the lines would be flat."""
+BAND: Final = 22  # height of the band of one breaker
+MOST_POINTS: Final = 600  # points of a line; of more, the mean of several is drawn
+NEAR: Final = 3  # draw a capacity up to this multiple of the highest load
 Values = Sequence[float | None]
 
 
@@ -149,9 +146,6 @@ def _charts(result: SimulationResult) -> dict[str, Chart]:
     if ages:
         charts.append(Chart("Age of the oldest in a queue", "s", ages))
     return {chart.title: chart for chart in charts}
-
-
-# Drawing
 
 
 def _draw(chart: Chart, highest: float, result: SimulationResult) -> str:

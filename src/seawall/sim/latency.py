@@ -24,8 +24,7 @@ from seawall.models.histogram import Tally
 
 Draw: TypeAlias = Callable[[Random, int], float]
 
-Z99: Final = 2.3263478740408408
-"""The 99 % quantile of the standard normal distribution."""
+Z99: Final = 2.3263478740408408  # the 99 % quantile of the standard normal distribution
 
 
 class Latency:

@@ -1,7 +1,5 @@
 """Rehearse one guard's settings against what was measured of its dependency.
 
-    from seawall.sim import rehearse
-
     found = rehearse(
         lambda: Guard.standard("vendor", on=ConnectionError, timeout=0.5),
         latency=Latency.measured(samples),      # or a Tally of a live histogram, or a list
@@ -14,13 +12,8 @@
 The conditions are `normal`, `slow` (10 times), `down` (refuses all calls), `hangs` (answers none)
 and `double` (twice the calls). Each run has three equal parts: calm, the condition, calm again. The
 same seed gives two guards the same clients and, as far as their calls are the same, the same
-latencies; so compare them by seed:
-
-    before = rehearse(today, ...)
-    after = rehearse(proposed, ...)
-    compare(before["down"], after["down"]).goodput      # the mean difference, with its interval
-
-Settings may also be TOML text with one guard, as `guards_from_toml` reads it.
+latencies; so compare them by seed, with `compare(before["down"], after["down"]).goodput`. Settings
+may also be TOML text with one guard, as `guards_from_toml` reads it.
 """
 
 from __future__ import annotations

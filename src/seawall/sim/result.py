@@ -11,16 +11,11 @@ from typing import Any, Final, Literal, NamedTuple
 from seawall import _checks as check
 from seawall.sim.records import OUTCOMES, ClientRecord, Disturbance, GuardRecord, ServiceRecord
 
-NORMAL: Final = 0.95
-"""Share of the usual service from which a world counts as well."""
-WINDOW: Final = 5.0
-"""Seconds over which a share is taken to judge whether a world is well."""
-DOWN: Final = 0.1
-"""Share of good answers below which a world is down, and not only degraded."""
-OVERLOAD: Final = 1.2
-"""Offered load in units of capacity from which a verdict speaks of overload."""
-HELD: Final = 0.5
-"""Share of its capacity that an overloaded world must serve not to have collapsed."""
+NORMAL: Final = 0.95  # share of the usual service from which a world counts as well
+WINDOW: Final = 5.0  # seconds over which a share is taken to judge whether a world is well
+DOWN: Final = 0.1  # share of good answers below which a world is down, and not only degraded
+OVERLOAD: Final = 1.2  # offered load in units of capacity from which a verdict speaks of overload
+HELD: Final = 0.5  # share of its capacity that an overloaded world must serve not to have collapsed
 VerdictKind = Literal["unaffected", "recovers", "degraded", "stays down", "collapses", "holds"]
 
 

@@ -51,8 +51,7 @@ from seawall.sim.services import Handler, Network, Service, SimulatedStore, paus
 
 T = TypeVar("T")
 
-DRAIN: Final = 10.0
-"""Seconds after the last arrival in which calls in progress may still end."""
+DRAIN: Final = 10.0  # seconds after the last arrival in which calls in progress may still end
 
 Progress = Callable[[float, float], None]
 """Called with the virtual seconds that have passed, and with their total."""

@@ -106,8 +106,7 @@ class ExportedSeries:
         return {"counts": counts, "sum": self._values[f"{metric}_sum", ""]}
 
 
-CHECKOUT: Final = 1.0
-"""How long borrowers of a pool wait, if that is not known: its default."""
+CHECKOUT: Final = 1.0  # how long borrowers of a pool wait, if that is not known: its default
 
 _BROKEN: Final = ("isolated", "open", "half_open")
 _WHICH: Final = ("outcome", "policy", "result", "to", "cause", "state")

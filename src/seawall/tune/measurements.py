@@ -25,14 +25,10 @@ from seawall.registry import plain
 
 Table = Mapping[str, Any]
 
-FAILING: Final = 0.1
-"""Share of failed attempts from which a dependency counts as failing."""
-FAILING_NOW: Final = 0.2
-"""The same for the attempts of the last seconds, which are few."""
-LARGEST: Final = 1e15
-"""Numbers above this are none that a process counts."""
-MOST_HIDDEN: Final = 0.4
-"""Share of attempts that may time out before too little is known of what they would have taken."""
+FAILING: Final = 0.1  # share of failed attempts from which a dependency counts as failing
+FAILING_NOW: Final = 0.2  # the same for the attempts of the last seconds, which are few
+LARGEST: Final = 1e15  # numbers above this are none that a process counts
+MOST_HIDDEN: Final = 0.4  # share of attempts that may time out before too little is known
 
 
 class Measured(NamedTuple):
@@ -187,9 +183,6 @@ class Measured(NamedTuple):
             tally.counts[place] += count - taken
             tally.sum += tally.counts[place] * (low + min(high, longest)) / 2
         return self._replace(tally=tally)
-
-
-# Snapshots
 
 
 def tuning_snapshot(only: str | None = None) -> dict[str, Any]:

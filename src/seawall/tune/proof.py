@@ -23,18 +23,13 @@ from seawall.sim import CONDITIONS, Latency, Rehearsal, compare, rehearse
 from seawall.tune.measurements import Measured
 from seawall.tune.proposals import Proposal, apply, rounded, seconds
 
-HEADROOM: Final = 1.5
-"""How many times today's attempts a dependency is taken to bear, if its capacity is not known."""
-PATIENCE: Final = 3.0
-"""For how many times the slowest usual answer callers are taken to wait, if that is not known."""
+HEADROOM: Final = 1.5  # times today's attempts that a dependency bears, if that is not known
+PATIENCE: Final = 3.0  # times the slowest usual answer for which callers wait, if not known
 SHORTEST_PATIENCE: Final = 1.0
 
-NOTICED: Final = 0.05
-"""Share of goodput, tail or load from which a difference counts."""
-NOTICED_ALWAYS: Final = 0.01
-"""The same for the goodput as usual: an outage is rare, and every day is not."""
-IN_TROUBLE: Final = ("slow", "down", "hangs")
-"""Conditions of the dependency in which it must not get more load."""
+NOTICED: Final = 0.05  # share of goodput, tail or load from which a difference counts
+NOTICED_ALWAYS: Final = 0.01  # the same for the goodput as usual, which is every day
+IN_TROUBLE: Final = ("slow", "down", "hangs")  # conditions in which load must not grow
 SIMULATED: Final = frozenset(
     {"adaptive_limit", "breaker", "bulkhead", "hedge", "rate_limit", "retry", "throttle"}
     | {"timeout"}
@@ -264,9 +259,6 @@ def _errors(on: Any) -> list[str]:
     known = {"ConnectionError", "Exception", "OSError", "TimeoutError", "TimedOut"}
     names = [name if name in known else "ConnectionError" for name in listed]
     return sorted({*names, *(["TimeoutError"] if "transient" in listed else [])})
-
-
-# Comparison
 
 
 def gentler(proposal: Proposal) -> Proposal | None:

@@ -20,27 +20,19 @@ from typing import Any, Final, NamedTuple
 from seawall.models.rate.rates import Rate
 from seawall.tune.measurements import Measured
 
-ENOUGH: Final = 1000
-"""Samples below which nothing is proposed: ten of them are above the p99."""
-ENOUGH_FOR_P999: Final = 10_000
-"""Samples from which the p99.9 is used."""
-FAR_ABOVE: Final = 2.0
-"""How many times what is needed a timeout may be."""
-MUCH_LARGER: Final = 4
-"""How many times what is needed a limit may be."""
-REFUSED: Final = 0.005
-"""Share of the calls that a limit may refuse while the dependency is well."""
-FALSE_TIMEOUTS: Final = 0.005
-"""Share of the attempts that a timeout may end while the dependency is well."""
+ENOUGH: Final = 1000  # samples below which nothing is proposed: ten of them are above the p99
+ENOUGH_FOR_P999: Final = 10_000  # samples from which the p99.9 is used
+FAR_ABOVE: Final = 2.0  # how many times what is needed a timeout may be
+MUCH_LARGER: Final = 4  # how many times what is needed a limit may be
+REFUSED: Final = 0.005  # share of the calls that a limit may refuse while the dependency is well
+FALSE_TIMEOUTS: Final = 0.005  # share of attempts that may time out while the dependency is well
 USUAL_ATTEMPTS: Final = 3
 USUAL_MIN_CALLS: Final = 20
 MIN_CALLS: Final = (20, 50, 100, 200)
-TOO_OFTEN: Final = 1e-6
-"""Chance, for each decision, that a breaker opens although nothing has changed."""
+TOO_OFTEN: Final = 1e-6  # chance, for each decision, that a breaker opens for nothing
 
 LONGEST_WINDOW: Final = 600.0
-EARLY: Final = 0.1
-"""Share of the calls that may still be running when they are hedged."""
+EARLY: Final = 0.1  # share of the calls that may still be running when they are hedged
 
 HEDGE_CAP: Final = 0.05
 

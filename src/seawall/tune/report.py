@@ -39,9 +39,6 @@ class Tuned(NamedTuple):
         return not any(not refusal.policy for refusal in self.advice.refusals)
 
 
-# Text
-
-
 def as_text(tuned: Sequence[Tuned]) -> str:
     """Return all proposals for people."""
     lines = (line for one in tuned for line in (*_lines(one), ""))
@@ -102,9 +99,6 @@ def _signed(difference: Estimate) -> str:
     return f"{sign}{difference.mean:.2g} ± {difference.high - difference.mean:.1g}"
 
 
-# JSON
-
-
 def as_json(tuned: Sequence[Tuned]) -> dict[str, Any]:
     """Return all proposals for programs, with the TOML of `as_toml`."""
     return {"tuned": [_document(one) for one in tuned], "toml": as_toml(tuned)}
@@ -138,9 +132,6 @@ def _figures(effect: Effect) -> dict[str, Any]:
         }
         for figure in FIGURES
     }
-
-
-# TOML
 
 
 def as_toml(tuned: Sequence[Tuned]) -> str:

@@ -110,9 +110,6 @@ def _calls_it(source: SourceFile, made: ast.Call) -> bool:
     )
 
 
-# Lifetime
-
-
 def _is_local(source: SourceFile, call: ast.Call, function: FunctionNode) -> bool:
     """Return whether what `call` makes stays in `function`: not returned, kept or handed on."""
     node: ast.AST = call

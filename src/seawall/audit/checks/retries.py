@@ -51,8 +51,7 @@ _SENDING: Final = re.compile(
     r"|aiohttp\.ClientSession\(\))\.(post|patch|request)"
 )
 
-SHORT_PAUSE: Final = 0.25
-"""Seconds up to which a constant pause is that of a poll."""
+SHORT_PAUSE: Final = 0.25  # seconds up to which a constant pause is that of a poll
 
 WRITE_RETRY: Final = (
     "Retry(on=(ConnectionError, TimeoutError), attempts=3, backoff=0.1, budget=RetryBudget())"

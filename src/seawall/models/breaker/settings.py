@@ -10,8 +10,7 @@ from seawall import _checks as check
 from seawall.models.breaker.probes import NOfM, Probes, Ramp, SlowStart
 from seawall.models.windows import sample
 
-BREAK_FOR: Final = 15.0
-"""Default length of a break in seconds."""
+BREAK_FOR: Final = 15.0  # default length of a break in seconds
 
 
 @dataclass(frozen=True, kw_only=True)

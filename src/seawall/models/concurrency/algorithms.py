@@ -27,8 +27,7 @@ from seawall import _checks as check
 from seawall.models.backoff import Rng
 from seawall.models.concurrency.limit import NOISE, ConcurrencyLimit, Learner
 
-SMALL: Final = 32
-"""The logarithm counts as at most 1/32 of the limit. Six times log10(20) would be 40 % of 20."""
+SMALL: Final = 32  # the logarithm counts as at most 1/32 of the limit: 6 * log10(20) would be 40 %
 
 
 class Aimd(ConcurrencyLimit):

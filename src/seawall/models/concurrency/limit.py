@@ -20,24 +20,15 @@ from typing import Any, ClassVar, Final
 from seawall import _checks as check
 from seawall.models.backoff import Rng
 
-REPROBE: Final = 30
-"""Maximum number of windows before the baseline is measured again."""
-DRAINED: Final = 0.8
-"""Fraction of the estimated capacity at which no queue is left."""
-FURTHER: Final = 0.7
-"""Factor by which a lowered limit is lowered again if there is still a queue."""
-STANDING: Final = 1.07
-"""Tolerance of the test whether latency falls in proportion to a lowered limit: a queue."""
-NOISE: Final = 0.25
-"""Two windows that differ by less than this fraction may differ by chance."""
-FALLEN: Final = 0.7
-"""Fraction of the last result below which the baseline may be wrong: probe again."""
-WEIGHT: Final = 0.4
-"""Weight of a new baseline measurement that differs by no more than noise."""
-SLOWER: Final = 1.4
-"""During the quick start, a latency of this many times the first one indicates a queue."""
-PATIENCE: Final = 16
-"""Number of windows after which a lowered limit is raised again, drained or not."""
+REPROBE: Final = 30  # maximum number of windows before the baseline is measured again
+DRAINED: Final = 0.8  # fraction of the estimated capacity at which no queue is left
+FURTHER: Final = 0.7  # factor by which a lowered limit is lowered again if there is still a queue
+STANDING: Final = 1.07  # tolerance of the test whether latency falls as a lowered limit: a queue
+NOISE: Final = 0.25  # two windows that differ by less than this fraction may differ by chance
+FALLEN: Final = 0.7  # fraction of the last result below which the baseline may be wrong
+WEIGHT: Final = 0.4  # weight of a new baseline measurement that differs by no more than noise
+SLOWER: Final = 1.4  # in the quick start, a latency of this many times the first is a queue
+PATIENCE: Final = 16  # number of windows after which a lowered limit is raised again anyway
 
 
 class ConcurrencyLimit:

@@ -18,10 +18,8 @@ from typing import Final
 
 from seawall import _checks as check
 
-OTHERS: Final = "(others)"
-"""The class of calls that belong to no other class. Nothing is reserved for them."""
-ROUNDING: Final = 1e-9
-"""Tolerance: shares such as 0.1 are not exact, nor is their sum."""
+OTHERS: Final = "(others)"  # the class of all other calls. Nothing is reserved for them
+ROUNDING: Final = 1e-9  # tolerance: shares such as 0.1 are not exact, nor is their sum
 
 
 class Partitions:

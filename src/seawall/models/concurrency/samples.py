@@ -11,18 +11,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-FEWEST: Final = 10
-"""Minimum number of calls in a window."""
-SPAN: Final = 4
-"""Minimum length of a window in mean latencies, so that most of its calls began in it."""
-PRECISE: Final = 0.12
-"""Required precision of a window's mean: its standard error as a fraction of the mean."""
-ENOUGH: Final = 100
-"""Number of calls that always suffices for a window, however much they vary."""
-MOST: Final = 2_000
-"""Maximum number of calls used for a mean. At high rates the calls are sampled."""
-DROPPED: Final = 0.05
-"""Share of dropped calls above which a window counts as dropped. A single drop is normal."""
+FEWEST: Final = 10  # minimum number of calls in a window
+SPAN: Final = 4  # minimum length in mean latencies: most of its calls began in it
+PRECISE: Final = 0.12  # required standard error of a window's mean, as a fraction of the mean
+ENOUGH: Final = 100  # number of calls that always suffices for a window, however much they vary
+MOST: Final = 2_000  # maximum number of calls used for a mean. At high rates the calls are sampled
+DROPPED: Final = 0.05  # share of drops above which a window counts as dropped: one is normal
 
 
 class SampleWindow(NamedTuple):

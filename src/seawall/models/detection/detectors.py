@@ -23,13 +23,11 @@ from typing import Final, Protocol
 
 from seawall import _checks as check
 
-LONGEST: Final = 1e9
-"""Seconds. Longer silences count as this one, so that no sum overflows."""
+LONGEST: Final = 1e9  # seconds. Longer silences count as this one, so that no sum overflows
 
 _LN10: Final = log(10.0)
 
-_FAR: Final = 1e100
-"""Deviations from the mean. Farther ones count as this one, so that their cube is finite."""
+_FAR: Final = 1e100  # maximum deviations from the mean that count, so that their cube is finite
 
 
 class Detector(Protocol):

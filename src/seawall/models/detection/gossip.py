@@ -22,10 +22,8 @@ from typing import Final, NamedTuple
 
 from seawall.models.detection.settings import SwimSettings
 
-LONGEST_FACTOR: Final = 6
-"""Factor by which a suspicion lasts longer if no other member shares it."""
-WORST_HEALTH: Final = 8
-"""Maximum score of local health."""
+LONGEST_FACTOR: Final = 6  # factor by which a suspicion lasts longer if no other member shares it
+WORST_HEALTH: Final = 8  # maximum score of local health
 
 
 class MemberState(StrEnum):
@@ -138,16 +136,11 @@ class Member:
         return GossipUpdate(self.state, self.name, self.incarnation, by=self.by)
 
 
-OVERHEAD: Final = 14
-"""Bytes of an update besides its texts and metadata, as encoded by `members/wire.py`."""
-ENVELOPE: Final = 51
-"""Bytes of a message besides its texts and updates, with its signature or encryption."""
-MOST_NAME: Final = 128
-"""Maximum length of a member's name in bytes."""
-MOST_ADDRESS: Final = 255
-"""Maximum length of a member's address in bytes."""
-MOST_METADATA: Final = 512
-"""Maximum size of a member's metadata in bytes."""
+OVERHEAD: Final = 14  # bytes of an update besides its texts and metadata (`members/wire.py`)
+ENVELOPE: Final = 51  # bytes of a message besides texts and updates, signed or encrypted
+MOST_NAME: Final = 128  # maximum length of a member's name in bytes
+MOST_ADDRESS: Final = 255  # maximum length of a member's address in bytes
+MOST_METADATA: Final = 512  # maximum size of a member's metadata in bytes
 
 
 class GossipQueue:

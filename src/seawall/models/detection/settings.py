@@ -7,10 +7,8 @@ from typing import Final
 
 from seawall import _checks as check
 
-LEAST_PACKET: Final = 1200
-"""Minimum packet size in bytes: the longest update and the longest names fit into it."""
-MOST_MEMBERS: Final = 10_000
-"""Maximum number of members whose whole view is certain to fit into one message."""
+LEAST_PACKET: Final = 1200  # bytes: the longest update and the longest names fit into it
+MOST_MEMBERS: Final = 10_000  # members whose whole view is certain to fit into one message
 
 
 @dataclass(frozen=True, slots=True)

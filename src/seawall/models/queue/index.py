@@ -6,8 +6,7 @@ from heapq import heapify, heappop, heappush, nlargest, nsmallest
 from math import inf
 from typing import Final
 
-SLACK: Final = 64
-"""Number of stale entries that may stay in the heap before it is rebuilt."""
+SLACK: Final = 64  # number of stale entries that may stay in the heap before it is rebuilt
 
 
 class Index:

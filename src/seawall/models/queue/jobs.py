@@ -9,11 +9,11 @@ PRIORITIES: Final = 10
 SWEEP: Final = 100
 """Maximum number of due entries of each kind that one call processes."""
 BATCH_BYTES: Final = 1_048_576
-"""Maximum bytes of payloads after the first of a claim: its claimer waits for the reply."""
+"""Payloads after the first of a claim: its claimer waits for the reply."""
 BROWSED: Final = 200
 """Maximum number of jobs that one call examines for a search."""
 UNHEARD: Final = 10
-"""Maximum number of unacknowledged claims of a job that do not count as attempts."""
+"""Unacknowledged claims of a job that do not count as attempts."""
 LEASE_OVER: Final = "the lease was over"
 NOBODY: Final = "nobody heard of the claim"
 CALLED_OFF: Final = "cancelled"

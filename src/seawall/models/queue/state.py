@@ -288,8 +288,6 @@ class Queue:
             tuple(self._totals.values()),
         )
 
-    # Helpers
-
     def _settle(self, now: int) -> None:
         """Process due entries: at most `SWEEP` of each kind, in this order."""
         for line in (self._memory, self._dead):

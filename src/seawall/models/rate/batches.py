@@ -29,10 +29,8 @@ LEASE: Final = MICROSECONDS
 The limit's period applies if it is shorter. This is long enough to save most round trips where
 calls are frequent, and tokens of an idle pod are free again for others a second later.
 """
-_PART: Final = 5
-"""By default the batches of all pods together are a fifth of the limit."""
-_LEAST: Final = 4
-"""A request gets at least a quarter of a batch, or waits."""
+_PART: Final = 5  # by default the batches of all pods together are a fifth of the limit
+_LEAST: Final = 4  # A request gets at least a quarter of a batch, or waits
 
 
 class Lot:
@@ -54,8 +52,7 @@ class Lot:
         return f"Lot({self.left} of {self.taken} until {self.until:g})"
 
 
-NOTHING: Final = Lot(0, float("-inf"))
-"""The lot of an empty or closed purse."""
+NOTHING: Final = Lot(0, float("-inf"))  # the lot of an empty or closed purse
 
 Spent = list[tuple[Lot, int]]
 

@@ -14,8 +14,7 @@ from typing import Final
 from seawall.models.rate.rates import EXACT, Rate
 from seawall.models.rate.rule import RateRule, check_exact
 
-_ESTIMATES_AT_MOST: Final = 128
-"""Maximum number of open estimates settled exactly; beyond it some get less back."""
+_ESTIMATES_AT_MOST: Final = 128  # open estimates settled exactly; beyond, some get less back
 
 
 class Bucket(RateRule[float]):

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-AT_MOST: Final = 4
-"""Maximum number of caps. Beyond it, the two that end closest together are merged."""
+AT_MOST: Final = 4  # maximum number of caps. Beyond it, the two that end closest are merged
 
 
 class Caps:

@@ -7,10 +7,8 @@ from typing import Final, NamedTuple
 
 MICROSECONDS: Final = 1_000_000
 
-EXACT: Final = 2**53
-"""Below it a float holds every whole number, so Python's and Lua's arithmetic agree."""
-ROUND: Final = 6755399441055744.0
-"""1.5 * 2**52: adding it to a float and subtracting it again rounds to a whole number."""
+EXACT: Final = 2**53  # below it a float holds every whole number: Python and Lua agree
+ROUND: Final = 6755399441055744.0  # 1.5 * 2**52: added to a float and subtracted, it rounds
 _UNITS: Final[dict[str, int]] = {
     "ms millisecond milliseconds": 1_000,
     "s sec secs second seconds": MICROSECONDS,

@@ -21,14 +21,10 @@ from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule, S
 from seawall.models.rate.windows import AlignedWindow, FixedWindow, SlidingCounter, SlidingLog
 
-BEAT: Final = 500_000
-"""Microseconds between heartbeats. With each, a pod learns how many pods are alive."""
-LIFE: Final = 3 * BEAT
-"""Microseconds without a heartbeat after which a pod counts as gone."""
-SETTLED: Final = 2 * BEAT
-"""Microseconds after which all other live pods have heard of a pod."""
-VALID: Final = 2 * LIFE - BEAT
-"""Microseconds after a heartbeat in which no other pod takes the part of a silent pod."""
+BEAT: Final = 500_000  # microseconds between heartbeats, with which pods learn of each other
+LIFE: Final = 3 * BEAT  # microseconds without a heartbeat after which a pod counts as gone
+SETTLED: Final = 2 * BEAT  # microseconds after which all other live pods have heard of a pod
+VALID: Final = 2 * LIFE - BEAT  # microseconds after a heartbeat in which the part stays
 
 
 class SplitMembers:

@@ -21,20 +21,13 @@ from typing import Final, Protocol
 
 from seawall import _checks as check
 
-TARGET: Final = 0.005
-"""Seconds that a call may always wait, however short calls are."""
-INTERVAL: Final = 0.1
-"""Seconds for which a queue may last before it is a bad one, while calls are short."""
-REREAD: Final = 0.1
-"""Seconds between two readings of the call duration: the first calls to end are the shortest."""
-LONG: Final = 2
-"""Minimum ratio of the longer span to the shorter one."""
-FLOOD: Final = 3
-"""Number of intervals after which a caller in a bad queue has waited too long to be useful."""
-BURST: Final = 10
-"""Number of calls that may always wait in a queue that is not bad, however slow they are."""
-CALM: Final = 0.1
-"""Refusals per served call in an interval at or below which a queue is no longer bad."""
+TARGET: Final = 0.005  # seconds that a call may always wait, however short calls are
+INTERVAL: Final = 0.1  # seconds that a queue may last before it is bad, while calls are short
+REREAD: Final = 0.1  # seconds between two readings of the duration: the first are the shortest
+LONG: Final = 2  # minimum ratio of the longer span to the shorter one
+FLOOD: Final = 3  # intervals after which a caller in a bad queue has waited too long
+BURST: Final = 10  # number of calls that may always wait in a queue that is not bad
+CALM: Final = 0.1  # refusals per served call up to which a queue is no longer bad
 ServiceTime = Callable[[float], float | None]
 """`service_time(now)`: typical seconds that a call takes once it is served, if known."""
 

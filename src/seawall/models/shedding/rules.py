@@ -19,17 +19,13 @@ from zlib import crc32
 
 from seawall import _checks as check
 
-CLASSES: Final = 4
-"""Number of criticalities, ranked from 0."""
-CRITICAL_PLUS: Final = 3
-"""The highest rank. Models know criticalities by their ranks."""
-START: Final = 0.8
-"""The load at which shedding begins."""
+CLASSES: Final = 4  # number of criticalities, ranked from 0
+CRITICAL_PLUS: Final = 3  # the highest rank. Models know criticalities by their ranks
+START: Final = 0.8  # the load at which shedding begins
 TIERS: Final[Mapping[str, float]] = {"free": 0.7, "premium": inf}
 OTHER_TIERS: Final = 0.9
 
-MOST: Final = 0.9
-"""Maximum share of calls that a latency rule sheds. The others show the current latency."""
+MOST: Final = 0.9  # maximum share that a latency rule sheds: the others show the latency
 
 Sheds = Callable[..., bool]
 """`sheds(now, *args, **kwargs)`: whether to shed that call."""
