@@ -654,7 +654,7 @@ def test_the_index_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
             plain[str(id_)] = number
         wanted = sorted((number, id_) for id_, number in plain.items())
         assert index.first() == (wanted[0] if wanted else None)
-        assert index.some(3) == [id_ for _number, id_ in wanted[:3]]
+        assert index.behind(0, "", 3) == wanted[:3]
         assert len(index) == len(plain)
         assert len(index._heap) <= 2 * len(plain) + SLACK + 1
     due = [id_ for number, id_ in wanted if number <= 4] if changes else []

@@ -12,7 +12,7 @@ from typing import Final
 
 from seawall.audit.names import FunctionNode
 from seawall.audit.source import SourceFile
-from seawall.audit.syntax import is_none
+from seawall.audit.syntax import is_none, keywords_of
 
 GUARDS: Final = (
     "seawall.Guard()",
@@ -129,7 +129,5 @@ class Coverage:
 
 
 def _sync(call: ast.Call) -> str | None:
-    for keyword in call.keywords:
-        if keyword.arg == "sync" and isinstance(keyword.value, ast.Constant):
-            return str(keyword.value.value)
-    return None
+    given = keywords_of(call).get("sync")
+    return str(given.value) if isinstance(given, ast.Constant) else None

@@ -360,7 +360,8 @@ class Names:
 
     def _function(self, function: FunctionNode, depth: int) -> Value | None:
         """Return a function of this file; of a property, what it returns."""
-        if _is_property(function):
+        decorators = {getattr(one, "id", "") for one in function.decorator_list}
+        if decorators & {"property", "cached_property"}:
             scope = self.scopes[function]
             return self._agreed([Binding(one, scope) for one in scope.returns], depth + 1)
         return Value(f".{function.name}", function=function)
@@ -390,10 +391,3 @@ class Names:
                 value = self.resolve(outer, scope, depth)
                 return inner if value is not None and value.path == "typing.Optional" else None
         return None
-
-
-def _is_property(function: FunctionNode) -> bool:
-    return any(
-        isinstance(decorator, ast.Name) and decorator.id in {"property", "cached_property"}
-        for decorator in function.decorator_list
-    )

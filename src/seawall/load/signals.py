@@ -8,6 +8,7 @@ cannot be read, and have a `snapshot()`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -212,8 +213,7 @@ def clock_of(thing: Any) -> Clock:
 
 def in_flight(target: Any) -> Signal:
     """Return the share of slots in use: of a bulkhead, pool or executor, or a guard's fullest."""
-    share = _worst_of(target, _share_in_use, "in_flight", "a Bulkhead, a pool, an executor")
-    return Signal(f"in_flight({_name(target)})", share, every=0.0)
+    return _signal_of(target, _share_in_use, "in_flight", "a Bulkhead, a pool, an executor")
 
 
 def occupancy(target: Any) -> Signal:
@@ -222,8 +222,7 @@ def occupancy(target: Any) -> Signal:
     The target is a bulkhead, pool or executor, or a guard, whose fullest one counts. Without room
     to wait, it equals `in_flight`.
     """
-    share = _worst_of(target, _share_of_places, "occupancy", "a Bulkhead, a pool, an executor")
-    return Signal(f"occupancy({_name(target)})", share, every=0.0)
+    return _signal_of(target, _share_of_places, "occupancy", "a Bulkhead, a pool, an executor")
 
 
 def queue_time(target: Any, limit: float = 0.1) -> Signal:
@@ -232,9 +231,9 @@ def queue_time(target: Any, limit: float = 0.1) -> Signal:
     The target is a bulkhead, a pool, or a guard. The signal lags: its present value was caused when
     the longest waiter arrived. For shedding, `occupancy` reacts sooner.
     """
-    wait = _worst_of(target, _longest_wait, "queue_time", "a Bulkhead, a pool")
     limit = check.seconds("limit", limit)
-    return Signal(f"queue_time({_name(target)})", wait, limit=limit, every=QUICK_EVERY)
+    wanted = "a Bulkhead, a pool"
+    return _signal_of(target, _longest_wait, "queue_time", wanted, limit=limit, every=QUICK_EVERY)
 
 
 def thread_queue(target: Any, limit: int | None = None) -> Signal:
@@ -245,25 +244,27 @@ def thread_queue(target: Any, limit: int | None = None) -> Signal:
     threads.
     """
     most = None if limit is None else check.count("limit", limit)
-
-    def reader(part: Any) -> Load | None:
-        return _queued_share(part, most)
-
-    share = _worst_of(target, reader, "thread_queue", "a ThreadBulkhead, an executor")
-    return Signal(f"thread_queue({_name(target)})", share, every=0.0)
+    reader = partial(_queued_share, limit=most)
+    return _signal_of(target, reader, "thread_queue", "a ThreadBulkhead, an executor")
 
 
-def _worst_of(target: Any, reader: Callable[[Any], Load | None], made_by: str, wanted: str) -> Load:
-    """Return a function that reads `target` itself, or the highest of a guard's policies."""
+def _signal_of(
+    target: Any,
+    reader: Callable[[Any], Load | None],
+    made_by: str,
+    wanted: str,
+    *,
+    limit: float = 1.0,
+    every: float = 0.0,
+) -> Signal:
+    """Return a signal that reads `target` itself, or the highest of a guard's policies."""
     parts = () if isinstance(target, type) else getattr(target, "policies", (target,))
     found = [read for part in parts if (read := reader(part)) is not None]
     if not found:
         raise TypeError(f"{made_by}({target!r}): pass {wanted}, or a guard that has one")
-    return found[0] if len(found) == 1 else lambda: max(read() for read in found)
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "name", None) or getattr(target, "kind", type(target).__name__))
+    read = found[0] if len(found) == 1 else lambda: max(read() for read in found)
+    name = getattr(target, "name", None) or getattr(target, "kind", type(target).__name__)
+    return Signal(f"{made_by}({name})", read, limit=limit, every=every)
 
 
 def _inside(part: Any) -> Any:

@@ -102,14 +102,9 @@ def read_vendor_limits(
     def standing(kind: str) -> Standing | None:
         return _standing(standings[kind], wall) if kind in standings else None
 
-    return VendorLimits(
-        requests=standing("requests"),
-        tokens=standing("tokens"),
-        input_tokens=standing("input_tokens"),
-        output_tokens=standing("output_tokens"),
-        retry_after=wait,
-        should_retry={"true": True, "false": False}.get(should),
-    )
+    should_retry = {"true": True, "false": False}.get(should)
+    limits = {kind: standing(kind) for kind in KINDS}
+    return VendorLimits(**limits, retry_after=wait, should_retry=should_retry)
 
 
 def _standing(said: dict[str, str], wall: float) -> Standing | None:

@@ -46,10 +46,6 @@ class Index:
             taken.append(first[1])
         return taken
 
-    def some(self, most: int) -> list[str]:
-        """Return the first ids, at most `most`, without removing them."""
-        return [id_ for id_, _ in sorted(self._numbers.items(), key=lambda one: one[::-1])[:most]]
-
     def behind(
         self, number: int, id_: str, most: int, *, back: bool = False
     ) -> list[tuple[int, str]]:
@@ -81,10 +77,6 @@ class Tokens:
     def put(self, token: str, claims: list[tuple[str, int]], until: int) -> None:
         """Store the claims of `token` until `until`."""
         self._claims[token] = claims
-        self._ends.set(token, until)
-
-    def prolong(self, token: str, until: int) -> None:
-        """Extend the expiry of `token` to `until`."""
         self._ends.set(token, until)
 
     def discard(self, token: str) -> None:

@@ -107,7 +107,7 @@ class Queue:
         unknown.
         """
         if token in self._tokens:
-            self._tokens.prolong(token, now + lease)
+            self._tokens.put(token, self._tokens.claims(token), now + lease)
             return [self._grant(now, job, lease) for job in self._claimed_by(now, token)], -1
         granted: list[JobGranted] = []
         size = 0
@@ -203,7 +203,7 @@ class Queue:
 
     def dead(self, now: int, limit: int) -> list[Letter]:
         """Return dead letters, oldest first."""
-        jobs = [self._jobs[id_] for id_ in self._dead.some(limit)]
+        jobs = [self._jobs[id_] for _, id_ in self._dead.behind(0, "", limit)]
         ages = [max(0, now - job.at) for job in jobs]
         return [
             Letter(job.id, job.priority, job.attempts, age, job.reason, job.payload)
