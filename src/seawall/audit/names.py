@@ -48,8 +48,7 @@ class Scope:
         self.node = node
         self.parent = parent
         self.names: dict[str, list[Binding]] = {}
-        self.attributes: dict[str, list[Binding]] = {}
-        """In a class: what its methods assign to `self`."""
+        self.attributes: dict[str, list[Binding]] = {}  # what methods assign to `self`
         self.elsewhere: set[str] = set()  # names declared `global` or `nonlocal`
         self.returns: list[ast.expr] = []
 
@@ -82,12 +81,10 @@ class Value(NamedTuple):
     """What an expression stands for."""
 
     path: str
-    origin: ast.Call | None = None
-    """The call that made it, or made the object of which it is an attribute."""
+    origin: ast.Call | None = None  # the call that made it, or the object of this attribute
     bound: ast.Call | None = None  # the `partial(...)` that already holds some of its arguments
     function: FunctionNode | None = None  # the definition, if it is a function of this file
-    members: Scope | None = None
-    """The scope of the class, if it is a class of this file or its instance."""
+    members: Scope | None = None  # its scope, if it is a class of this file or an instance
 
 
 class Names:

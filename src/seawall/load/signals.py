@@ -38,8 +38,7 @@ __all__ = [
     "thread_queue",
 ]
 
-Load = Callable[[], float]
-"""A load as other parts accept it: a signal of this module, or any similar function."""
+Load = Callable[[], float]  # a signal of this module, or any similar function
 
 GAUGE_EVERY: Final = 0.1  # seconds for which a measured value is reused
 RATE_EVERY: Final = 0.5  # the same for growth since the last reading: sooner is mostly noise
@@ -115,9 +114,8 @@ class Signal:
             if self.failures == 1:
                 import logging
 
-                logging.getLogger("seawall").exception(
-                    "signal %r cannot be read; its last value stands", self.name
-                )
+                logger = logging.getLogger("seawall")
+                logger.exception("signal %r cannot be read; its last value stands", self.name)
             return
         self.measured = measured
         self._value = self._settle(measured / self.limit if measured > 0 else 0.0, now)

@@ -66,8 +66,7 @@ class LoopWatchdog:
         self._lock = RLock()
         self._pulses: dict[int, _Pulse] = {}
         self._quit: Signal | None = None
-        self._looked = float("inf")
-        """When the thread made its last check; infinite without a thread."""
+        self._looked = float("inf")  # last check of the thread; infinite without one
 
     def __repr__(self) -> str:
         return f"<LoopWatchdog {self.name!r}: {len(self._pulses)} loops, {self._blocks} blocks>"
@@ -231,8 +230,6 @@ class LoopWatchdog:
 
 class _Pulse:
     """The state of one watched loop, held weakly."""
-
-    __slots__ = ("due", "excused", "loop", "stack", "thread")
 
     def __init__(self, loop: AbstractEventLoop, due: float) -> None:
         self.loop = ref(loop)

@@ -31,15 +31,13 @@ class Load:
         """Start without measurements; see `cost` for how such a host is rated."""
         self.half_life = half_life
         self.in_flight = 0
-        self.usual: float | None = None
-        """Plain average of good answers, without failures and peaks. None before the first one."""
+        self.usual: float | None = None  # plain average of good answers, without failures
         self.forget()
 
     def forget(self) -> None:
         """Reset to the state of a new host, but keep `in_flight` and `usual`."""
         self.latency = 0.0  # peak average as of the last answer
-        self.measured = False
-        """Whether there was a good answer. If not, `latency` is only a lower bound."""
+        self.measured = False  # whether there was a good answer; `latency` is a lower bound before
         self.refusing = False  # whether the host has refused a request since its last good answer
         self.failures = 0  # number of consecutive failures
         self._at = 0.0

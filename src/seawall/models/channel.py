@@ -35,8 +35,7 @@ class Waiting(Protocol):
         """Take back a grant that is not claimed yet, as if the channel had ended first."""
 
 
-Line: TypeAlias = "OrderedDict[Waiting, None]"
-"""Waiters in FIFO order. Any of them can leave in constant time."""
+Line: TypeAlias = "OrderedDict[Waiting, None]"  # in FIFO order; any can leave in constant time
 
 
 def check_capacity(capacity: int) -> int:
@@ -60,8 +59,7 @@ class Buffer(Generic[T]):
         self.closed = False
         self.put = self.got = 0
         self.items: deque[T] = deque()
-        self.ready: ChannelTokens[float] = ChannelTokens()
-        """Arrival times: one for each item that is not promised to a waiter."""
+        self.ready: ChannelTokens[float] = ChannelTokens()  # arrival times of items not promised
         self.room: ChannelTokens[None] = ChannelTokens()
         self.withheld = capacity
         """Tokens of room that are out of use: not requested yet, or the channel is closed.
@@ -73,10 +71,8 @@ class Buffer(Generic[T]):
         self.putters: Line = OrderedDict()
         self.getters: Line = OrderedDict()
         self.drainers: Line = OrderedDict()
-        self.promised: Line = OrderedDict()
-        """Waiters that were granted an item and have not fetched it yet."""
-        self.attention = True
-        """Whether callers must take the lock: there are waiters, or tokens to be moved."""
+        self.promised: Line = OrderedDict()  # granted an item that they have not fetched yet
+        self.attention = True  # whether callers must take the lock, to wait or to move tokens
         self.serve()
 
     @property

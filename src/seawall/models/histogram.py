@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 from operator import add, mul
 from struct import pack, unpack
 from sys import byteorder
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from seawall import _checks as check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 SHORTEST = 1e-6
 LONGEST = 3600.0

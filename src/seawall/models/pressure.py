@@ -45,9 +45,8 @@ class Pressure:
 
     def worst(self, other: Pressure) -> Pressure:
         """Return the higher value of both in every respect."""
-        return Pressure(
-            **{name: max(getattr(self, name), getattr(other, name)) for name in self.__slots__}
-        )
+        higher = {name: max(getattr(self, name), getattr(other, name)) for name in self.__slots__}
+        return Pressure(**higher)
 
     def __repr__(self) -> str:
         return (

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from seawall.models.windows import TimeWindow, WindowBucket
 
-Ticket = WindowBucket
-"""The bucket in which a request was counted. Its end counts there too: both leave together."""
+Ticket = WindowBucket  # in which a request was counted; its end counts there too
 
 
 def reject_share(requests: int, accepts: int, k: float) -> float:

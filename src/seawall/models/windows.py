@@ -193,8 +193,7 @@ class TimeWindow:
         self._width = span / _BUCKETS
         self.bucket = WindowBucket(float("-inf"), float("-inf"))
         """The current bucket. Until its `end` a success may be added to its `calls` directly."""
-        self.buckets: tuple[WindowBucket, ...] = ()
-        """The latest buckets, oldest first. Some may have left the window."""
+        self.buckets: tuple[WindowBucket, ...] = ()  # oldest first; some may have left the window
 
     def success(self, now: float, /) -> None:
         """Count a call that succeeded in time."""

@@ -28,8 +28,15 @@ from seawall.sim.world import Build, World
 
 Table = Mapping[str, Any]
 
-SECTIONS: Final = (
-    *("changes", "clients", "guards", "networks", "seconds", "services", "stores", "users"),
+TABLES: Final = (
+    "changes",
+    "clients",
+    "guards",
+    "networks",
+    "seconds",
+    "services",
+    "stores",
+    "users",
 )
 
 
@@ -61,9 +68,9 @@ def _fill_from_python(path: str, function: str, world: World) -> None:
 def fill_from_toml(text: str, world: World) -> None:  # noqa: C901 - one loop for each section
     """Fill a world from TOML text."""
     tables = tomllib.loads(text)
-    unknown = sorted(set(tables) - set(SECTIONS))
+    unknown = sorted(set(tables) - set(TABLES))
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no part of a world: write {', '.join(SECTIONS)}")
+        raise ValueError(f"{unknown[0]!r} is no part of a world: write {', '.join(TABLES)}")
     world.seconds = float(tables.get("seconds", world.seconds))
     things: dict[str, Any] = {}
     makers: dict[str, Callable[..., Any]] = {"networks": world.network, "stores": world.store}

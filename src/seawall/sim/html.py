@@ -170,9 +170,7 @@ def _draw(chart: Chart, highest: float, result: SimulationResult) -> str:
             f"<title>capacity {chart.limit:g}/s</title></line>"
         )
     parts.extend(_path(line, result, y) for line in chart.lines)
-    legend = "".join(
-        f"<span class='{line.style}'>{escape(line.label)}</span>" for line in chart.lines
-    )
+    legend = "".join(f"<span class='{one.style}'>{escape(one.label)}</span>" for one in chart.lines)
     limit = "" if chart.limit is None else f"<span class='limit'>capacity {chart.limit:g}</span>"
     return (
         f"<figure><svg viewBox='0 0 {WIDTH + 8} {HEIGHT}' role='img'"
@@ -214,9 +212,7 @@ def _breakers(result: SimulationResult) -> str:
                 "</rect>"
             )
             at += count
-        parts.append(
-            f"<text class='name' x='{LEFT + 6}' y='{top + 15}'>{escape(guard.name)}</text>"
-        )
+        parts += [f"<text class='name' x='{LEFT + 6}' y='{top + 15}'>{escape(guard.name)}</text>"]
     parts.append(_axis(result, height - BOTTOM))
     legend = "".join(
         f"<span class='{state}'>{state.replace('_', ' ')}</span>"

@@ -37,13 +37,9 @@ class ClientRecord:
     def __init__(self, name: str, steps: Steps) -> None:
         self.name = name
         self.came = [0] * (steps.count + 1)
-        self.ended: dict[str, list[int]] = {
-            outcome: [0] * (steps.count + 1) for outcome in OUTCOMES
-        }
-        self.latencies = [array("d") for _ in range(steps.count + 1)]
-        """Seconds of the good answers, by step."""
-        self.errors: dict[str, int] = {}
-        """Number of failed and refused calls by the type of their error."""
+        self.ended = {outcome: [0] * (steps.count + 1) for outcome in OUTCOMES}
+        self.latencies = [array("d") for _ in range(steps.count + 1)]  # of good answers, by step
+        self.errors: dict[str, int] = {}  # failed and refused calls by the type of their error
 
     def end(self, step: int, outcome: str, seconds: float) -> None:
         """Count the end of a call that came in `step`."""
@@ -62,8 +58,7 @@ class ServiceRecord:
 
     def __init__(self, name: str, capacity: float | None, steps: Steps) -> None:
         self.name = name
-        self.capacity = capacity
-        """Calls a second that it can serve at the beginning; None if nothing bounds it."""
+        self.capacity = capacity  # calls a second that it can serve at first; None for any number
         self.calls = [0] * (steps.count + 1)
         self.failed = [0] * (steps.count + 1)
         self.in_flight: list[int] = []

@@ -48,8 +48,7 @@ class RunOutcome(NamedTuple):
     during: float  # share of the calls that came during the condition and got a real answer
     tail: float  # 99 % quantile of the real answers of the whole run, in seconds
     load: float  # calls a second on the dependency during the condition
-    recovery: float
-    """Seconds after the condition until 95 % of the usual share is served; infinite if never."""
+    recovery: float  # seconds after it until 95 % of the usual share is served; infinite if never
 
 
 class Rehearsal(NamedTuple):

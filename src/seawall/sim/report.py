@@ -67,6 +67,7 @@ class SimulationReport:
 
     def data(self) -> dict[str, Any]:
         """Return everything as plain data: estimates, each run, and the series of the first."""
+        rows = self.rows()
         return {
             "name": self.name,
             "about": self.about,
@@ -75,9 +76,7 @@ class SimulationReport:
                     "name": runs.name,
                     "verdict": runs.verdict,
                     "verdicts": runs.verdicts,
-                    "estimates": {
-                        row.key: _finite(runs.estimate(row.measure)) for row in self.rows()
-                    },
+                    "estimates": {row.key: _finite(runs.estimate(row.measure)) for row in rows},
                     "runs": [result.summary() for result in runs.results],
                     "series": runs.results[0].series(),
                 }
@@ -148,15 +147,12 @@ def _digits(value: float, unit: str) -> int:
 
 
 def _finite(estimate: Estimate) -> dict[str, float | None]:
-    return {
-        key: None if value == inf else round(value, 6) for key, value in estimate._asdict().items()
-    }
+    return {key: None if one == inf else round(one, 6) for key, one in estimate._asdict().items()}
 
 
 def _phases(begin: float, end: float, seconds: float, step: float) -> Iterator[Row]:
     spans = {"before": (0.0, begin), "during": (begin, end), "after": (end, seconds)}
     for name, (since, until) in spans.items():
         if round(until / step) > round(since / step):
-            yield Row(
-                name, f"  {name}", partial(SimulationResult.share, since=since, until=until), "%"
-            )
+            share = partial(SimulationResult.share, since=since, until=until)
+            yield Row(name, f"  {name}", share, "%")

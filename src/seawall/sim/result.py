@@ -87,9 +87,8 @@ class SimulationResult:
     ) -> float:
         """Return real answers a second, by the second in which their callers came."""
         span = self._span(since, until)
-        return self.ended("ok", since, until, of=of) / (
-            len(range(*span.indices(self.steps))) * self.step
-        )
+        seconds = len(range(*span.indices(self.steps))) * self.step
+        return self.ended("ok", since, until, of=of) / seconds
 
     def share(
         self, since: float = 0.0, until: float | None = None, *, of: str | None = None
@@ -112,9 +111,8 @@ class SimulationResult:
         """Return what a share `p` of the real answers took at most; 0 if there were none."""
         check.ratio("p", p, zero=True)
         span = self._span(since, until)
-        took = sorted(
-            chain.from_iterable(chain.from_iterable(g.latencies[span] for g in self._groups(of)))
-        )
+        by_step = chain.from_iterable(g.latencies[span] for g in self._groups(of))
+        took = sorted(chain.from_iterable(by_step))
         return took[min(len(took) - 1, int(p * len(took)))] if took else 0.0
 
     def load(self, service: str, since: float = 0.0, until: float | None = None) -> float:
@@ -184,9 +182,8 @@ class SimulationResult:
         late = max(self.trouble[1], self.seconds - 2 * WINDOW)
         tail = self.share(min(late, self.seconds - self.step))
         if tail < DOWN:
-            return Verdict(
-                "stays down", f"stays down: {_percent(tail)} of the calls served at the end", inf
-            )
+            text = f"stays down: {_percent(tail)} of the calls served at the end"
+            return Verdict("stays down", text, inf)
         text = f"does not recover: {_percent(tail)} of the calls served at the end"
         return Verdict("degraded", text, inf)
 
@@ -235,9 +232,8 @@ class SimulationResult:
     def _fullest(self, since: float, until: float) -> float:
         """Return the highest load on any service, in units of its capacity."""
         bounded = [(name, one.capacity) for name, one in self.services.items() if one.capacity]
-        return max(
-            (self.load(name, since, until) / capacity for name, capacity in bounded), default=0.0
-        )
+        loads = [self.load(name, since, until) / capacity for name, capacity in bounded]
+        return max(loads, default=0.0)
 
     # Plain data
 

@@ -74,8 +74,7 @@ class _Request:
     came: float
     key: Any
     seconds_left: float | None
-    turn: asyncio.Future[None] | None = None
-    """Set when it is the request's turn to be worked on; for requests that are tasks."""
+    turn: asyncio.Future[None] | None = None  # set when it is its turn; for requests that are tasks
 
     def succeed(self, value: Any = None) -> None:
         if not self.answer.done():
@@ -278,18 +277,16 @@ class Service:
         of = "" if when is None else " for some keys"
         _check_when(when)
         if hangs:
-            return _fault_change(
-                f"{self.name} hangs{of}", self._faults, Fault(factor=inf, when=when)
-            )
+            return _fault(f"{self.name} hangs{of}", self._faults, Fault(factor=inf, when=when))
         fault = Fault(error=self._error("is down"), when=when)
-        return _fault_change(f"{self.name} is down{of}", self._faults, fault)
+        return _fault(f"{self.name} is down{of}", self._faults, fault)
 
     def slow(self, factor: float = 10.0, *, share: float = 1.0) -> Change:
         """Take `factor` times as long for a `share` of the calls."""
         check.at_least("factor", factor, 0.0)
         text = f"{self.name} is {factor:g} times slower{_for_share(share)}"
         fault = Fault(factor=factor, share=check.ratio("share", share))
-        return _fault_change(text, self._slowdowns, fault)
+        return _fault(text, self._slowdowns, fault)
 
     def errors(
         self,
@@ -303,7 +300,7 @@ class Service:
         made = self._error("failed") if error is None else check.plain_function("error", error)
         _check_when(when)
         share = check.ratio("share", share)
-        return _fault_change(text, self._faults, Fault(share=share, when=when, error=made))
+        return _fault(text, self._faults, Fault(share=share, when=when, error=made))
 
     def crash(self) -> Change:
         """Lose all calls in progress and in the queue, and be down."""
@@ -387,21 +384,19 @@ class Network:
     def partition(self, *, refuses: bool = False) -> Change:
         """Lose whatever is sent; or, with `refuses`, report immediately that there is no way."""
         error = (lambda: ServiceFailed(f"no route over {self.name}")) if refuses else None
-        return _fault_change(f"{self.name} is cut", self._faults, Fault(factor=inf, error=error))
+        return _fault(f"{self.name} is cut", self._faults, Fault(factor=inf, error=error))
 
     def loss(self, share: float) -> Change:
         """Lose a `share` of what is sent: its caller never hears of it."""
         share = check.ratio("share", share)
-        return _fault_change(
+        return _fault(
             f"{self.name} loses {100 * share:g} %", self._faults, Fault(factor=inf, share=share)
         )
 
     def slow(self, factor: float = 10.0) -> Change:
         """Take `factor` times as long."""
         check.at_least("factor", factor, 0.0)
-        return _fault_change(
-            f"{self.name} is {factor:g} times slower", self._faults, Fault(factor=factor)
-        )
+        return _fault(f"{self.name} is {factor:g} times slower", self._faults, Fault(factor=factor))
 
 
 class SimulatedStore(FakeStore):
@@ -476,7 +471,7 @@ def _wake(over: asyncio.Future[None]) -> None:
         over.set_result(None)
 
 
-def _fault_change(text: str, faults: list[Fault], fault: Fault) -> Change:
+def _fault(text: str, faults: list[Fault], fault: Fault) -> Change:
     return Change(text, lambda: faults.append(fault), lambda: faults.remove(fault))
 
 

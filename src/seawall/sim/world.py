@@ -316,8 +316,7 @@ class World:
         return thing
 
 
-Build = Callable[[World], Any]
-"""Fills a world: `def outage(world): ...`. It may set `world.seconds`."""
+Build = Callable[[World], Any]  # fills a world: `def outage(world): ...`; may set its seconds
 
 
 def simulate(

@@ -57,9 +57,8 @@ class ExportedSeries:
             return
         which = next((labels[one] for one in _WHICH if one in labels), "")
         before = self._values[metric, which]
-        self._values[metric, which] = (
-            max(value, before) if metric == "error_ratio" else before + value
-        )
+        value = max(value, before) if metric == "error_ratio" else before + value
+        self._values[metric, which] = value
 
     def guard(self, name: str, seconds: float) -> dict[str, Any]:
         """Return what there is of a guard, as in its snapshot."""

@@ -157,9 +157,8 @@ class Measured(NamedTuple):
         The attempts that it cut off are spread over the tail of the log-normal distribution that
         has the same median and the same share above the timeout. None if too many were cut off.
         """
-        hidden = min(
-            self.timed_out, sum(self.tally.counts[bisect_left(self.tally.bounds, timeout) :])
-        )
+        beyond = self.tally.counts[bisect_left(self.tally.bounds, timeout) :]
+        hidden = min(self.timed_out, sum(beyond))
         if not hidden:
             return self
         share = hidden / self.samples

@@ -13,14 +13,14 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import isinf
 from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall.config import guards_to_toml
 from seawall.sim import CONDITIONS, Latency, Rehearsal, compare, rehearse
-from seawall.tune.measurements import Measured
+from seawall.tune.measurements import Measured, Table
 from seawall.tune.proposals import Proposal, apply, rounded, seconds
 
 HEADROOM: Final = 1.5  # times today's attempts that a dependency bears, if that is not known
@@ -42,7 +42,6 @@ _OWN: Final = frozenset(
 )
 """Settings that are functions of the user, stores or threads, which a simulation does not have."""
 
-Table = Mapping[str, Any]
 Progress = Callable[[str], None]
 
 

@@ -13,12 +13,12 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, comb, floor, log, log10, sqrt
 from typing import Any, Final, NamedTuple
 
 from seawall.models.rate.rates import Rate
-from seawall.tune.measurements import Measured
+from seawall.tune.measurements import Measured, Table
 
 ENOUGH: Final = 1000  # samples below which nothing is proposed: ten of them are above the p99
 ENOUGH_FOR_P999: Final = 10_000  # samples from which the p99.9 is used
@@ -49,7 +49,6 @@ _PRIVATE: Final = ("shared", "key", "cost", "settle", "partitions")
 FAILS: Final = "; but the dependency fails, and a larger limit would add load to it"
 
 Settings = dict[str, Any]
-Table = Mapping[str, Any]
 
 
 class Proposal(NamedTuple):
@@ -512,11 +511,7 @@ def _stack(measured: Measured) -> Found:
 
 # What rules have in common
 
-Rule = Callable[[Measured, Sequence[Table]], Found]
-
-_RULES: Final[tuple[Rule, ...]] = (
-    *(_timeout, _attempts, _budget, _breaker, _limit, _rate_limit, _hedge),
-)
+_RULES: Final = (_timeout, _attempts, _budget, _breaker, _limit, _rate_limit, _hedge)
 
 
 def _changed(

@@ -239,9 +239,8 @@ class _Retries:
         if is_none(given.get("max_retries")):
             yield "SW201", "the task is retried for ever: max_retries=None", "max_retries=3"
         jitter = given.get("retry_jitter")
-        if "retry_backoff" not in given or (
-            isinstance(jitter, ast.Constant) and jitter.value is False
-        ):
+        steady = isinstance(jitter, ast.Constant) and jitter.value is False
+        if "retry_backoff" not in given or steady:
             message = "the task is retried after a fixed delay, without jitter"
             yield "SW202", message, "retry_backoff=True, retry_backoff_max=600"
 

@@ -205,9 +205,7 @@ class _Timeouts:
             return None not in named and not named & {"dsn", "url", "conninfo", "uri"}
         node = call.args[wait.address]
         if isinstance(node, ast.JoinedStr):
-            text = "".join(
-                str(part.value) for part in node.values if isinstance(part, ast.Constant)
-            )
+            text = "".join(str(one.value) for one in node.values if isinstance(one, ast.Constant))
         else:
             constant = self._constant(node, scope)
             if constant is None or not isinstance(constant.value, str):
@@ -247,12 +245,9 @@ class _Uses:
     def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._names = source.names
-        self.methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}
-        """The calls of methods of what a call returns."""
-        self.callers: dict[FunctionNode, list[ast.Call]] = {}
-        """The calls of each function of this file."""
-        self.passing: dict[FunctionNode, list[_PassingOn]] = {}
-        """The calls in a function whose timeout is an argument of it, None by default."""
+        self.methods: dict[ast.Call, list[tuple[str, ast.Call]]] = {}  # of what a call returns
+        self.callers: dict[FunctionNode, list[ast.Call]] = {}  # of functions of this file
+        self.passing: dict[FunctionNode, list[_PassingOn]] = {}  # their timeout, None by default
         for call in self._names.calls:
             value = self._names.called(call)
             self._note_passing(call)
@@ -354,9 +349,7 @@ def _defaults_to_none(function: FunctionNode, name: str) -> bool:
         isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
         for node in ast.walk(function)
     )
-    return not rebound and any(
-        argument.arg == name and is_none(default) for argument, default in pairs
-    )
+    return not rebound and any(one.arg == name and is_none(default) for one, default in pairs)
 
 
 def _last_names(call: ast.Call) -> set[str]:
@@ -448,9 +441,8 @@ def check_blocking(source: SourceFile) -> Iterator[Finding]:
         instead = source.libraries.blocking.get(path) if path else None
         if instead is None or isinstance(names.parents.get(call), ast.Await):
             continue
-        if isinstance(function, ast.AsyncFunctionDef) and not (
-            _is_immediate(call) or _is_fresh_lock(source, call)
-        ):
+        quick = _is_immediate(call) or _is_fresh_lock(source, call)
+        if isinstance(function, ast.AsyncFunctionDef) and not quick:
             message = f"{path}(...) blocks the event loop in async def {function.name}"
             yield source.finding("SW401", call, message, instead)
 

@@ -60,8 +60,7 @@ class ReportEntry:
         self.calls = [plain, 0, 0, 0]  # number of calls by their marks
         self.over = False  # whether the entry was sent. After that it does not change
         self._places: dict[int, ReportPlace] = {}  # by identity: two places may be equal as numbers
-        self._sent: list[tuple[ReportPlace, int]] = []
-        """The calls with the marks that were sent: they may change before the reply arrives."""
+        self._sent: list[tuple[ReportPlace, int]] = []  # with their marks, which may change
         self.late = late
         self._before = before
 
@@ -250,9 +249,8 @@ class TimeReport(BreakerReport):
 
     def mark(self, now: float) -> None:
         """Treat everything counted so far as reported."""
-        self._marked = {
-            one: Totals(one.calls, one.failures, one.slow) for one in self.window.live(now)
-        }
+        live = self.window.live(now)
+        self._marked = {one: Totals(one.calls, one.failures, one.slow) for one in live}
 
     def since_mark(self, now: float) -> Totals:
         """Return the totals of the calls in the window since `mark`."""

@@ -121,11 +121,9 @@ class BreakerModel:
         *("changes", "counter", "failure", "generation", "settings", "state", "success"),
     )
 
-    success: Callable[[float], None]
-    """Count a success at the given time, in the cheapest way these settings allow."""
+    success: Callable[[float], None]  # count a success, as cheaply as these settings allow
 
-    counter: TimeWindow
-    """The window to whose current bucket a success may be added directly: cheaper still."""
+    counter: TimeWindow  # to whose current bucket a success may be added: cheaper still
 
     _window: Window
     _streak: int
@@ -305,9 +303,8 @@ class BreakerModel:
 
     def _open(self, cause: BreakerCause, now: float) -> None:
         opens = self._opens + 1
-        self._enter(
-            BreakerState.OPEN, cause, now, opens, Countdown(self.settings.break_after(opens), now)
-        )
+        pause = Countdown(self.settings.break_after(opens), now)
+        self._enter(BreakerState.OPEN, cause, now, opens, pause)
 
     def _enter(
         self,

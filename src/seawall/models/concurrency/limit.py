@@ -111,8 +111,7 @@ class Learner(ConcurrencyLimit):
     _took = 0.0  # latency of the first window after the queue has drained
     _patience = 0
     _found = 0.0  # limit after the last baseline measurement
-    _refilling = False
-    """Whether this is the window after a probe. It still sees the drained queue, so skip it."""
+    _refilling = False  # whether this window still sees the queue that a probe has drained
 
     @property
     def limit(self) -> int:

@@ -30,40 +30,15 @@ _LN10: Final = log(10.0)
 _FAR: Final = 1e100  # maximum deviations from the mean that count, so that their cube is finite
 
 
-class Detector(Protocol):
-    """Detector for one peer."""
-
-    threshold: float  # the level from which the peer is suspected
-
-    def sent(self, now: float) -> None:
-        """Record that the peer was asked for a sign of life."""
-
-    def heartbeat(self, now: float) -> None:
-        """Record a sign of life."""
-
-    def level(self, now: float) -> float:
-        """Return the level of suspicion, 0 if the peer was never heard or asked."""
-
-    def suspected(self, now: float) -> bool:
-        """Return whether the level has reached the threshold."""
-
-
-class DetectorSettings(Protocol):
-    """Settings that create a detector for each peer."""
-
-    def start(self) -> Detector:
-        """Return a new detector."""
-
-
-class _Silence:
-    """Base of the detectors: measures how long a peer has been silent."""
+class Detector:
+    """Detector for one peer: it measures how long the peer has been silent."""
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
+        self.threshold = threshold  # the level from which the peer is suspected
         self._heard_at: float | None = None
 
     def sent(self, now: float) -> None:
-        """Do nothing: only answers count here."""
+        """Record that the peer was asked for a sign of life, where that counts."""
 
     def heartbeat(self, now: float) -> None:
         """Record a sign of life. Learn from the silence before it unless it was suspicious."""
@@ -91,6 +66,13 @@ class _Silence:
 
     def _level(self, silence: float) -> float:
         raise NotImplementedError
+
+
+class DetectorSettings(Protocol):
+    """Settings that create a detector for each peer."""
+
+    def start(self) -> Detector:
+        """Return a new detector."""
 
 
 def _elapsed(since: float | None, now: float) -> float:
@@ -125,7 +107,7 @@ class _Intervals:
         self.deviation = sqrt(variance) / 1e6
 
 
-class PhiAccrual(_Silence):
+class PhiAccrual(Detector):
     """Phi accrual detector; see `phi_accrual`."""
 
     def __init__(self, settings: PhiSettings) -> None:
@@ -217,7 +199,7 @@ def exponential(
     )
 
 
-class QuantileTimeout(_Silence):
+class QuantileTimeout(Detector):
     """Detector by a quantile of past times; see `quantile_timeout`."""
 
     def __init__(self, settings: QuantileSettings) -> None:
@@ -310,7 +292,7 @@ def quantile_timeout(
     return QuantileSettings(quantile, factor, floor, first, window)
 
 
-class FixedTimeout(_Silence):
+class FixedTimeout(Detector):
     """Detector with a fixed timeout; see `fixed_timeout`."""
 
     def __init__(self, seconds: float) -> None:

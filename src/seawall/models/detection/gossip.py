@@ -42,8 +42,7 @@ class GossipUpdate(NamedTuple):
     state: MemberState
     name: str
     incarnation: int
-    address: str = ""
-    """The address where the member is reached. Only in statements that it is alive."""
+    address: str = ""  # where the member is reached. Only in statements that it is alive
     metadata: bytes = b""  # metadata that the member publishes. Only in statements that it is alive
     by: str = ""  # the member that suspects or confirmed it; the member itself when it left
 

@@ -38,8 +38,7 @@ class Peer:
         self.since = now
         self.heard_at = now  # when it was last heard, or if never, when watching began
         self.reason = "watched"
-        self.is_probed = False
-        """Whether it answers probes instead of sending heartbeats without being asked."""
+        self.is_probed = False  # whether it answers probes, and sends no heartbeats by itself
         self.asked_at: float | None = None  # when the first probe since then was sent
         self.failure = ""  # why the last probe failed, if it did
         self.confirm_from = now
@@ -115,8 +114,6 @@ class Peer:
         self, after: MemberState, reason: str, level: float, now: float, silence: float
     ) -> PeerChange:
         duration = max(0.0, now - self.since)
-        change = PeerChange(
-            self.name, self.state, after, reason, level, duration, max(0.0, silence)
-        )
+        made = PeerChange(self.name, self.state, after, reason, level, duration, max(0.0, silence))
         self.state, self.since, self.reason = after, now, reason
-        return change
+        return made

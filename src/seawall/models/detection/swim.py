@@ -94,11 +94,9 @@ class _Probe:
     sent_at: float
     ends_at: float  # the time until which it may be answered, directly or through others
     is_direct: bool = True
-    helpers: set[str] = field(default_factory=set)
-    """Members that were asked to help and have not replied yet."""
+    helpers: set[str] = field(default_factory=set)  # asked to help, and have not replied yet
     answered: bool = False
-    is_reliable_only: bool = False
-    """Whether it was answered over a connection after the datagrams had failed."""
+    is_reliable_only: bool = False  # answered over a connection, but not by datagram
 
 
 class _Relay(NamedTuple):
@@ -137,8 +135,7 @@ class Swim:
         self.members: dict[str, Member] = {}  # all known members except this one, by name
         self.health = LocalHealth()
         self.counts = SwimCounts()
-        self.seeds = list(seeds)
-        """Addresses that are asked for their view until they belong to members."""
+        self.seeds = list(seeds)  # addresses that are asked for their view until they are members
         self._rng = rng
         self._gossip = GossipQueue(self.settings.retransmit_multiplier)
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
@@ -153,7 +150,7 @@ class Swim:
         self._relays: dict[int, _Relay] = {}
         self._seen_at = now
         self._calm_until = now
-        self._is_suspicion_paused = False
+        self._is_paused = False
         self._is_gossiping = False
         self._spread(self.own.update, now)
         self._at(now, self._exchange_tick)
@@ -215,12 +212,12 @@ class Swim:
 
     def pause_suspicion(self) -> None:
         """Accuse and confirm no member while this process does heavy work."""
-        self._is_suspicion_paused = True
+        self._is_paused = True
         self._schedule_verdict()
 
     def resume_suspicion(self, now: float) -> None:
         """Accuse and confirm again, once the answers that arrived meanwhile were received."""
-        self._is_suspicion_paused = False
+        self._is_paused = False
         self._probe = None
         self._calm_until = max(self._calm_until, now + self.settings.interval)
         self._schedule_verdict()
@@ -269,9 +266,7 @@ class Swim:
     @property
     def _is_calm(self) -> bool:
         """Whether this member currently accuses and confirms no other."""
-        return (
-            self._is_suspicion_paused or self._seen_at < self._calm_until or self.own.state is LEFT
-        )
+        return self._is_paused or self._seen_at < self._calm_until or self.own.state is LEFT
 
     # Probes
 
@@ -586,7 +581,7 @@ class Swim:
 
     def _schedule_verdict(self) -> None:
         """Wake when the first suspicion ends, if this member may confirm it then."""
-        if self._is_suspicion_paused or self.own.state is LEFT:
+        if self._is_paused or self.own.state is LEFT:
             self._verdict_at = inf
             return
         ends = (one.suspicion.ends_at for one in self._suspects.values() if one.suspicion)

@@ -100,8 +100,7 @@ class Browsed(NamedTuple):
     priority: int
     attempts: int
     age: int  # time since it was pushed
-    since: int
-    """Time since it became ready or died. Negative until it is ready, or until its lease ends."""
+    since: int  # time since it became ready or died; negative until then, or until its lease ends
     reason: str
     size: int  # size of the whole payload in bytes
     payload: bytes  # the first bytes of the payload

@@ -61,12 +61,10 @@ class Queue:
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
-        self.stirred = False
-        """Whether waiting claimers should look again. The driver that notifies them resets it."""
+        self.stirred = False  # whether waiting claimers should look again; the driver resets it
         self.ended: list[str] = []
         """Ids of jobs that ended. The driver notifies their waiters and clears the list."""
-        self.died: list[tuple[str, int, str]] = []
-        """Jobs among these that died, with attempts and reason."""
+        self.died: list[tuple[str, int, str]] = []  # those that died, with attempts and reason
         self.dropped: list[str] = []  # ids of dead letters for which there was no room
         self._jobs: dict[str, QueuedJob] = {}
         self._by_dedupe: dict[str, str] = {}
@@ -225,9 +223,8 @@ class Queue:
         line = lines.get(state, self._dead)
         found: list[Browsed] = []
         last, size = (number, id_), 0
-        for looked, place in enumerate(
-            line.behind(number, id_, BROWSED + 1, back=state not in lines)
-        ):
+        places = line.behind(number, id_, BROWSED + 1, back=state not in lines)
+        for looked, place in enumerate(places):
             job = self._jobs[place[1]]
             size += len(job.payload) if cut else 0
             if looked == BROWSED or len(found) == most or (looked and size > BATCH_BYTES):
@@ -361,9 +358,8 @@ class Queue:
     def _add(self, now: int, new: NewJob) -> str:
         self._serial += 1
         self._totals["pushed"] += 1
-        job = QueuedJob(
-            f"{self._serial:016d}-{new.nonce}", new, now, self._of_line(now), self.rules
-        )
+        id_ = f"{self._serial:016d}-{new.nonce}"
+        job = QueuedJob(id_, new, now, self._of_line(now), self.rules)
         self._jobs[job.id] = job
         if new.dedupe:
             self._by_dedupe[new.dedupe] = job.id

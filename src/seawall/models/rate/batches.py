@@ -45,8 +45,7 @@ class Lot:
         self.until = until
         self.mark = mark
         self.owner: Any = None  # owner of the lot, for use by the owner of the purse
-        self.floor = 0
-        """Value down to which callers may spend directly. Below it, it is time to ask for more."""
+        self.floor = 0  # down to this callers may spend directly; then ask for more
 
     def __repr__(self) -> str:
         return f"Lot({self.left} of {self.taken} until {self.until:g})"
@@ -73,8 +72,7 @@ class Purse:
         self.lot = NOTHING
         self._later: deque[Lot] = deque()
         self.asked = 0  # number of tokens in the current request. There is one request at a time
-        self.size = self.least
-        """Number of tokens for the next request: about as many as are used within a lease."""
+        self.size = self.least  # tokens for the next request: what is used within a lease
 
     def __repr__(self) -> str:
         return f"Purse({self.held} of {self.batch}, {self.asked} asked for)"

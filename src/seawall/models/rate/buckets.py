@@ -154,8 +154,7 @@ class Account:
     owed_until: float
     open: int = 0  # number of estimates still to be settled
     taken: int = 0  # number of recorded takings: the mark of an estimate at its time
-    estimates: list[int] = field(default_factory=list)
-    """Marks of the open estimates, or of every other one if there are too many."""
+    estimates: list[int] = field(default_factory=list)  # marks of the open ones, or of every other
     # Debts just before takings, as a stack that grows from old and low to new and high, since only
     # minima since a mark are needed; and only one between two estimates, since no query falls in
     # between. Its mark is that of the latest taking it represents, so it is never lenient.

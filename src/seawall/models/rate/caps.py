@@ -22,8 +22,7 @@ class Caps:
         self.untils: list[float] = []  # when each cap ends, soonest first
         self.lefts: list[int] = []
         """What may be taken until then: less for caps that end sooner. May be negative."""
-        self.sinces: list[float] = []
-        """When the cap was reported. Takings up to then are not given back to it."""
+        self.sinces: list[float] = []  # when it was reported: nothing taken before is given back
 
     def lower(self, now: float, remaining: int, until: float) -> None:
         """Allow no more than `remaining` to be taken until `until`."""

@@ -21,8 +21,7 @@ class RateVerdict(NamedTuple):
     """Result of one request."""
 
     state: Any  # the state to store. A refusal leaves it unchanged
-    wait: float | None
-    """0 if admitted, else the microseconds until it would be admitted, or None for never."""
+    wait: float | None  # 0 if admitted, else microseconds until it would be, or None for never
 
 
 class RateRule(Generic[S]):
@@ -32,8 +31,7 @@ class RateRule(Generic[S]):
 
     most: int = EXACT - 1  # the largest amount that is counted exactly
 
-    debt: float = 0.0
-    """Maximum microseconds for which `owe` may keep a bucket closed. Windows need no bound."""
+    debt: float = 0.0  # microseconds for which `owe` may keep a bucket closed at most
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate

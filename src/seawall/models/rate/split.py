@@ -35,12 +35,9 @@ class SplitMembers:
         self._heard: deque[tuple[float, int]] = deque()
         self.latest = float("-inf")  # time of the latest report
         self.known = False  # whether there was any report
-        self.count = 1
-        """Number of pods including this one: the maximum reported lately, or the last one."""
-        self.settled = False
-        """Whether all others must have heard of this pod; immediately if there are no others."""
-        self.quiet: float | None = 0.0
-        """How long this pod had been alone when it started; None if no other is known."""
+        self.count = 1  # number of pods with this one: the maximum reported lately
+        self.settled = False  # whether all others must have heard of this pod
+        self.quiet: float | None = 0.0  # how long it had been alone when it started, or None
         self._changed = 0.0
         self.steady = 0.0  # how long `count` and `settled` had been unchanged at the latest report
 

@@ -13,8 +13,7 @@ from seawall.models.rate.rule import RateRule, S, check_exact
 class AlignedWindow(RateRule[S], Generic[S]):
     """Base of windows that start at multiples of the period."""
 
-    origin: float = 0.0
-    """The time from which these multiples count: 1970 in UTC, if the clock knows it."""
+    origin: float = 0.0  # time from which these multiples count: 1970, if the clock knows it
 
     def _begin(self, now: float) -> float:
         """Return the start of the window that contains `now`."""

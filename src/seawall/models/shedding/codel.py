@@ -140,8 +140,7 @@ class CodelState(QueueState):
         """Reset to a new queue at `now`."""
         self.shedding = False
         self._bad_from: float | None = None
-        self._rate: float | None = None
-        """Callers served per second, over the last window of an interval."""
+        self._rate: float | None = None  # callers served per second, in the last window
         self._open_window(now)
 
     def _open_window(self, now: float) -> None:

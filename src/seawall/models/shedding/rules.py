@@ -76,8 +76,7 @@ class Rule:
         self.start = start
         self.needs_load = needs_load
         self.takes_arguments = takes_arguments
-        self.sla = sla
-        """The response time in seconds above which it sheds, if it measures response times."""
+        self.sla = sla  # the response time in seconds above which it sheds, if it measures that
         self._text = text
 
     def __repr__(self) -> str:
@@ -445,10 +444,8 @@ def by_fraction(
 
     decide = _start_share(shares, key, check_keep(keep))
     text = f"by_fraction({part:g}{'' if begin is None else f', start={begin:g}'})"
-    takes_arguments = key is not None
-    return Rule(
-        "fraction", text, decide, needs_load=begin is not None, takes_arguments=takes_arguments
-    )
+    loaded, keyed = begin is not None, key is not None
+    return Rule("fraction", text, decide, needs_load=loaded, takes_arguments=keyed)
 
 
 def by_latency(
