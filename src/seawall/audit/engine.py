@@ -106,7 +106,4 @@ def _is_excluded(folder: str, name: str, patterns: Collection[str]) -> bool:
     if name.startswith(".") or name == "__pycache__":
         return True
     whole = f"{folder}/{name}".replace(os.sep, "/").removeprefix("./")
-    return any(
-        fnmatchcase(name, pattern) or fnmatchcase(whole, pattern.rstrip("/"))
-        for pattern in patterns
-    )
+    return any(fnmatchcase(name, one) or fnmatchcase(whole, one.rstrip("/")) for one in patterns)

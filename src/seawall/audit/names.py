@@ -248,11 +248,8 @@ class Names:
 
     def qualified_name(self, node: ast.AST) -> str:
         """Return the names of the classes and functions around `node`, joined by dots."""
-        around = [
-            above.name
-            for above in self.ancestors(node)
-            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        ]
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        around = [one.name for one in self.ancestors(node) if isinstance(one, kinds)]
         return ".".join(reversed(around))
 
     def scope_of(self, node: ast.AST) -> Scope:

@@ -26,11 +26,8 @@ def names_in(node: ast.AST) -> set[str]:
 
 def texts_in(node: ast.AST) -> set[str]:
     """Return the constant texts in an expression."""
-    return {
-        one.value
-        for one in ast.walk(node)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    }
+    constants = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
 
 
 def words_in(node: ast.AST) -> str:

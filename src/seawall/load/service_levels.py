@@ -184,10 +184,8 @@ class ServiceLevels:
         try:
             self._due = now + GAUGE_EVERY
             load = 0.0 if self._load is None else self._load()
-            demanded = max(
-                (level for _, trouble, level in self._demands if trouble()),
-                default=ServiceLevel.FULL,
-            )
+            levels = (level for _, trouble, level in self._demands if trouble())
+            demanded = max(levels, default=ServiceLevel.FULL)
             move = self._model.update(load, demanded, now)
         finally:
             self._lock.release()

@@ -42,10 +42,7 @@ Jitter: TypeAlias = Literal["full", "equal", "none"] | PlusMinus
 
 
 class Backoff:
-    """An immutable description of delays, created by the functions of this module.
-
-    It holds a generator function and its arguments. Calls share the description, never a schedule.
-    """
+    """Immutable description of delays: a generator function and its arguments. Calls share it."""
 
     def __init__(
         self,
@@ -61,10 +58,7 @@ class Backoff:
         self._settings = settings
 
     def delays(self, rng: Rng) -> Iterator[float]:
-        """Start the endless schedule of one call: the delay after each failed attempt, in order.
-
-        An `rng` that always returns 1.0 yields the longest possible delays.
-        """
+        """Start the endless schedule of one call; the longest if `rng` always returns 1.0."""
         return self._generate(rng, *self._arguments, **self._settings)
 
     @property

@@ -149,11 +149,8 @@ class RequestRatio(Budget):
 
     def snapshot(self) -> dict[str, float]:
         """Return the requests, the retries and the retries allowed in the window."""
-        return {
-            "requests": sum(self._requests),
-            "retries": sum(self._retries),
-            "allowed": self._allowed(),
-        }
+        requests, retries = sum(self._requests), sum(self._retries)
+        return {"requests": requests, "retries": retries, "allowed": self._allowed()}
 
     def __repr__(self) -> str:
         settings = f"ratio={self.ratio:g}, window={self.window:g}, floor={self.floor:g}"
@@ -164,8 +161,7 @@ class RequestRatio(Budget):
 
     def _advance(self, now: float) -> None:
         bucket = now // (self.window / BUCKETS)
-        # A time read just before another thread's may be slightly older: count it in the newer
-        # bucket.
+        # A time read just before another thread's may be older: count it in the newer bucket.
         if bucket > self._bucket:
             empty = [0] * int(min(bucket - self._bucket, BUCKETS))
             self._requests.extend(empty)

@@ -54,10 +54,7 @@ _EDGES = [0, *(_bucket(bound) - _FIRST for bound in BOUNDS), len(_MIDDLES)]
 
 
 class Tally:
-    """Counts of values by `bounds`, and their sum: everything that can be added over processes.
-
-    The last count is of values above all bounds. Both only grow.
-    """
+    """Counts of values by `bounds`, the last above all of them, and their sum. Both only grow."""
 
     def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
         self.bounds = bounds

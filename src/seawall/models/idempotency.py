@@ -280,12 +280,8 @@ def check_answer(answer: Answer) -> None:
 def storable(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the headers that may be stored, without those of a login or a connection."""
     given = [(bytes(name), bytes(value)) for name, value in headers]
-    named = {
-        word.strip().lower()
-        for name, value in given
-        if name.lower() == b"connection"
-        for word in value.split(b",")
-    }
+    values = (value for name, value in given if name.lower() == b"connection")
+    named = {word.strip().lower() for value in values for word in value.split(b",")}
     return [pair for pair in given if pair[0].lower() not in NEVER_STORED | named]
 
 
@@ -336,7 +332,5 @@ def json_of(text: str | bytes) -> Any:
 
 def headers_fit(headers: Headers) -> bool:
     """Return whether the headers are few and small enough to be stored."""
-    return (
-        len(headers) <= MOST_HEADERS
-        and sum(len(name) + len(value) for name, value in headers) <= MOST_HEADER_BYTES
-    )
+    size = sum(len(name) + len(value) for name, value in headers)
+    return len(headers) <= MOST_HEADERS and size <= MOST_HEADER_BYTES

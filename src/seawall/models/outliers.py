@@ -218,13 +218,9 @@ class OutlierModel:
             return None
         # Comparing all hosts at each failure would cost most when there is least time for it.
         self._next_look = now + s.window / LOOKS
-        others = [
-            1 - totals.failures / totals.calls
-            for other in everyone
-            if other is not record and other.until is None
-            for totals in (other.window.totals(now),)
-            if totals.calls >= s.min_calls
-        ]
+        serving = (one for one in everyone if one is not record and one.until is None)
+        totals = (one.window.totals(now) for one in serving)
+        others = [1 - one.failures / one.calls for one in totals if one.calls >= s.min_calls]
         own = 1 - failures / calls
         if len(others) >= OTHERS and own < worst_normal(others, calls, s.deviations):
             return f"{failures} of {calls} calls failed, more than elsewhere"

@@ -94,10 +94,7 @@ class PoolUsage:
         self._previous_since = now
 
     def add_all(self, uses: Sequence[float], now: float, refused: int = 0) -> None:
-        """Record uses that ended about `now`, each by its duration in seconds.
-
-        `refused` is the number of refused requests: demand that does not show up as use.
-        """
+        """Record uses that ended about `now`, by their seconds, and the refused requests."""
         self._rotate(now)
         self.total += len(uses)
         self._current[2] += refused

@@ -39,10 +39,7 @@ class ThrottleModel(TimeWindow):
     __slots__ = ("_k", "_sent_at", "_sent_before", "calm", "probe_every")
 
     def __init__(self, window: float, k: float, probe_every: float | None) -> None:
-        """Start with an empty window. `k` is the smallest value that callers use.
-
-        One request is admitted in any `probe_every`, if that is not None.
-        """
+        """Start empty. `k` is the smallest that callers use; one in `probe_every` is admitted."""
         super().__init__(window)
         self._k = k
         self.calm = True

@@ -239,8 +239,7 @@ class TimeWindow:
         if index == self.bucket.index:
             return
         fresh = WindowBucket(index, (index + 1) * self._width)
-        # No call and no loop from here on: of two threads at a boundary one turns, the other sees
-        # it.
+        # No call and no loop from here on: of two threads at a boundary, only one turns.
         ahead = index - self.bucket.index
         if ahead > 0 or ahead <= -_BUCKETS:
             self.bucket = fresh

@@ -90,10 +90,8 @@ def _table(report: SimulationReport) -> str:
     head = "".join(f"<th>{escape(runs.name)}</th>" for runs in report.worlds)
     lines = []
     for row in report.rows():
-        cells = "".join(
-            f"<td>{escape(write(runs.estimate(row.measure), row.unit))}</td>"
-            for runs in report.worlds
-        )
+        written = (write(runs.estimate(row.measure), row.unit) for runs in report.worlds)
+        cells = "".join(f"<td>{escape(one)}</td>" for one in written)
         inner = " class='inner'" if row.label.startswith(" ") else ""
         lines.append(f"<tr><th{inner}>{escape(row.label.strip())}</th>{cells}</tr>")
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
@@ -214,10 +212,8 @@ def _breakers(result: SimulationResult) -> str:
             at += count
         parts += [f"<text class='name' x='{LEFT + 6}' y='{top + 15}'>{escape(guard.name)}</text>"]
     parts.append(_axis(result, height - BOTTOM))
-    legend = "".join(
-        f"<span class='{state}'>{state.replace('_', ' ')}</span>"
-        for state in ("closed", "open", "half_open")
-    )
+    states = ("closed", "open", "half_open")
+    legend = "".join(f"<span class='{one}'>{one.replace('_', ' ')}</span>" for one in states)
     return (
         f"<figure><svg viewBox='0 0 {WIDTH + 8} {height}' role='img' aria-label='Breakers'>"
         f"{''.join(parts)}</svg><figcaption>{legend}</figcaption></figure>"

@@ -100,11 +100,8 @@ class Latency:
         values = [check.seconds("sample", sample, zero=True) for sample in samples]
         if not values:
             raise ValueError("measured([]): give at least one sample, in seconds")
-        return cls(
-            f"measured({len(values)} samples)",
-            sum(values) / len(values),
-            lambda rng, _calls: rng.choice(values),
-        )
+        mean = sum(values) / len(values)
+        return cls(f"measured({len(values)} samples)", mean, lambda rng, _calls: rng.choice(values))
 
     @classmethod
     def _of_tally(cls, tally: Tally) -> Latency:

@@ -199,20 +199,16 @@ class SimulationResult:
         begin = 0.0 if self.trouble is None else self.trouble[0]
         width = max(1, round(WINDOW / self.step))
         firsts = range(int(begin / self.step), self.steps - width + 1)
-        return min(
-            (self.share(first * self.step, (first + width) * self.step) for first in firsts),
-            default=1.0,
-        )
+        shares = (self.share(one * self.step, (one + width) * self.step) for one in firsts)
+        return min(shares, default=1.0)
 
     def _overload(self) -> Verdict | None:
         """Judge a run in which nothing broke, but more calls came than a service can serve."""
         if any(not one.is_load for one in self.disturbances):
             return None
         width = max(1, round(WINDOW / self.step))
-        spans = [
-            (first * self.step, (first + width) * self.step)
-            for first in range(self.steps - width + 1)
-        ]
+        firsts = range(self.steps - width + 1)
+        spans = [(first * self.step, (first + width) * self.step) for first in firsts]
         loads = [self._fullest(*span) for span in spans]
         over = [index for index, load in enumerate(loads) if load >= OVERLOAD]
         if not over:

@@ -206,10 +206,8 @@ def _shard_of(key: int) -> int:
 @scenario("Every second call wants the same key for 30 s.", "no cache", "cache of one second")
 def _hot_key(world: World, *, protected: bool) -> None:
     world.seconds = 120
-    shards = [
-        world.service(f"shard {number}", workers=2, latency=Latency.exponential(0.05))
-        for number in range(SHARDS)
-    ]
+    latency = Latency.exponential(0.05)
+    shards = [world.service(f"shard {one}", workers=2, latency=latency) for one in range(SHARDS)]
 
     async def read(key: int) -> Any:
         return await shards[key % SHARDS].acall(key)
@@ -253,10 +251,8 @@ PODS: Final = 4
 @scenario("Four pods restart one after another.", "no retries", "retries with a budget")
 def _rolling_restart(world: World, *, protected: bool) -> None:
     world.seconds = 120
-    pods = [
-        world.service(f"pod {number}", workers=4, latency=Latency.exponential(0.05))
-        for number in range(PODS)
-    ]
+    latency = Latency.exponential(0.05)
+    pods = [world.service(f"pod {one}", workers=4, latency=latency) for one in range(PODS)]
     balanced = list(pods)
     rng = world.rng("balancer")
 
@@ -276,11 +272,8 @@ def _rolling_restart(world: World, *, protected: bool) -> None:
 @scenario("Ten times the usual calls for 20 s.", "unbounded queue", "bulkhead with CoDel")
 def _surge(world: World, *, protected: bool) -> None:
     world.seconds = 120
-    guard = (
-        Guard("server", Bulkhead(10, max_wait=0.5, max_waiting=1000, shed=codel()))
-        if protected
-        else None
-    )
+    limit = Bulkhead(10, max_wait=0.5, max_waiting=1000, shed=codel())
+    guard = Guard("server", limit) if protected else None
     server = world.service("server", workers=10, latency=Latency.exponential(0.1), guard=guard)
     users = world.clients(
         "users", server.acall, rate=60, patience=1.0, comes_back=0.5, return_after=2.0

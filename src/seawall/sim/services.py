@@ -45,10 +45,7 @@ class ServiceFailed(ConnectionError):
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """A failure mode that is active: calls that meet it fail, hang or take longer.
-
-    It affects a `share` of the calls whose key `when` accepts; an infinite factor hangs them.
-    """
+    """A failure of a `share` of the calls whose key `when` accepts; a factor of inf hangs them."""
 
     factor: float = 1.0
     share: float = 1.0

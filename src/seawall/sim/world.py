@@ -255,11 +255,7 @@ class World:
             clients=[group.record for group in self._groups.values()],
             services=[service.record for service in self._services.values()],
             guards=[watched.record for watched in guards],
-            disturbances=[
-                disturbance
-                for disturbance, _ in sorted(self._changes, key=lambda pair: pair[0])
-                if disturbance.at < total
-            ],
+            disturbances=sorted(one for one, _ in self._changes if one.at < total),
             steps=steps.count,
         )
 

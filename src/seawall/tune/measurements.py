@@ -104,10 +104,8 @@ class Measured(NamedTuple):
     @property
     def is_broken(self) -> bool:
         """Whether a breaker is not closed; then few attempts or none say that they fail."""
-        return any(
-            one.get("policy") == "breaker" and one.get("state") not in (None, "closed")
-            for one in self.policies
-        )
+        breakers = (one for one in self.policies if one.get("policy") == "breaker")
+        return any(one.get("state") not in (None, "closed") for one in breakers)
 
     @property
     def is_in_trouble(self) -> bool:
@@ -190,11 +188,8 @@ def tuning_snapshot(only: str | None = None) -> dict[str, Any]:
     Guards that are part of something else (an edge, a database), families, and what cannot be read
     are left out; so is everything but the guard that `only` names.
     """
-    guards = [
-        guard
-        for guard in registry.guards()
-        if not registry.is_part(guard) and only in (None, guard.name)
-    ]
+    everyone = (guard for guard in registry.guards() if only in (None, guard.name))
+    guards = [guard for guard in everyone if not registry.is_part(guard)]
     shown = []
     for guard in guards:
         now = guard.clock.now()

@@ -314,10 +314,8 @@ def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
             reason = "the dependency fails: a breaker that opens later would add load to it"
             yield Refusal(measured.name, "breaker", reason)
             return
-        wanted_calls = next(
-            (count for count in MIN_CALLS if _false_trips(usual, ratio, count) <= TOO_OFTEN),
-            MIN_CALLS[-1],
-        )
+        enough = (one for one in MIN_CALLS if _false_trips(usual, ratio, one) <= TOO_OFTEN)
+        wanted_calls = next(enough, MIN_CALLS[-1])
         after = {"min_calls": max(least, wanted_calls)}
         if measured.rate * window < 2 * wanted_calls:
             after["window"] = rounded(2 * wanted_calls / measured.rate)

@@ -67,10 +67,8 @@ def write_timeout(seconds: float) -> list[tuple[str, str]]:
     if not seconds <= A_YEAR:
         return []
     milliseconds = _down(seconds, 1000)
-    return [
-        (ENVOY, str(milliseconds)),
-        (SERVER, f"{milliseconds // 1000}.{milliseconds % 1000:03d}"),
-    ]
+    in_seconds = f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
+    return [(ENVOY, str(milliseconds)), (SERVER, in_seconds)]
 
 
 def _down(seconds: float, units: int) -> int:

@@ -102,12 +102,10 @@ def _calls_it(source: SourceFile, made: ast.Call) -> bool:
         value = source.names.called(call)
         if value is not None and value.origin is made and isinstance(call.func, ast.Attribute):
             return call.func.attr in {"call", "acall", "hold"}
-    return any(
-        (value := source.names.resolve(one, source.names.scope_of(made))) is not None
-        and value.origin is made
-        for function in source.names.functions
-        for one in function.decorator_list
-    )
+    scope = source.names.scope_of(made)
+    decorators = (one for function in source.names.functions for one in function.decorator_list)
+    values = (source.names.resolve(one, scope) for one in decorators)
+    return any(value is not None and value.origin is made for value in values)
 
 
 def _is_local(source: SourceFile, call: ast.Call, function: FunctionNode) -> bool:

@@ -246,15 +246,10 @@ class _Retries:
 
     def _is_fixed(self, wait: ast.expr) -> bool:
         """Return whether a wait of tenacity is surely without chance."""
-        return (
-            isinstance(wait, (ast.Call, ast.BinOp))
-            and not _JITTERED.search(words_in(wait))
-            and all(
-                self._source.called(node).startswith("tenacity.wait_")
-                for node in ast.walk(wait)
-                if isinstance(node, ast.Call)
-            )
-        )
+        if not isinstance(wait, (ast.Call, ast.BinOp)) or _JITTERED.search(words_in(wait)):
+            return False
+        calls = (one for one in ast.walk(wait) if isinstance(one, ast.Call))
+        return all(self._source.called(one).startswith("tenacity.wait_") for one in calls)
 
     # Loops
 
@@ -267,16 +262,10 @@ class _Retries:
             succeeds = any(own([*attempt.body, *attempt.orelse], (ast.Return, ast.Break)))
             if not succeeds and not self._follows_and_leaves(loop, attempt):
                 continue
-            handlers = [
-                one
-                for one in attempt.handlers
-                if not isinstance(one.body[-1], _LEAVING) and not _waits_for_items(one)
-            ]
-            pauses = [
-                node
-                for node in own_calls(loop.body)
-                if self._source.called(node) in _SLEEPS and not _within(node, attempt.body)
-            ]
+            met = (one for one in attempt.handlers if not _waits_for_items(one))
+            handlers = [one for one in met if not isinstance(one.body[-1], _LEAVING)]
+            sleeps = (one for one in own_calls(loop.body) if self._source.called(one) in _SLEEPS)
+            pauses = [one for one in sleeps if not _within(one, attempt.body)]
             calls = any(own(attempt.body, ast.Call))
             if handlers and pauses and calls:
                 return _Loop(attempt.body, handlers, pauses)
@@ -355,13 +344,9 @@ class _Retries:
             if name in {argument.arg for argument in listed}:
                 return True
         # Changed in place: delay *= 2
-        return any(
-            isinstance(node, ast.AugAssign)
-            and isinstance(node.target, ast.Name)
-            and node.target.id == name
-            and isinstance(node.value, (ast.Constant, ast.Name))
-            for node in ast.walk(scope.node)
-        )
+        changes = (one for one in ast.walk(scope.node) if isinstance(one, ast.AugAssign))
+        simple = (one for one in changes if isinstance(one.value, (ast.Constant, ast.Name)))
+        return any(isinstance(one.target, ast.Name) and one.target.id == name for one in simple)
 
     # What is repeated
 
@@ -452,9 +437,4 @@ def _is_endless(loop: Loop) -> bool:
     if isinstance(loop, ast.While):
         return isinstance(loop.test, ast.Constant) and bool(loop.test.value)
     call = loop.iter
-    return (
-        isinstance(call, ast.Call)
-        and not call.args
-        and isinstance(call.func, (ast.Name, ast.Attribute))
-        and code_of(call.func).endswith("count")
-    )
+    return isinstance(call, ast.Call) and not call.args and code_of(call.func).endswith("count")

@@ -345,20 +345,15 @@ def _defaults_to_none(function: FunctionNode, name: str) -> bool:
         zip(reversed(listed), reversed(arguments.defaults), strict=False)
     )
     pairs += list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    rebound = any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(function)
-    )
+    names = (one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id == name)
+    rebound = any(isinstance(one.ctx, ast.Store) for one in names)
     return not rebound and any(one.arg == name and is_none(default) for one, default in pairs)
 
 
 def _last_names(call: ast.Call) -> set[str]:
     """Return the arguments of a call that are names, without their modules."""
-    return {
-        one.attr if isinstance(one, ast.Attribute) else one.id
-        for one in call.args
-        if isinstance(one, (ast.Attribute, ast.Name))
-    }
+    named = (one for one in call.args if isinstance(one, (ast.Attribute, ast.Name)))
+    return {one.attr if isinstance(one, ast.Attribute) else one.id for one in named}
 
 
 def _literal_keys(node: ast.expr) -> set[str] | None:

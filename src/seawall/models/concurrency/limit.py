@@ -162,8 +162,7 @@ class Learner(ConcurrencyLimit):
             if self._full(in_flight):
                 self._move_to(2 * self.estimate)
         elif not (self._probe(rtt, in_flight, rng) or self._base == rtt or self._unused(in_flight)):
-            # There is a queue although the limit exceeds all calls in flight: go down to that
-            # number.
+            # There is a queue although the limit exceeds all calls in flight: go down to them.
             self._move_to(min(self.estimate, in_flight))
 
     def _probe(self, rtt: float, in_flight: int, rng: Rng) -> bool:

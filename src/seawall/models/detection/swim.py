@@ -291,10 +291,7 @@ class Swim:
         )
 
     def _ask_others(self, probe: _Probe, rest: float, now: float) -> Iterator[Directive]:
-        """Ask others to probe a member that has not answered, and also try a connection.
-
-        The helpers have `rest` seconds. If this process is late, the next probe waits for that.
-        """
+        """Ask others to probe a silent member within `rest` seconds, and try a connection."""
         target = self.members.get(probe.target)
         if probe is not self._probe or probe.answered or target is None:
             return

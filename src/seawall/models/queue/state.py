@@ -202,10 +202,11 @@ class Queue:
     def dead(self, now: int, limit: int) -> list[Letter]:
         """Return dead letters, oldest first."""
         jobs = [self._jobs[id_] for _, id_ in self._dead.behind(0, "", limit)]
-        ages = [max(0, now - job.at) for job in jobs]
         return [
-            Letter(job.id, job.priority, job.attempts, age, job.reason, job.payload)
-            for job, age in zip(jobs, ages, strict=True)
+            Letter(
+                one.id, one.priority, one.attempts, max(0, now - one.at), one.reason, one.payload
+            )
+            for one in jobs
         ]
 
     def browse(

@@ -225,10 +225,7 @@ class Purse:
 
 
 def batch_for(rule: RateRule[Any], pods: int) -> int:
-    """Return the batch of each pod, such that all together hold at most a fifth of the limit.
-
-    It is at least 1, so with more pods than a fifth of the limit it is more.
-    """
+    """Return the batch of each pod, at least 1: together at most a fifth of the limit."""
     most = rule.rate.limit if rule.capacity is None else min(rule.rate.limit, rule.capacity)
     return max(1, min(most, rule.rate.limit // (_PART * pods)))
 

@@ -29,8 +29,7 @@ class Bucket(RateRule[float]):
         common = gcd(rate.limit, rate.period)
         self._time, self._units = rate.period // common, rate.limit // common
         if most * self._time >= EXACT:
-            # Round the microseconds per unit up to a whole number: too strict by at most the
-            # rounding.
+            # Round the microseconds per unit up: too strict by at most the rounding.
             self._time, self._units = -(-rate.period // rate.limit), 1
         check_exact(rate, most * self._time)
         self.most = (EXACT - 1) * self._units // self._time

@@ -27,10 +27,7 @@ _SPEC: Final = re.compile(
 
 
 def whole_microseconds(seconds: float) -> float:
-    """Return a time or a duration in microseconds, rounded to a whole number.
-
-    It stays a float: floats are faster than integers of that size, and exact below 2**53.
-    """
+    """Return whole microseconds, as a float: faster than an integer, and exact below 2**53."""
     return seconds * 1e6 + ROUND - ROUND
 
 

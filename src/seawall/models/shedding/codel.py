@@ -89,8 +89,7 @@ class _Spans:
         self._service_time = service_time
         self._due = float("-inf")
         if scale:
-            # Waits are long or short in proportion: until the call duration is known, none is too
-            # long.
+            # Until the duration of calls is known, no wait is too long in proportion.
             self.short = self.long = float("inf")
 
     def stretch(self, now: float) -> None:

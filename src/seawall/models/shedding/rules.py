@@ -87,10 +87,7 @@ class Rule:
 
 
 def class_bar(start: float, rank: int) -> float:
-    """Return the load above which calls of `rank` are shed.
-
-    For each class it rises from `start` by a quarter of the distance to 1.
-    """
+    """Return the load above which `rank` is shed: each a quarter nearer to 1 than the last."""
     return start + (1 - start) * rank / CLASSES
 
 
@@ -319,8 +316,7 @@ class LeastCriticalFirst:
 
     def sheds(self, share: float, rank: int, place: float, now: float) -> bool:
         """Return whether to shed a call of `rank` at `place` (0 to 1) within its class."""
-        # Only measure when time has advanced, so that all decisions at one instant use the same
-        # widths.
+        # Measure when time has advanced: all decisions at one instant use the same widths.
         if now > self._seen:
             if self._counted >= self._enough:
                 self._measure()
