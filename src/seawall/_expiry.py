@@ -32,7 +32,6 @@ class Expiry:
     __slots__ = ("_cancelling", "_fired", "_handle", "task")
 
     def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
-        """Start the timer: cancel `task` after `delay` seconds of its loop's time."""
         self.task = task
         self._cancelling = task.cancelling()
         self._fired = False

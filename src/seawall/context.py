@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from enum import IntEnum
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from seawall import _checks as check
@@ -115,7 +114,6 @@ class Deadline:
     __slots__ = ("at", "clock")
 
     def __init__(self, at: float, clock: Clock) -> None:
-        """Hold the instant `at` of `clock`."""
         self.at = check.at_least("instant", at, float("-inf"))
         self.clock = check_clock(clock)
 
@@ -299,12 +297,7 @@ class _DeadlineScope:
         self._token = deadline_var.set(self._scope)
         return Deadline(self._scope[0], self._scope[1])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         end_scope(self._scope)
         reset(deadline_var, self._token)
         self._entered = False
@@ -318,12 +311,7 @@ class _DeadlineScope:
         self._scope += (0, self._expiry)
         return kept
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         ours = self._expiry.disarm(error)
         self.__exit__(kind, error, traceback)
         if ours:

@@ -353,7 +353,6 @@ class RecordedFailure(SeawallError):
     reason = "recorded_failure"
 
     def __init__(self, kind: str, message: str = "") -> None:
-        """Store what the first call raised."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
         self.message = message

@@ -60,7 +60,6 @@ class GuardCounts:
     __slots__ = ("asked", "closed", "made")
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.made = 0
         self.closed = 0
         self.asked = False
@@ -267,7 +266,6 @@ class RegistryEntry:
     __slots__ = ("answer", "answered_at", "ask", "clock", "error", "kind", "local", "name")
 
     def __init__(self, kind: str, name: str, *, ask: str | None, local: bool) -> None:
-        """Start without an answer."""
         self.kind = kind
         self.name = name
         self.ask = ask

@@ -42,7 +42,6 @@ class LineBound:
     """A token bucket for each sort of line. Thread-safe."""
 
     def __init__(self, per_second: float, burst: int, clock: Clock) -> None:
-        """Admit `burst` lines of a sort, and then `per_second`."""
         self._rate = per_second
         self._burst = float(burst)
         self._clock = clock
@@ -232,7 +231,6 @@ class ChangeLog:
     """Writes changes of state and a few degraded answers while `log_events()` does not."""
 
     def __init__(self) -> None:
-        """Start switched on."""
         self.paused = 0
         """Number of `log_events()` that are on."""
         self.reset()

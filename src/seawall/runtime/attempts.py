@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from seawall.runtime.call import STREAMED, Call
@@ -191,12 +190,7 @@ class BlockAttempt(_AnyAttempt):
             request = drive(block.approach(request), wait)
         return self._reached(request)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """Leave the layers around the block; swallow its error if another attempt follows."""
         return self._block.end(error, self._end(error))
 
@@ -215,12 +209,7 @@ class AsyncBlockAttempt(_AnyAttempt):
             request = await adrive(block.approach(request), wait)
         return self._reached(request)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """Leave the layers around the block; swallow its error if another attempt follows."""
         return self._block.end(error, self._end(error))
 

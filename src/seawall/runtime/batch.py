@@ -43,7 +43,6 @@ class Batch(Generic[A, T]):
     __slots__ = ("items", "results")
 
     def __init__(self, items: list[A], results: list[Result[T]]) -> None:
-        """Hold `results`, one for each of `items`."""
         self.items = items
         """The arguments of the calls, in order."""
         self.results = results

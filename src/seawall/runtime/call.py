@@ -52,7 +52,6 @@ class Need:
     __slots__ = ("age", "error")
 
     def __init__(self, error: Exception) -> None:
-        """Record the `error` that makes the substitute necessary."""
         self.error = error
         self.age: float | None = None
         """Age of the substitute's answer in seconds, if it is a stored one."""
@@ -73,7 +72,6 @@ class Waited:
     __slots__ = ("guard", "seconds")
 
     def __init__(self, guard: str) -> None:
-        """Start at zero."""
         self.guard = guard
         self.seconds = 0.0
 
@@ -97,7 +95,6 @@ class Abandoned:
     """Work that keeps running after its caller gave up; callbacks run when it really stops."""
 
     def __init__(self) -> None:
-        """Start as running."""
         self._lock = RLock()
         self._running = True
         self.counted = False
@@ -160,7 +157,6 @@ class Bypass:
     __slots__ = ("on",)
 
     def __init__(self) -> None:
-        """Start as the environment says."""
         self.on = check.environment("SEAWALL_POLICIES", ("off",)) == "off"
         if self.on:
             from logging import getLogger
@@ -232,7 +228,6 @@ class Call:
         kwargs: dict[str, Any],
         now: float,
     ) -> None:
-        """Start above the first layer at the instant `now`."""
         if bypass.on:
             layers, function = (), bare(function)
         self.host = host

@@ -91,7 +91,6 @@ class Degradations(Sequence[Degraded]):
     __slots__ = ("__weakref__", "_events", "_mutex", "_open", "_outer", "_token", "left_out")
 
     def __init__(self) -> None:
-        """Start empty."""
         self._events: list[Degraded] = []
         self.left_out = 0
         """Number of degraded answers beyond those that are kept."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from seawall.errors import ReportedFailure
@@ -22,7 +21,6 @@ class BlockVerdict:
     __slots__ = ("_open", "_said")
 
     def __init__(self) -> None:
-        """Start outside of the block, without a report."""
         self._open = False
         self._said: BaseException | None = None
 
@@ -71,7 +69,6 @@ class Hold(BlockVerdict):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Enter `gates` at the beginning of the block and leave them at its end."""
         super().__init__()
         self._call = Call(host, gates, _nothing, args, kwargs, host.clock.now())
         self._call.streaming = True
@@ -88,12 +85,7 @@ class Hold(BlockVerdict):
         self._open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         release(self._call, self._end(error))
 
     async def __aenter__(self) -> Self:
@@ -103,12 +95,7 @@ class Hold(BlockVerdict):
         self._open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         release(self._call, self._end(error))
 
 

@@ -46,7 +46,6 @@ class RunFunction:
     __slots__ = ("function", "substitute")
 
     def __init__(self, function: Callable[..., Any], *, substitute: bool = False) -> None:
-        """Request `function`."""
         self.function = function
         self.substitute = substitute
 

@@ -194,7 +194,6 @@ class Next:
         instead: Callable[..., Any] | None = None,
         need: Need | None = None,
     ) -> None:
-        """Request another run of the inside, or `instead(*args, **kwargs)` because of `need`."""
         self.delay = delay
         self.instead = instead
         self.need = need
@@ -223,6 +222,5 @@ class Wait(BaseException):
     """Raised by `enter` when the call has to wait: the runner blocks or awaits."""
 
     def __init__(self, waiter: Waiter) -> None:
-        """Pass `waiter` to the runner."""
         super().__init__()
         self.waiter = waiter

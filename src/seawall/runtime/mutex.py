@@ -47,7 +47,6 @@ class Mutex(CLock):
     """`with mutex:` for a section; `mutex.do(work)` for work that the collector may trigger."""
 
     def __init__(self) -> None:
-        """Start unlocked."""
         super().__init__()
         self._later: deque[Callable[[], Any]] = deque()
         self._working = False
@@ -98,7 +97,6 @@ class Nesting:
     """The open sections of one mutex, under it. Detects sections that a signal cut short."""
 
     def __init__(self) -> None:
-        """Start without sections."""
         self._frames: list[FrameType] = []
 
     def enter(self) -> None:

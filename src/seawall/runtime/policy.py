@@ -23,7 +23,6 @@ class Bound:
     """A policy as part of one guard: holds its statistics there; its state is in the policy."""
 
     def __init__(self, policy: Policy, host: Host) -> None:
-        """Belong to `host`."""
         self.policy = policy
         self.host = host
 
@@ -46,7 +45,6 @@ class Policy:
     """Whether it reads its guard's statistics. If not, used alone, none are kept."""
 
     def __init__(self) -> None:
-        """Start unbound."""
         self._bindings: list[ref[Bound]] = []
 
     def __call__(self, function: F) -> F:
@@ -101,7 +99,6 @@ class GatePolicy(Policy):
     """A policy that admits or refuses. It acts (`enforce`), only counts (`shadow`), or is `off`."""
 
     def __init__(self, mode: Mode) -> None:
-        """Start in `mode`."""
         super().__init__()
         self.mode: Mode = check.choice("mode", mode, MODES)
 
@@ -112,7 +109,6 @@ class GateBound(Layer, Bound):
     policy: GatePolicy
 
     def __init__(self, policy: GatePolicy, host: Host) -> None:
-        """Belong to `host`; nothing is refused yet."""
         super().__init__(policy, host)
         self.refused = 0
         self.would_refuse = 0

@@ -107,7 +107,6 @@ class CollectorMeter:
     """Measures the pauses of the garbage collector, for as long as the meter lives."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Measure from here on, in the time of `now`."""
         import gc
 
         self.now = now
@@ -164,7 +163,6 @@ class LagMonitor:
     """
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        """Belong to `loop`; not started yet."""
         self._loop = ref(loop)
         self._expected: float | None = None
         self._late = 0.0

@@ -23,7 +23,6 @@ class RecentStats:
     __slots__ = ("_due", "_every", "_read", "_value")
 
     def __init__(self, read: Callable[[float], float | None], every: float = REREAD) -> None:
-        """Read again after `every` seconds."""
         self._read = read
         self._every = every
         self._due = float("-inf")

@@ -35,7 +35,6 @@ class Result(Generic[T]):
         cause: Exception | None = None,
         age: float | None = None,
     ) -> None:
-        """Hold what is known when the call is over."""
         self.value = value
         """The answer; None if there is an error."""
         self.error = error

@@ -78,7 +78,6 @@ class Slot:
     """Kind of the call that holds it, if there are kinds."""
 
     def __init__(self, slots: Callable[[], Slots | None]) -> None:
-        """Belong to `slots()`."""
         self.slots = slots
         self.kind = None
 

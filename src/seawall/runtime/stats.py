@@ -47,7 +47,6 @@ class Stats:
     """
 
     def __init__(self, now: float) -> None:
-        """Start counting at `now`."""
         survives_fork(self)
         self.began = now
         self.samples: list[float] = []

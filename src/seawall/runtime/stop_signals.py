@@ -53,7 +53,6 @@ class SignalTap:
     """
 
     def __init__(self, heard: Handler) -> None:
-        """Install nothing yet."""
         self._heard = heard
         self._links: dict[signal.Signals, _Link] = {}
 

@@ -57,7 +57,6 @@ class VerdictCollector(Flow):
     passes_refusals = True
 
     def __init__(self, host: Host) -> None:
-        """Collect for calls of `host`."""
         self._host = host
 
     def enter(self, _now: float, /) -> tuple[_CallCounts, Token[_CallCounts | None]]:
@@ -80,7 +79,6 @@ class CollectedGate(Layer):
     """A gate that counts calls, inside of a driver that is inside of a retry."""
 
     def __init__(self, gate: Layer, host: Host) -> None:
-        """Let attempts of one call of `host` count as one at `gate`."""
         self._gate = gate
         self._host = host
         self.takes_arguments = gate.takes_arguments

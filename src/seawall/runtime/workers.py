@@ -190,7 +190,6 @@ class WorkerPool:
     """At most `size` threads, and at most `queue` jobs that wait for one."""
 
     def __init__(self, size: int, queue: int, name: str) -> None:
-        """Start no thread yet: threads start on demand, and end with the pool."""
         self.size = size
         self.queue = queue
         self.name = name

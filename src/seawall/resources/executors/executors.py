@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from functools import partial
 from math import ceil
 from threading import Thread
-from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, ParamSpec, Self, TypeVar, cast
 
 from seawall import _checks as check
@@ -171,12 +170,7 @@ class _Executor:
         self._check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A block that ended with an error will not read any results.
         self.close() if error is None else self.close(0.0)
 
@@ -184,12 +178,7 @@ class _Executor:
         self._check_open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await (self.aclose() if error is None else self.aclose(0.0))
 
     def _errand(

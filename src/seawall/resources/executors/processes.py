@@ -46,7 +46,6 @@ class _Worker:
     """One process and our end of its pipe."""
 
     def __init__(self, context: Any, name: str) -> None:
-        """Start the process; it becomes ready later."""
         ours, theirs = context.Pipe()
         self.connection: Connection[Any, Any] = ours
         self.process: BaseProcess = context.Process(

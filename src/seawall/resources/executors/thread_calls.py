@@ -29,7 +29,6 @@ class ExecutorHost:
     """Stand-in for a guard, for an executor that is not part of one."""
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Start counting."""
         self.name = name
         self.clock = clock
         self.stats = Stats(clock.now())
@@ -40,7 +39,6 @@ class ClosableThreads(WorkerPool):
     """Threads that can be closed: first for new work, then for all."""
 
     def __init__(self, size: int, queue: int, name: str) -> None:
-        """Start open."""
         super().__init__(size, queue, name)
         self.state: Literal["open", "closing", "closed"] = "open"
 
@@ -104,7 +102,6 @@ class ThreadsEmptied:
     wake: Callable[[], bool]
 
     def __init__(self, threads: ClosableThreads, until: float) -> None:
-        """Wait until the instant `until` at most."""
         self._threads = threads
         self.until: float | None = None if until == float("inf") else until
 
@@ -133,7 +130,6 @@ class Errand(ThreadDriver):
     def __init__(
         self, host: ExecutorHost, threads: ClosableThreads, policy: str, item: ProcessCall
     ) -> None:
-        """Prepare to run `item` in one of `threads`."""
         super().__init__(cast("Host", host), threads, policy, host.typical)
         self._item = item
 
@@ -245,7 +241,6 @@ class ProcessErrand(Errand):
         item: ProcessCall,
         crew: Crew,
     ) -> None:
-        """Prepare to run `item` in a process of `crew`, through one of `threads`."""
         super().__init__(host, threads, policy, item)
         self._crew = crew
 

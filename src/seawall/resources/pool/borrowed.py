@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from seawall.clock import Clock
@@ -30,7 +30,6 @@ class _Limit:
     __slots__ = ("_scope", "late_at")
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        """Set a deadline of `seconds` from now in the current context."""
         self.late_at = clock.now() + seconds
         self._scope = nearer_scope(self.late_at, clock, deadline_scope())
         deadline_var.set(self._scope)
@@ -57,7 +56,6 @@ class Borrowed(Generic[T]):
     )
 
     def __init__(self, lending: Lending, place: tuple[CodeType, int]) -> None:
-        """Remember the code location of the caller."""
         self._lending = lending
         self.place = place
         self.resource: Resource | None = None
@@ -90,12 +88,7 @@ class Borrowed(Generic[T]):
         value: T = resource.value
         return value
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         resource = self.resource
         if resource is None:
             return
@@ -133,12 +126,7 @@ class Borrowed(Generic[T]):
         value: T = resource.value
         return value
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # Nothing is awaited here: no cancellation can intervene, and a coroutine that the garbage
         # collector closes also returns its resource.
         resource = self.resource

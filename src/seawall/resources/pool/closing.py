@@ -182,7 +182,6 @@ class PoolEmptied:
     """Waits until a stock is empty, or until `until`; claims whether it is empty."""
 
     def __init__(self, stock: Stock, until: float) -> None:
-        """Set the time limit."""
         self.until: float | None = until
         self._stock = stock
 

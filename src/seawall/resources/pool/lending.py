@@ -70,7 +70,6 @@ class Lending:
         reusable: tuple[type[Exception], ...],
         chance: Callable[[], float],
     ) -> None:
-        """Lend resources created by `connect`."""
         self.name = upkeep.name
         self.clock = clock
         self.upkeep = upkeep

@@ -26,7 +26,6 @@ class Upkeep:
     def __init__(
         self, name: str, clock: Clock, settings: PoolSettings, slots: AnonymousSlots, stock: Stock
     ) -> None:
-        """Start counting now."""
         self.name = name
         self.settings = settings
         self.slots = slots

@@ -22,7 +22,6 @@ class PoolWaiter(SlotWaiter):
     __slots__ = ("_end", "_published")
 
     def __init__(self, *waiting: Any) -> None:
-        """Wait as a `SlotWaiter` does, and wake up periodically."""
         super().__init__(*waiting)
         self._end = inf if self.until is None else self.until
         self.until = min(self._end, self.since + LOOK_EVERY)
@@ -60,7 +59,6 @@ class ClosingWaiter(PoolWaiter):
     __slots__ = ("_closing",)
 
     def __init__(self, closing: Closing, *waiting: Any) -> None:
-        """Wait for `closing`; the other arguments are those of any waiter."""
         super().__init__(*waiting)
         self._closing = closing
 
