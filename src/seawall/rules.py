@@ -28,6 +28,26 @@ RECOMMENDED = (
 _SLOTS = ("bulkhead", "thread_bulkhead", "adaptive_limit")
 _GATES = ("breaker", "throttle", "rate_limit", *_SLOTS)
 
+_AROUND = (
+    (_SLOTS, "retry", "its slot is held during the pauses"),
+    (("rate_limit",), "retry", "one token for {attempts} attempts, and the other side counts each"),
+    (("throttle",), "retry", "it counts one request for {attempts} attempts"),
+    (("hedge",), "retry", "each copy makes up to {attempts} attempts"),
+    (("breaker",), "retry", "after it opens, calls go on for up to {attempts} attempts"),
+    (_SLOTS, "hedge", "all copies share one slot"),
+    (("rate_limit",), "hedge", "one token for all copies"),
+    (("breaker",), "hedge", "it sees only the copy that won"),
+    (_SLOTS, "breaker", "calls queue for a slot only to be refused"),
+)
+"""Kinds of an outer policy, the kind of an inner one, and why the outer must not be around it."""
+
+_INSIDE = (
+    ("cache", ("hedge",), "a copy waits for the very call that is slow"),
+    ("cache", ("retry", *_GATES), "an answer from memory pays for it too"),
+    ("shed", ("retry", "hedge", *_GATES), "a call costs work before it is shed; put Shed first"),
+)
+"""The kind of an inner policy, kinds of outer ones, and why it must not be inside them."""
+
 
 def check_stack(policies: Sequence[Any]) -> None:
     """Raise if the stack is empty, or holds a policy that could never act."""
@@ -186,40 +206,35 @@ def _pairs(policies: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _between(outer: Policy, inner: Policy) -> Iterator[str]:
-    if isinstance(inner, Retry):
-        yield from _around_retry(outer, inner)
-    yield from _of_scarcity(outer, inner)
-    if isinstance(outer, Timeout):
-        yield from _inside_timeout(outer, inner)
-    if (
-        isinstance(outer, Retry)
-        and isinstance(inner, Timeout)
-        and not outer.wants(TimedOut(), None)
-    ):
-        yield "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
-    if outer.kind in _SLOTS and isinstance(inner, Breaker):
-        name = type(outer).__name__
-        yield f"{name} stands around Breaker: calls queue for a slot only to be refused"
-    if isinstance(inner, Cache) and (isinstance(outer, Retry) or outer.kind in _GATES):
-        yield f"Cache stands inside {type(outer).__name__}: an answer from memory pays for it too"
-
-
-def _of_scarcity(outer: Policy, inner: Policy) -> Iterator[str]:
-    if inner.kind == "hedge":
-        yield from _around_hedge(outer)
-    if outer.kind == "hedge" and isinstance(inner, Cache):
-        yield "Cache stands inside Hedge: a copy waits for the very call that is slow"
+    outside, inside = type(outer).__name__, type(inner).__name__
+    for kinds, kind, why in _AROUND:
+        if outer.kind in kinds and inner.kind == kind:
+            danger = why.format(attempts=getattr(inner, "most_attempts", 1))
+            yield f"{outside} stands around {inside}: {danger}; put it inside {inside}"
+    for kind, kinds, why in _INSIDE:
+        if inner.kind == kind and outer.kind in kinds:
+            yield f"{inside} stands inside {outside}: {why}"
     if outer.kind in _SLOTS and inner.kind == "rate_limit" and getattr(inner, "max_wait", False):
         yield (
-            f"{type(outer).__name__} stands around a RateLimit that waits: its slot is held"
-            " meanwhile; put RateLimit first"
+            f"{outside} stands around a RateLimit that waits: its slot is held meanwhile; put"
+            " RateLimit first"
         )
     if outer.kind == "chaos" and inner.kind in ("retry", "breaker", "timeout"):
-        yield f"Chaos stands around {type(inner).__name__}, which never sees it: put it last"
-    if inner.kind == "shed" and (outer.kind in ("retry", "hedge") or outer.kind in _GATES):
+        yield f"Chaos stands around {inside}, which never sees it: put it last"
+    if isinstance(outer, Timeout):
+        yield from _inside_timeout(outer, inner)
+    if isinstance(outer, Retry):
+        yield from _inside_retry(outer, inner)
+
+
+def _inside_retry(outer: Retry, inner: Policy) -> Iterator[str]:
+    if isinstance(inner, Timeout) and not outer.wants(TimedOut(), None):
+        yield "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
+    if isinstance(inner, Retry):
+        most = outer.most_attempts + inner.most_attempts - 1
         yield (
-            f"Shed stands inside {type(outer).__name__}: work is done for a call before it is"
-            " shed; put Shed first"
+            f"Retry inside Retry: up to {most} attempts for one call, as the inner one stops when"
+            " the outer one begins; one Retry is enough"
         )
 
 
@@ -260,49 +275,6 @@ def _short_totals(policies: Sequence[Policy]) -> Iterator[str]:
                 f"the total Timeout of {total:g} s is below {attempts} attempts of"
                 f" {min(inside):g} s: if they time out, later ones are cut short or never run"
             )
-
-
-def _around_retry(outer: Policy, retry: Retry) -> Iterator[str]:
-    if outer.kind in _SLOTS:
-        yield (
-            f"{type(outer).__name__} stands around Retry: its slot is held during the pauses;"
-            " put it inside Retry"
-        )
-    if outer.kind == "rate_limit":
-        yield (
-            f"RateLimit stands around Retry: one token for {retry.most_attempts} attempts, and the"
-            " other side counts attempts; put it inside Retry"
-        )
-    if outer.kind == "throttle":
-        yield (
-            f"Throttle stands around Retry: it counts one request for {retry.most_attempts}"
-            " attempts; put it inside Retry"
-        )
-    if outer.kind == "hedge":
-        yield (
-            f"Hedge stands around Retry: each copy makes up to {retry.most_attempts} attempts;"
-            " put it inside Retry"
-        )
-    if isinstance(outer, Breaker):
-        yield (
-            f"Breaker stands around Retry: after it opens, calls go on for up to"
-            f" {retry.most_attempts} attempts; put it inside Retry"
-        )
-    if isinstance(outer, Retry):
-        most = outer.most_attempts + retry.most_attempts - 1
-        yield (
-            f"Retry inside Retry: up to {most} attempts for one call, as the inner one stops when"
-            " the outer one begins; one Retry is enough"
-        )
-
-
-def _around_hedge(outer: Policy) -> Iterator[str]:
-    if outer.kind in _SLOTS:
-        yield f"{type(outer).__name__} stands around Hedge: all copies share one slot"
-    if outer.kind == "rate_limit":
-        yield "RateLimit stands around Hedge: one token for all copies; put it inside Hedge"
-    if outer.kind == "breaker":
-        yield "Breaker stands around Hedge: it sees only the copy that won; put it inside Hedge"
 
 
 def _longest_pauses(retry: Retry) -> float:
