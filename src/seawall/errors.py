@@ -1,43 +1,8 @@
-"""Every error Seawall raises.
+"""Every error Seawall raises. docs/reference/errors.md, made from this file, has them in a table.
 
-    SeawallError
-    ├── Rejected            never attempted; has retry_after, guard and policy
-    │   ├── CircuitOpen         the breaker is open, isolated, or busy probing
-    │   ├── BulkheadFull        no slot, and no room (or no time) to wait for one
-    │   ├── RateLimited         over a limit; `limit` names the first that was exceeded
-    │   ├── Overloaded          shed: more load than the service can handle well
-    │   ├── PoolExhausted       no resource of the pool is free, and no room or time to wait
-    │   ├── ChannelFull         the channel has no room, and its policy is to refuse
-    │   ├── QueueFull           the queue holds its maximum number of jobs
-    │   ├── DeferredCallsFull   the maximum number of calls is stored for later
-    │   ├── FifoFull            the maximum number of messages is unacknowledged
-    │   ├── KeyInFlight         the first call with the same idempotency key is still running
-    │   └── DeadlineExceeded    the deadline had passed before the work began; also a TimeoutError
-    ├── TimedOut            began, and ran out of time; also a TimeoutError
-    ├── ReportedFailure     a block reported that it failed; never raised
-    ├── CacheMiss           nothing stored for that key; also a LookupError
-    ├── ChannelClosed       nothing can be put in (or taken out) any more
-    ├── Contended           another writer was faster at every try
-    ├── WorkerDied          the process that did the work crashed; what it did is unknown
-    ├── StoreUnavailable    the shared store did not answer, or not in time
-    ├── LeaseLost           another holder has the lease, or may have it by now
-    ├── JobLost             the claim is no longer valid: another worker has the job, or it ended
-    ├── JobFailed           the job ended without a result
-    ├── JobCancelled        the job was cancelled, and its function stops
-    ├── UnknownJob          there is no such job; also a LookupError
-    │   └── JobExpired          the job existed, but its result is no longer kept
-    ├── AmbiguousHeader     a header is given more than once, with different values
-    ├── KeyMissing          an idempotency key is needed, and there is none
-    ├── KeyReused           the idempotency key was used before, with another payload
-    ├── RecordedFailure     the first call with the same idempotency key failed, and that was kept
-    ├── AnswerNotKept       it was done before, and its answer was too large to be kept
-    ├── RecordGarbled       the record in the database is invalid
-    ├── FifoStateLost       a receiver is ahead of what the sender knows
-    ├── NotDelivered        the receiver answered, but did not accept the event
-    └── BadSignature        wrong or too old signature; also a ValueError
-
-Each refusal is a new instance, so that tracebacks do not grow. What the guarded function itself
-raises passes through unchanged.
+A `Rejected` was never attempted, so it is safe to try again. After any other error, something may
+have happened at the other side. Each refusal is a new instance, so that tracebacks do not grow.
+What the guarded function itself raises passes through unchanged.
 """
 
 from __future__ import annotations

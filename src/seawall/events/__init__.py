@@ -8,10 +8,7 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
-    from seawall.events.bus import (
-        Event,
-        subscribe,
-    )
+    from seawall.events.bus import Event, subscribe
     from seawall.events.calls import (
         BreakerChanged,
         CallHedged,
@@ -26,38 +23,32 @@ if TYPE_CHECKING:
         StoreModeChanged,
         ThreadAbandoned,
     )
-    from seawall.events.durable import (
-        DeadLetterDropped,
-        EventDied,
-        FifoGap,
-        JobDied,
-        OutboxBlocked,
-    )
-    from seawall.events.edge import (
+    from seawall.events.services import (
         HealthChanged,
         HostEjected,
         HostRestored,
-        LifecycleChanged,
-        OverloadChanged,
-        SoftLimitExceeded,
-    )
-    from seawall.events.members import (
         LeaseChanged,
+        LevelChanged,
+        LifecycleChanged,
+        LoopBlocked,
         MemberChanged,
+        OverloadChanged,
         OwnPause,
+        ResourceLeaked,
+        SoftLimitExceeded,
+        WorkerReplaced,
     )
-    from seawall.events.pipeline import (
+    from seawall.events.work import (
         CollectionChanged,
+        DeadLetterDropped,
+        EventDied,
+        FifoGap,
         ItemDied,
+        JobDied,
+        OutboxBlocked,
         PipelineEnded,
         SourceChanged,
         StageChanged,
-    )
-    from seawall.events.resources import (
-        LevelChanged,
-        LoopBlocked,
-        ResourceLeaked,
-        WorkerReplaced,
     )
 
 __all__ = [
@@ -102,18 +93,19 @@ __all__ = [
 
 _HOMES = {
     "events.bus": "Event subscribe",
-    "events.calls": (
-        "BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Degraded "
-        "ImplausibleReport RetryStopped SettingsChanged SettingsDiffer StoreModeChanged "
-        "ThreadAbandoned"
-    ),
-    "events.durable": ("DeadLetterDropped EventDied FifoGap JobDied OutboxBlocked"),
-    "events.edge": (
-        "HealthChanged HostEjected HostRestored LifecycleChanged OverloadChanged SoftLimitExceeded"
-    ),
-    "events.members": ("LeaseChanged MemberChanged OwnPause"),
-    "events.pipeline": ("CollectionChanged ItemDied PipelineEnded SourceChanged StageChanged"),
-    "events.resources": ("LevelChanged LoopBlocked ResourceLeaked WorkerReplaced"),
+    "events.calls": """
+        BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Degraded ImplausibleReport
+        RetryStopped SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned
+    """,
+    "events.services": """
+        HealthChanged HostEjected HostRestored LeaseChanged LevelChanged LifecycleChanged
+        LoopBlocked MemberChanged OverloadChanged OwnPause ResourceLeaked SoftLimitExceeded
+        WorkerReplaced
+    """,
+    "events.work": """
+        CollectionChanged DeadLetterDropped EventDied FifoGap ItemDied JobDied OutboxBlocked
+        PipelineEnded SourceChanged StageChanged
+    """,
 }
 """The names by the module that defines them."""
 

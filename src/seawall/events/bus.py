@@ -102,24 +102,22 @@ def emit(kind: type[Event], guard: str, **fields: Any) -> None:
 
     Build nothing if neither applies. A listener that fails is logged and does not harm the call.
     """
-    listeners = [listener for listener, types in _listeners if issubclass(kind, types)]
-    if not (listeners or kind.is_change) or _muted.get():
+    heard = any(issubclass(kind, types) for _, types in _listeners)
+    if not (heard or kind.is_change) or _muted.get():
         return
     event = kind(guard, **fields)
     if kind.is_change:
         from seawall.events.log import changes
 
         changes.write(event)
-    _hand(event, listeners)
+    deliver(event)
 
 
 def deliver(event: Event) -> None:
     """Send an event that was already built to its subscribers."""
-    _hand(event, [listener for listener, types in _listeners if isinstance(event, types)])
-
-
-def _hand(event: Event, listeners: list[Listener]) -> None:
-    for listener in listeners:
+    for listener, types in _listeners:
+        if not isinstance(event, types):
+            continue
         try:
             listener(event)
         except Exception:
