@@ -26,8 +26,8 @@ from seawall.policies.retry.policy import AdaptiveAttempts, RetryBound
 from seawall.policies.slots import SlotPolicy
 from seawall.policies.timeout import Timeout
 from seawall.policies.timeout.policy import AdaptiveSeconds, Sync
-from seawall.runtime.attempts import Attempts
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
+from seawall.runtime.blocks import Attempts, Hold
 from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.fastpath import hosts_around
 from seawall.runtime.functions import (
@@ -38,7 +38,6 @@ from seawall.runtime.functions import (
     kind_of,
     refuse,
 )
-from seawall.runtime.hold import Hold
 from seawall.runtime.layers import Kind, Layer
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from seawall.errors import TimedOut
 from seawall.policies.breaker import Breaker
-from seawall.policies.cache import Cache
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry
 from seawall.policies.retry.policy import switch

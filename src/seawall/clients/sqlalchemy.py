@@ -25,7 +25,7 @@ from sqlalchemy.util import await_only
 
 from seawall.guard import Guard
 from seawall.policies.slots import SlotPolicy
-from seawall.runtime.hold import Hold
+from seawall.runtime.blocks import Hold
 
 __all__ = ["guarded_pool"]
 

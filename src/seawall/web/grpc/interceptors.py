@@ -50,7 +50,7 @@ from seawall.context import (
 from seawall.context import Scope as DeadlineScope
 from seawall.errors import SeawallError
 from seawall.guard import Guard
-from seawall.runtime.hold import Hold
+from seawall.runtime.blocks import Hold
 from seawall.runtime.policy import GateBound
 from seawall.web.edge.inbound import Classify, Inbound, Tokens
 from seawall.web.problems import problem_of

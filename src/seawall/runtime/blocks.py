@@ -1,14 +1,16 @@
-"""A block of code that is attempted again, with the whole stack of a guard around each attempt.
+"""A block of code that is a guarded call: one block with `hold`, one for each try with `attempts`.
 
-    for attempt in guard.attempts():
-        with attempt:
-            ...
+    with guard.hold() as call:                  for attempt in guard.attempts():
+        ...                                         with attempt:
+                                                        ...
 
-The interpreter runs a call whose function is the block: `with` carries out its requests until the
-function is to run, and the end of the block is what the function returned or raised.
+A `hold` enters only the gates. `attempts` has the whole stack around each try: the interpreter runs
+a call whose function is the block, `with` carries out its requests until the function is to run,
+and the end of the block is what the function returned or raised. A block may report its own outcome
+(`BlockVerdict`): a response with status 503 raises nothing.
 
 Promises:
-- An error of the block is swallowed if another attempt follows; otherwise the `with` raises it.
+- An error of an attempt is swallowed if another one follows; otherwise the `with` raises it.
 - Whatever ends the block or the loop (an error, cancellation, `break`, `return`), every layer is
   left exactly once, in the task or thread that entered it.
 """
@@ -16,17 +18,123 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Self
 
+from seawall.errors import ReportedFailure
 from seawall.runtime.call import STREAMED, Call
 from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
-from seawall.runtime.hold import BlockVerdict, explained
-from seawall.runtime.interpreter import Request, RunFunction, interpret, result_of
+from seawall.runtime.interpreter import (
+    Request,
+    RunFunction,
+    interpret,
+    release,
+    result_of,
+    run_async,
+    run_sync,
+)
 from seawall.runtime.layers import Host, Kind, Layer
 
 State = Literal["before", "given", "inside", "over"]
 """State of a loop: before an attempt, with one given out, inside its block, or at the end."""
+
+
+class BlockVerdict:
+    """A block's report about itself; the last report counts, whatever the block raises."""
+
+    __slots__ = ("_open", "_said")
+
+    def __init__(self) -> None:
+        self._open = False
+        self._said: BaseException | None = None
+
+    def failed(self, error: Exception | str) -> None:
+        """Count the block as failed with `error`, although it does not raise it.
+
+        A string becomes a `ReportedFailure`. A breaker's `is_failure` is called as if the block had
+        raised it.
+        """
+        if not isinstance(error, Exception | str):
+            raise TypeError(f"failed({error!r}): pass an exception, or a text such as 'status 503'")
+        self._say(ReportedFailure(error) if isinstance(error, str) else error)
+
+    def ignore(self) -> None:
+        """Count the block neither as a success nor as a failure."""
+        self._say(_NoVerdict())
+
+    def _say(self, error: BaseException) -> None:
+        if not self._open:
+            raise RuntimeError("say how a block went inside of it, before it ends")
+        self._said = error
+
+    def _end(self, error: BaseException | None) -> BaseException | None:
+        """End the block; return the error that it counts with, if any."""
+        # Break the cycle: its traceback may refer to the frame that holds this.
+        said, self._said = self._said, None
+        self._open = False
+        return error if said is None else said
+
+
+class _NoVerdict(BaseException):
+    """Placeholder error of a block to ignore; not an Exception, so it is never retried."""
+
+    no_verdict = True
+
+
+class Hold(BlockVerdict):
+    """`with guard.hold() as call:` or `async with guard.hold() as call:`; one use each."""
+
+    __slots__ = ("_call",)
+
+    def __init__(
+        self,
+        host: Host,
+        gates: Sequence[Layer],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self._call = Call(host, gates, _nothing, args, kwargs, host.clock.now())
+        self._call.streaming = True
+        self._call.timed = False
+
+    def _once(self) -> Call:
+        if self._call.attempts or self._call.held:
+            raise RuntimeError("this hold() was used already: write guard.hold() for each block")
+        return self._call
+
+    def __enter__(self) -> Self:
+        with explained("hold", self._once()):
+            run_sync(self._call)
+        self._open = True
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        release(self._call, self._end(error))
+
+    async def __aenter__(self) -> Self:
+        self._once().function = _nothing_async
+        with explained("hold", self._call):
+            await run_async(self._call)
+        self._open = True
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        release(self._call, self._end(error))
+
+
+@contextmanager
+def explained(method: str, call: Call) -> Iterator[None]:
+    """Add advice to a TypeError that is raised before `call` begins."""
+    try:
+        yield
+    except TypeError as error:
+        if call.attempts:
+            raise
+        # Only the user's own functions (key=, cost=...) are called with arguments here.
+        advice = f"give {method}(...) the arguments that key=, cost= and the like look at"
+        raise TypeError(f"{error}: {advice}") from error
 
 
 class Attempts:
@@ -49,7 +157,12 @@ class Attempts:
 
     def __iter__(self) -> Iterator[BlockAttempt]:
         """Begin a call from this thread."""
-        return _AttemptLoop(self._block("sync"))
+        block = self._block("sync")
+        try:
+            while block.give():
+                yield BlockAttempt(block)
+        finally:
+            block.close()
 
     def __aiter__(self) -> AsyncIterator[AsyncBlockAttempt]:
         """Begin a call from this task."""
@@ -58,7 +171,7 @@ class Attempts:
     def _block(self, kind: Kind) -> _Block:
         host = self._host
         layers = self._layers(kind)
-        return _Block(Call(host, layers, _none, self._args, self._kwargs, host.clock.now()))
+        return _Block(Call(host, layers, _nothing, self._args, self._kwargs, host.clock.now()))
 
 
 class _Block:
@@ -94,7 +207,7 @@ class _Block:
         self.state = "over"  # unless the block is reached
         request, self.request = self.request, None
         if request is None:
-            return self._send(None)
+            return self._step(self.steps.send, None)
         self.call.resume()
         return request
 
@@ -104,22 +217,15 @@ class _Block:
             try:
                 result = yield request
             except BaseException as error:  # noqa: BLE001 - the interpreter decides
-                request = self._throw(error)
+                request = self._step(self.steps.throw, error)
             else:
-                request = self._send(result)
+                request = self._step(self.steps.send, result)
         return request
 
-    def _send(self, result: Any) -> Request | None:
-        """Send the interpreter the result of its request; return its next request, if any."""
+    def _step(self, how: Callable[[Any], Request], argument: Any) -> Request | None:
+        """Send or throw into the interpreter; return its next request, if any."""
         try:
-            return self.steps.send(result)
-        except StopIteration:
-            return None
-
-    def _throw(self, error: BaseException) -> Request | None:
-        """Throw the error of a failed request into the interpreter; return its next request."""
-        try:
-            return self.steps.throw(error)
+            return how(argument)
         except StopIteration:
             return None
 
@@ -132,7 +238,11 @@ class _Block:
         self.state = "over"
         if raised is not None and not isinstance(raised, Exception):
             counted = raised  # whatever was reported, a cancellation must not be swallowed
-        self.request = self._send(STREAMED) if counted is None else self._throw(counted)
+        self.request = (
+            self._step(self.steps.send, STREAMED)
+            if counted is None
+            else self._step(self.steps.throw, counted)
+        )
         if self.request is not None:
             self.state = "before"
             self.call.suspend()
@@ -214,26 +324,6 @@ class AsyncBlockAttempt(_AnyAttempt):
         return self._block.end(error, self._end(error))
 
 
-class _AttemptLoop:
-    """One `for` loop. Only the loop refers to it: leaving the loop leaves all layers."""
-
-    __slots__ = ("_block",)
-
-    def __init__(self, block: _Block) -> None:
-        self._block = block
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> BlockAttempt:
-        if self._block.give():
-            return BlockAttempt(self._block)
-        raise StopIteration
-
-    def __del__(self) -> None:
-        self._block.close()
-
-
 class _AsyncAttemptLoop:
     """One `async for` loop. Only the loop refers to it: leaving the loop leaves all layers."""
 
@@ -254,5 +344,9 @@ class _AsyncAttemptLoop:
         self._block.close()
 
 
-def _none(*_args: Any, **_kwargs: Any) -> None:
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """Stand in for the function: the block runs where it is written."""
+
+
+async def _nothing_async(*_args: Any, **_kwargs: Any) -> None:
+    pass
