@@ -33,7 +33,7 @@ from seawall.models.shedding.codel import REREAD, QueueShed, check_queue_shed
 from seawall.resources.executors.executors import IoPool
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-from seawall.runtime.recent import ResponseTimes
+from seawall.runtime.stats import ResponseTimes
 
 if TYPE_CHECKING:
     from seawall.guard import Guard

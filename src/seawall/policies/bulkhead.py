@@ -19,8 +19,8 @@ from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
 from seawall.runtime.layers import Host, Inline, Kind, Outcome, Wait
 from seawall.runtime.policy import Bound, Mode, Policy, bindings_of
-from seawall.runtime.recent import service_time
 from seawall.runtime.slots import Slot, SlotWaiter
+from seawall.runtime.stats import service_time
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
 

@@ -21,7 +21,7 @@ from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.shedding.rules import ShedRule, Sheds, Sources
 from seawall.runtime.layers import OK, Host, Outcome
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
-from seawall.runtime.recent import ResponseTimes, service_time
+from seawall.runtime.stats import ResponseTimes, service_time
 
 Load = Callable[[], float]
 """A load signal: 0 is idle, 1 is at the limit."""

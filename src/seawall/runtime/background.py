@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
@@ -25,22 +25,13 @@ OWN_THREAD: Final = (
 )
 
 
-class JobRunner(Protocol):
-    """What a job needs from the loop it runs in."""
-
-    owner: str
-
-    def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Schedule `callback` in the loop; return False if the loop does not run."""
-
-    def forget(self, handle: Handle) -> None:
-        """Stop running a job."""
+Job = Callable[[], Awaitable[None]]
 
 
 class Handle:
     """A job that runs periodically in the background."""
 
-    def __init__(self, background: JobRunner, seconds: float, job: Job) -> None:
+    def __init__(self, background: Background, seconds: float, job: Job) -> None:
         """Run `job` every `seconds`, once the thread runs."""
         self._background = background
         self._seconds = seconds
@@ -103,7 +94,6 @@ class Handle:
                 pass
 
 
-Job = Callable[[], Awaitable[None]]
 _abandoned: list[object] = []
 """Loops of a parent process. Closing one would disturb the parent, which shares its descriptors."""
 

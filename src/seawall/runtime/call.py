@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall._failures import attribute_of
@@ -24,6 +24,7 @@ from seawall.runtime.layers import (
 
 if TYPE_CHECKING:
     from seawall.runtime.degradation import Degradation
+    from seawall.runtime.workers import ThreadJob
 
 STREAMED: Final = object()
 """Placeholder for the value where there is none to look at: a generator, a `hold` block."""
@@ -435,24 +436,8 @@ further_attempts: Final[ContextVar[Callable[[str], None] | None]] = ContextVar(
 An error that it raises takes the place of the attempt.
 """
 
-job_var: Final[ContextVar[Abandonable | None]] = ContextVar("seawall_job", default=None)
+job_var: Final[ContextVar[ThreadJob | None]] = ContextVar("seawall_job", default=None)
 """The job of a worker thread, inside that thread."""
-
-
-class Abandonable(Protocol):
-    """Work that its caller may have given up on."""
-
-    @property
-    def guard(self) -> str:
-        """Name of the guard whose call it is."""
-
-    @property
-    def pool(self) -> object:
-        """The pool whose thread it runs in."""
-
-    @property
-    def given_up(self) -> bool:
-        """Whether its caller no longer waits for it."""
 
 
 def given_up(guard: str) -> bool:

@@ -289,7 +289,7 @@ def _stand_by(host: Host) -> None:
 
 def _own_job(host: Host) -> ThreadJob | None:
     job = job_var.get()
-    return job if isinstance(job, ThreadJob) and job.guard == host.name else None
+    return job if job is not None and job.guard == host.name else None
 
 
 def count_refusal(host: Host, policy: str, reason: str) -> None:
@@ -304,7 +304,8 @@ def _count(call: Call) -> None:
     left_running = None if error is None else Abandoned.of(error)
     if left_running is not None:
         call.abandoned.append(left_running)
-    if not call.counts and error is not None and _never_ran(call.host, error):
+    refused = isinstance(error, Rejected) and error.guard == call.host.name
+    if not call.counts and error is not None and (refused or was_withdrawn(error)):
         # This guard's own inner part, run by a driver, refused the call or never got to it.
         call.reached = False
         call.attempts -= 1
@@ -318,11 +319,6 @@ def _count(call: Call) -> None:
         trace = current_trace(call.host.name)
         if trace is not None:
             trace.attempts += 1
-
-
-def _never_ran(host: Host, error: BaseException) -> bool:
-    refused = isinstance(error, Rejected) and error.guard == host.name
-    return refused or was_withdrawn(error)
 
 
 def _count_attempt(call: Call) -> None:

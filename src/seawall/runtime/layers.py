@@ -177,10 +177,6 @@ class Driver:
         """Return how the inside runs, if this layer itself runs as `kind`."""
         return kind
 
-    def can_run(self, kind: Kind) -> bool:
-        """Return whether a function of that kind can be innermost."""
-        return self.inner_kind(kind) == kind
-
 
 class Next:
     """What a flow requests next: after `delay`, run the inside again, or `instead`."""

@@ -53,7 +53,7 @@ class Plan:
         """Raise if a function of that kind cannot be innermost."""
         for bound in self._bounds:
             layer = bound.layer(kind)
-            if isinstance(layer, Driver) and not layer.can_run(kind):
+            if isinstance(layer, Driver) and layer.inner_kind(kind) != kind:
                 raise TypeError(
                     f"guard {self._host.name!r}: {bound.policy!r} runs plain functions in threads,"
                     " not async ones: guard the blocking function, and `await guard.acall(it)`"

@@ -112,16 +112,12 @@ class CollectorMeter:
         self.now = now
         self.pauses = 0
         self.longest = 0.0
-        self._done = 0.0
+        self.total = 0.0
+        """Seconds spent in the collector so far."""
         self._began: float | None = None
         watch = _watch(self)
         gc.callbacks.append(watch)
         finalize(self, _forget, watch).atexit = False
-
-    @property
-    def total(self) -> float:
-        """The seconds spent in the collector so far."""
-        return self._done
 
     def note(self, phase: str) -> None:
         """Record that a collection begins ("start") or ends."""
@@ -131,7 +127,7 @@ class CollectorMeter:
             pause = max(0.0, self.now() - self._began)
             self._began = None
             self.pauses += 1
-            self._done += pause
+            self.total += pause
             self.longest = max(self.longest, pause)
 
 

@@ -1,15 +1,18 @@
-"""Statistics of a guard's calls: counts, recent latency, recent error rate."""
+"""Statistics of calls: counts, recent latency and error rate; numbers of them that are cached."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._failures import described, reason_of
 from seawall._forks import survives_fork
 from seawall.errors import TimedOut
 from seawall.models.histogram import USUAL, LatencyWindow, Tally
+
+if TYPE_CHECKING:
+    from seawall.runtime.layers import Host
 
 FOLD_EVERY: Final = 0.25
 """Seconds between two folds of raw samples into the histogram."""
@@ -23,9 +26,14 @@ ENOUGH_SAMPLES: Final = 20
 RATE_SPAN: Final = 10.0
 """The error rate covers the last 10 to 20 seconds."""
 
-
 DESCRIBE_EVERY: Final = 0.1
 """Seconds for which the text of the last error is reused for errors of the same name."""
+
+MOST_UNREAD: Final = 4096
+"""Maximum number of samples that are not folded in; beyond it, some of the oldest are lost."""
+
+REREAD: Final = 0.25
+"""Seconds for which a cached number is good enough."""
 
 
 class LastError(NamedTuple):
@@ -99,11 +107,11 @@ class Stats:
 
     def _fold(self, now: float) -> None:
         self.due = now + FOLD_EVERY
-        batch = _take(self.samples)
+        batch = take_all(self.samples)
         self.succeeded += len(batch)
         stride = -(-len(batch) // FOLD_AT_MOST) or 1
         self.latency.add_all(batch[::stride], now, stride)
-        self.latency.add_all(_take(self._cut_off), now)
+        self.latency.add_all(take_all(self._cut_off), now)
         if now - self._rate_since >= RATE_SPAN:
             self._rotate(now)
 
@@ -218,8 +226,72 @@ def last_error_of(stats: Iterable[Stats], now: float) -> dict[str, Any] | None:
     return {"reason": last.reason, "text": last.text, "age": age, "count": last.times}
 
 
-def _take(samples: list[float]) -> list[float]:
+def take_all(samples: list[float]) -> list[float]:
     """Empty a list that other threads append to at the same time."""
     taken = samples[:]
     del samples[: len(taken)]
     return taken
+
+
+class RecentStats:
+    """The cached result of `read(now)`. Two threads may read at once; that does no harm."""
+
+    __slots__ = ("_due", "_every", "_read", "_value")
+
+    def __init__(self, read: Callable[[float], float | None], every: float = REREAD) -> None:
+        self._read = read
+        self._every = every
+        self._due = float("-inf")
+        self._value: float | None = None
+
+    def __call__(self, now: float) -> float | None:
+        """Return the number; read it again if it is old."""
+        if now >= self._due:
+            self._due = now + self._every
+            self._value = self._read(now)
+        return self._value
+
+
+def service_time(host: Host, quantile: float = 0.5) -> RecentStats:
+    """Return a cached `quantile` of the guard's latency; it is None if unknown."""
+    return RecentStats(lambda now: host.stats.quantile(quantile, now))
+
+
+class ResponseTimes:
+    """How long calls took from this gate on, including waits further in.
+
+    A call costs one append; the list is folded into a histogram when it is read.
+    """
+
+    def __init__(self, window: float) -> None:
+        """Remember the last `window` to twice `window` seconds."""
+        self.samples: list[float] = []
+        self._latency = LatencyWindow(window)
+        self._lock = Lock()
+        survives_fork(self)
+
+    def add(self, seconds: float) -> None:
+        """Record the duration of a call."""
+        samples = self.samples
+        samples.append(seconds)
+        if len(samples) > MOST_UNREAD:  # not read for a long time, and need not be
+            del samples[: MOST_UNREAD // 2]
+
+    def quantile(self, p: float) -> RecentStats:
+        """Return a cached quantile `p` of the durations; None without samples."""
+        known: list[float | None] = [None]
+
+        def read(now: float) -> float | None:
+            # If another thread is folding already, the last known value is good enough.
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._latency.add_all(take_all(self.samples), now)
+                    known[0] = self._latency.quantile(p, now)
+                finally:
+                    self._lock.release()
+            return known[0]
+
+        return RecentStats(read)
+
+    def _after_fork(self) -> None:
+        self._lock = Lock()

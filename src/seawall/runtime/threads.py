@@ -13,7 +13,7 @@ from seawall.events.bus import emit
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.recent import RecentStats, service_time
+from seawall.runtime.stats import RecentStats, service_time
 from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from seawall.resources.executors.processes import Crew
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
-from seawall.runtime.recent import service_time
-from seawall.runtime.stats import Stats
+from seawall.runtime.stats import Stats, service_time
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import ThreadJob, WorkerPool
 

@@ -13,8 +13,8 @@ from seawall.events import ResourceLeaked
 from seawall.events.bus import emit
 from seawall.models.pooling import PoolSettings, PoolUsage
 from seawall.resources.pool.stock import Resource, Stock
-from seawall.runtime.recent import RecentStats
 from seawall.runtime.slots import AnonymousSlots
+from seawall.runtime.stats import RecentStats, take_all
 
 LOOK_EVERY: Final = 0.25
 """Seconds between two rounds of upkeep."""
@@ -126,18 +126,11 @@ class Upkeep:
             try:
                 refused = self.counts["rejected"] - self._refusals_seen
                 self._refusals_seen += refused
-                self.uses.add_all(_taken(self.used), now, refused)
-                self.waits.add_all(_taken(self.waited), now)
+                self.uses.add_all(take_all(self.used), now, refused)
+                self.waits.add_all(take_all(self.waited), now)
             finally:
                 self._folding.release()
 
     def _after_fork(self) -> None:
         """Replace the lock in a child process."""
         self._folding = Lock()
-
-
-def _taken(samples: list[float]) -> list[float]:
-    """Empty a list that other threads append to at the same time; return its items."""
-    taken = samples[:]
-    del samples[: len(taken)]
-    return taken

@@ -31,7 +31,7 @@ from seawall.errors import Overloaded
 from seawall.models.shedding.codel import Codel
 from seawall.runtime.layers import Host
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.recent import service_time
+from seawall.runtime.stats import service_time
 from seawall.web.lifecycle.server_threads import ServerThreads
 from seawall.web.request import Incoming
 
