@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Generic, TypeVar
 
@@ -61,6 +62,7 @@ deadline_var: Final[ContextVar[Scope | None]] = ContextVar("seawall_deadline", d
 """The scope that began last in this context. It may have ended: read it with `deadline_scope()`."""
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """A running attempt: of a guard's call, or of the caller whose request is being served.
 
@@ -68,14 +70,11 @@ class Attempt:
     that work which the call left running in the background no longer counts as part of it.
     """
 
-    __slots__ = ("guard", "number", "outer", "over")
-
-    def __init__(self, number: int, guard: str | None, outer: Attempt | None) -> None:
-        """Make attempt `number` of `guard`, or of this service's caller (None), inside `outer`."""
-        self.number = number
-        self.guard = guard
-        self.outer = outer
-        self.over = False
+    number: int
+    guard: str | None
+    """None for the attempt of this service's caller."""
+    outer: Attempt | None
+    over: bool = False
 
     @property
     def reason(self) -> str:

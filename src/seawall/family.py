@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from inspect import Parameter, signature
 from threading import RLock
@@ -32,7 +33,7 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.layers import Inline, Layer, Outcome
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy, bindings_of
-from seawall.runtime.stats import last_error_of
+from seawall.runtime.stats import COUNTS, last_error_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -52,16 +53,6 @@ WORST_SHOWN: Final = 10
 OTHERS: Final = "(others)"
 """Key of the guard shared by all keys that find no room."""
 
-_COUNTS: Final = (
-    "succeeded",
-    "failed",
-    "rejected",
-    "cancelled",
-    "timed_out",
-    "retries",
-    "degraded",
-    "stale",
-)
 _BROKEN: Final = ("isolated", "open", "half_open", "closed")
 """States of a breaker, worst first."""
 
@@ -106,7 +97,7 @@ class Family:
         self._hand: list[Hashable] = []
         """Keys not yet checked in the current eviction sweep."""
         self._others: Guard | None = None
-        self._gone: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._gone: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}
         self._gone_durations, self._gone_waits = Tally(), Tally()
         """Counts of evicted members, so that no counter ever decreases."""
@@ -333,7 +324,7 @@ class Family:
         guard = self._members.pop(key).guard
         self.evicted += 1
         guard.stats.fold(now)
-        for name in _COUNTS:
+        for name in COUNTS:
             self._gone[name] += getattr(guard.stats, name)
         self._gone_durations.merge(guard.stats.tally(now))
         self._gone_waits.merge(guard.stats.waits)
@@ -389,7 +380,7 @@ class Family:
             waits.merge(guard.stats.waits)
             for place, number in enumerate(guard.stats.recent(now)):
                 recent[place] += number
-            for name in _COUNTS:
+            for name in COUNTS:
                 total[name] += getattr(guard.stats, name)
         worst = self.worst()
         return {
@@ -471,16 +462,14 @@ class Family:
             member.calls.under_way.clear()
 
 
+@dataclass(slots=True, eq=False)
 class _Member:
-    """A guard, its call count, and whether it was used since the last eviction check."""
+    """A guard and its call count."""
 
-    __slots__ = ("calls", "guard", "used")
-
-    def __init__(self, guard: Guard, calls: _CallsUnderWay) -> None:
-        self.guard = guard
-        self.calls = calls
-        self.used = False
-        """Whether it was used again since the last eviction check; a new key starts as unused."""
+    guard: Guard
+    calls: _CallsUnderWay
+    used: bool = False
+    """Whether it was used again since the last eviction check; a new key starts as unused."""
 
     def may_go(self, now: float) -> bool:
         """Return whether evicting this member breaks no limit and erases no penalty."""

@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
 from threading import RLock
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from seawall import _checks as check
-from seawall.clock import current_clock
+from seawall.clock import Clock, current_clock
 
 if TYPE_CHECKING:
     from seawall.family import Family
@@ -54,16 +55,14 @@ _families: dict[str, Family] = {}
 _entries: WeakKeyDictionary[Any, RegistryEntry] = WeakKeyDictionary()
 
 
+@dataclass(slots=True)
 class GuardCounts:
     """Number of guards made and closed in this process; see `explain`."""
 
-    __slots__ = ("asked", "closed", "made")
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.closed = 0
-        self.asked = False
-        """Whether the log record at `MANY` live guards was written."""
+    made: int = 0
+    closed: int = 0
+    asked: bool = False
+    """Whether the log record at `MANY` live guards was written."""
 
 
 counts: Final = GuardCounts()
@@ -255,6 +254,7 @@ def check_threads(budget: int) -> int:
 # Everything else
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RegistryEntry:
     """Metadata of an entered object.
 
@@ -263,17 +263,14 @@ class RegistryEntry:
     query.
     """
 
-    __slots__ = ("answer", "answered_at", "ask", "clock", "error", "kind", "local", "name")
-
-    def __init__(self, kind: str, name: str, *, ask: str | None, local: bool) -> None:
-        self.kind = kind
-        self.name = name
-        self.ask = ask
-        self.local = local
-        self.clock = current_clock()
-        self.answer: Any = None
-        self.answered_at = 0.0
-        self.error: str | None = None
+    kind: str
+    name: str
+    ask: str | None
+    local: bool
+    clock: Clock = field(default_factory=current_clock)
+    answer: Any = None
+    answered_at: float = 0.0
+    error: str | None = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.kind} {self.name!r}>"
@@ -282,7 +279,7 @@ class RegistryEntry:
 def enter(thing: Any, kind: str, name: str, *, ask: str | None = None, local: bool = True) -> None:
     """Include `thing` in `snapshot()` for as long as it lives; see `RegistryEntry`."""
     with _lock:
-        _entries[thing] = RegistryEntry(kind, name, ask=ask, local=local)
+        _entries[thing] = RegistryEntry(kind, name, ask, local)
 
 
 def answered(thing: Any, answer: Any) -> None:

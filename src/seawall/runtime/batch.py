@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -34,19 +35,17 @@ CONCURRENCY: Final = 10
 """Default number of concurrent calls."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch(Generic[A, T]):
     """The return value of `guard.map(...)`: the result of each item, in order.
 
     Each item is in exactly one of `ok`, `degraded` and `failed`.
     """
 
-    __slots__ = ("items", "results")
-
-    def __init__(self, items: list[A], results: list[Result[T]]) -> None:
-        self.items = items
-        """The arguments of the calls, in order."""
-        self.results = results
-        """The result of each item, in the same order."""
+    items: list[A]
+    """The arguments of the calls, in order."""
+    results: list[Result[T]]
+    """The result of each item, in the same order."""
 
     @property
     def ok(self) -> list[tuple[A, T]]:

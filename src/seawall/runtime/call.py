@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,32 +31,28 @@ STREAMED: Final = object()
 """Placeholder for the value where there is none to look at: a generator, a `hold` block."""
 
 
+@dataclass(slots=True, eq=False)
 class Trace:
     """What `attempt()` reports in its Result beyond the value, collected while the call runs."""
 
-    __slots__ = ("attempts", "degradation", "guard", "short_of_time")
-
-    def __init__(self, guard: str) -> None:
-        """Collect for calls of this guard only: inner guards have their own traces."""
-        self.guard = guard
-        self.attempts = 0
-        self.degradation: Degradation | None = None
-        self.short_of_time = False
-        """Whether a call was not retried because its deadline was too near."""
+    guard: str
+    """Inner guards have their own traces."""
+    attempts: int = 0
+    degradation: Degradation | None = None
+    short_of_time: bool = False
+    """Whether a call was not retried because its deadline was too near."""
 
 
 trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
 
 
+@dataclass(slots=True, eq=False)
 class Need:
     """Why a substitute runs instead of the real call, and the age of its answer."""
 
-    __slots__ = ("age", "error")
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.age: float | None = None
-        """Age of the substitute's answer in seconds, if it is a stored one."""
+    error: Exception
+    age: float | None = None
+    """Age of the substitute's answer in seconds, if it is a stored one."""
 
 
 need_var: Final[ContextVar[Need | None]] = ContextVar("seawall_need", default=None)
@@ -67,14 +64,12 @@ def current_trace(guard: str) -> Trace | None:
     return trace if trace is not None and trace.guard == guard else None
 
 
+@dataclass(slots=True, eq=False)
 class Waited:
     """Total seconds one call has waited at the gates of its guard so far."""
 
-    __slots__ = ("guard", "seconds")
-
-    def __init__(self, guard: str) -> None:
-        self.guard = guard
-        self.seconds = 0.0
+    guard: str
+    seconds: float = 0.0
 
 
 waited_var: Final[ContextVar[Waited | None]] = ContextVar("seawall_waited", default=None)

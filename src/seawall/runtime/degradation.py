@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from typing import Any, Final, Self, overload
 
 from seawall._failures import reason_of, said_by
@@ -27,17 +28,15 @@ STALE: Final = "cache: stale"
 """The source of an old answer from a cache."""
 
 
+@dataclass(slots=True, eq=False)
 class Degradation:
     """The lesser answer of a call, and why it was used."""
 
-    __slots__ = ("age", "error", "level", "source")
-
-    def __init__(self, source: str, level: int, error: Exception, age: float | None = None) -> None:
-        """Describe an answer from `source`, because of `error`; `age` in seconds if it is stale."""
-        self.source = source
-        self.level = level
-        self.error = error
-        self.age = age
+    source: str
+    level: int
+    error: Exception
+    age: float | None = None
+    """Age in seconds, if it is stale."""
 
     def report(self, guard: str) -> None:
         """Report to subscribers and collectors, and at a low rate to the log."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextvars import Token
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
 
@@ -36,6 +37,7 @@ from seawall.runtime.layers import CANCELLED, FAILED, OK, Flow, Host, Next, Wait
 from seawall.runtime.workers import ThreadJob
 
 
+@dataclass(slots=True, eq=False)
 class RunFunction:
     """A request to the runner: call this function with the call's arguments.
 
@@ -43,11 +45,8 @@ class RunFunction:
     also be a plain function.
     """
 
-    __slots__ = ("function", "substitute")
-
-    def __init__(self, function: Callable[..., Any], *, substitute: bool = False) -> None:
-        self.function = function
-        self.substitute = substitute
+    function: Callable[..., Any]
+    substitute: bool = False
 
 
 Request = Waiter | float | RunFunction

@@ -8,6 +8,7 @@ before the next attempt, the function itself) is requested from the runner.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -178,21 +179,14 @@ class Driver:
         return kind
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Next:
     """What a flow requests next: after `delay`, run the inside again, or `instead`."""
 
-    __slots__ = ("delay", "instead", "need")
-
-    def __init__(
-        self,
-        *,
-        delay: float = 0.0,
-        instead: Callable[..., Any] | None = None,
-        need: Need | None = None,
-    ) -> None:
-        self.delay = delay
-        self.instead = instead
-        self.need = need
+    delay: float = 0.0
+    instead: Callable[..., Any] | None = None
+    """Called with the arguments of the call, because of `need`."""
+    need: Need | None = None
 
 
 class Waiter(Protocol):

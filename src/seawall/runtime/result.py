@@ -2,60 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Result(Generic[T]):
     """The return value of `guard.attempt(...)`: the value or the error, and details."""
 
-    __slots__ = (
-        "age",
-        "attempts",
-        "cause",
-        "elapsed",
-        "error",
-        "level",
-        "reason",
-        "source",
-        "value",
-    )
+    value: T | None
+    """The answer; None if there is an error."""
+    error: Exception | None
+    """The error that the call would have raised; None if it was answered."""
+    level: int
+    """0 for the real answer, 1 for the first fallback, and so on."""
+    reason: str | None
+    """Why it is degraded or failed, as a stable word such as "circuit_open"; None if real."""
+    attempts: int
+    """Number of times the function was started."""
+    elapsed: float
+    """Seconds from start to end."""
+    source: str | None = None
+    """Where a degraded answer comes from, such as "cache: stale"; None if real or failed."""
+    cause: Exception | None = None
+    """The error that made a degraded answer necessary; None if real or failed.
 
-    def __init__(
-        self,
-        *,
-        value: T | None,
-        error: Exception | None,
-        level: int,
-        reason: str | None,
-        attempts: int,
-        elapsed: float,
-        source: str | None = None,
-        cause: Exception | None = None,
-        age: float | None = None,
-    ) -> None:
-        self.value = value
-        """The answer; None if there is an error."""
-        self.error = error
-        """The error that the call would have raised; None if it was answered."""
-        self.level = level
-        """0 for the real answer, 1 for the first fallback, and so on."""
-        self.reason = reason
-        """Why it is degraded or failed, as a stable word such as "circuit_open"; None if real."""
-        self.source = source
-        """Where a degraded answer comes from, such as "cache: stale"; None if real or failed."""
-        self.cause = cause
-        """The error that made a degraded answer necessary; None if real or failed.
-
-        Its traceback keeps the frames it went through alive for as long as this result.
-        """
-        self.age = age
-        """Seconds since a stale answer was fetched; None if it is not stale."""
-        self.attempts = attempts
-        """Number of times the function was started."""
-        self.elapsed = elapsed
-        """Seconds from start to end."""
+    Its traceback keeps the frames it went through alive for as long as this result.
+    """
+    age: float | None = None
+    """Seconds since a stale answer was fetched; None if it is not stale."""
 
     @property
     def ok(self) -> bool:

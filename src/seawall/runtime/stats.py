@@ -36,6 +36,19 @@ REREAD: Final = 0.25
 """Seconds for which a cached number is good enough."""
 
 
+COUNTS: Final = (
+    "succeeded",
+    "failed",
+    "rejected",
+    "cancelled",
+    "timed_out",
+    "retries",
+    "degraded",
+    "stale",
+)
+"""Names of the counts that only grow."""
+
+
 class LastError(NamedTuple):
     """The error of the latest failed attempt, as text: no exception is kept alive."""
 
@@ -192,14 +205,7 @@ class Stats:
         """Return all counts, the error rate, p50, p95, p99 of recent latency, and histograms."""
         p50, p95, p99 = self._ask(USUAL, now)
         return {
-            "succeeded": self.succeeded,
-            "failed": self.failed,
-            "rejected": self.rejected,
-            "cancelled": self.cancelled,
-            "timed_out": self.timed_out,
-            "retries": self.retries,
-            "degraded": self.degraded,
-            "stale": self.stale,
+            **{name: getattr(self, name) for name in COUNTS},
             "abandoned": self.abandoned,
             "error_rate": self.error_rate(now),
             "last_error": last_error_of([self], now),

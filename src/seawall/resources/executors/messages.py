@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from contextvars import Context, ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,22 +46,17 @@ TRACE_LENGTH: Final = 10_000
 """Maximum length of a returned traceback in characters; its end is kept."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProcessCall:
     """One call for a worker process; its owner changes under the crew's mutex."""
 
-    __slots__ = ("args", "function", "given_up", "kwargs", "sent", "worker")
-
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Describe `function(*args, **kwargs)`, not yet given to a process."""
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.worker: Any = None
-        self.sent = False
-        """Whether it was given to a process, and so may have started."""
-        self.given_up = False
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    worker: Any = None
+    sent: bool = False
+    """Whether it was given to a process, and so may have started."""
+    given_up: bool = False
 
     def __str__(self) -> str:
         """Describe it in one short line: values are truncated, control characters escaped."""

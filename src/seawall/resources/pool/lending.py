@@ -8,6 +8,7 @@ closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
@@ -287,12 +288,11 @@ class Lending:
         what: str,
         make: Callable[[], Any],
         loop: AbstractEventLoop | None,
-        instead: str | None = None,
+        instead: str = "`async with`",
         borrower: Borrower | None = None,
     ) -> Generator[Request, Any, None]:
         """Connect `resource`; on failure remove it from the stock and the borrower."""
-        work = Work(self.name, what, None, make)
-        work.instead = instead or work.instead
+        work = Work(self.name, what, None, make, instead=instead)
         try:
             work.seconds = self.time_left(self.settings.connect_timeout)
         except Rejected:
@@ -342,7 +342,7 @@ class Lending:
         except Rejected:
             self.lay_down(resource, now, visit.borrower)
             raise
-        work = Work(self.name, "validate", seconds, self._validate, resource.value)
+        work = Work(self.name, "validate", seconds, self._validate, (resource.value,))
         try:
             valid = yield work
         except Exception:  # noqa: BLE001 - after any error the resource cannot be trusted
@@ -518,17 +518,15 @@ class Lending:
             emit(CallTimedOut, self.name, seconds=work.seconds)
 
 
+@dataclass(slots=True, eq=False)
 class _Visit:
     """State of one borrower with a slot while it looks for a usable resource."""
 
-    __slots__ = ("asked", "borrower", "doubt")
-
-    def __init__(self, borrower: Borrower) -> None:
-        self.borrower = borrower
-        self.asked = 0.0
-        """Seconds spent on validation so far."""
-        self.doubt: str | None = None
-        """Why it skips further idle resources, as the cause for which they would be closed."""
+    borrower: Borrower
+    asked: float = 0.0
+    """Seconds spent on validation so far."""
+    doubt: str | None = None
+    """Why it skips further idle resources, as the cause for which they would be closed."""
 
 
 def _holds_timeout(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ is sent the result, or the error (also a cancellation) is thrown into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from seawall.clock import Clock
@@ -18,43 +19,23 @@ from seawall.runtime.layers import Waiter
 NOTHING: Final = object()
 
 
+@dataclass(slots=True, eq=False)
 class Work:
     """A user's function to be called, and awaited if it is async, within a time limit."""
 
-    __slots__ = (
-        "args",
-        "awaited",
-        "expired",
-        "function",
-        "instead",
-        "left",
-        "pool",
-        "seconds",
-        "what",
-    )
-
-    def __init__(
-        self,
-        pool: str,
-        what: str,
-        seconds: float | None,
-        function: Callable[..., Any],
-        *args: Any,
-    ) -> None:
-        """Run `function(*args)`, called `what` in messages of the pool of that name."""
-        self.pool = pool
-        self.what = what
-        self.seconds = seconds
-        self.function = function
-        self.args = args
-        self.awaited = False
-        self.expired = False
-        """Whether it was stopped at its time limit."""
-        self.instead = "`async with`"
-        """What to write instead if the function turns out to be async where it cannot be awaited.
-        """
-        self.left: Any = NOTHING
-        """A result that arrived as its task was cancelled, and that has no owner."""
+    pool: str
+    what: str
+    """What messages of the pool call it."""
+    seconds: float | None
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    instead: str = "`async with`"
+    """What to write instead if the function is async where it cannot be awaited."""
+    awaited: bool = False
+    expired: bool = False
+    """Whether it was stopped at its time limit."""
+    left: Any = NOTHING
+    """A result that arrived as its task was cancelled, and that has no owner."""
 
     def here(self, clock: Clock) -> Any:
         """Run it in this thread."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,45 +52,29 @@ _inherited: Final[list[Resource]] = []
 """Resources of the parent process, kept because finalizing them could close its connections."""
 
 
+@dataclass(slots=True, eq=False)
 class Resource:
     """One resource of a pool and its state."""
 
-    __slots__ = (
-        "alive",
-        "borrower",
-        "connected",
-        "dies_at",
-        "idle_until",
-        "loop",
-        "pooled",
-        "reported",
-        "since",
-        "stack",
-        "value",
-    )
-
-    def __init__(self, stack: Stack, *, pooled: bool = True) -> None:
-        """Create an unconnected resource; when idle it is on `stack`.
-
-        Without `pooled`, it is used once.
-        """
-        self.value: Any = None
-        self.stack: Stack = stack
-        self.pooled = pooled
-        self.alive = True
-        """Whether its closing has not started."""
-        self.connected = False
-        """Whether there is something to close."""
-        self.loop: AbstractEventLoop | None = None
-        """The loop that it belongs to; None if a plain function created it."""
-        self.dies_at = -inf
-        self.idle_until = -inf
-        self.since: float | None = None
-        """Time at which it was borrowed; None if it is not."""
-        self.borrower: tuple[CodeType, int] | None = None
-        """Location of its last borrower: code object and instruction."""
-        self.reported: float | None = None
-        """Start time of the borrow that was reported as a leak."""
+    stack: Stack
+    """Where it is while it is idle."""
+    pooled: bool = True
+    """Whether it belongs to the pool; otherwise it is used once."""
+    value: Any = None
+    alive: bool = True
+    """Whether its closing has not started."""
+    connected: bool = False
+    """Whether there is something to close."""
+    loop: AbstractEventLoop | None = None
+    """The loop that it belongs to; None if a plain function created it."""
+    dies_at: float = -inf
+    idle_until: float = -inf
+    since: float | None = None
+    """Time at which it was borrowed; None if it is not."""
+    borrower: tuple[CodeType, int] | None = None
+    """Location of its last borrower: code object and instruction."""
+    reported: float | None = None
+    """Start time of the borrow that was reported as a leak."""
 
     @property
     def place(self) -> str:
