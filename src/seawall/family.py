@@ -136,40 +136,30 @@ class Family:
         def decorate(function: F) -> F:
             kind = kind_of(function)
             key_of = _argument(by, function) if isinstance(by, str) else _calculated(by)
-            guarded = getattr(self, f"_{kind.replace(' ', '_')}")(function, key_of)
+            guarded: F = self._guarded(function, kind, key_of)
             update_wrapper(guarded, function)
-            wrapped: F = guarded
-            return wrapped
+            return guarded
 
         return decorate
 
-    def _sync(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
+    def _guarded(self, function: Any, kind: str, key_of: KeyOf) -> Any:
+        def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
+            guard = self[key_of(args, kwargs)]
+            return guard, guard._stream_layers("sync" if kind == "generator" else "async")  # noqa: SLF001 - its own member
+
         def guarded(*args: Any, **kwargs: Any) -> Any:
             plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - its own member
             return plan.bind(function, "sync")(*args, **kwargs)
 
-        return guarded
-
-    def _async(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
-        async def guarded(*args: Any, **kwargs: Any) -> Any:
+        async def aguarded(*args: Any, **kwargs: Any) -> Any:
             plan = self[key_of(args, kwargs)]._plan  # noqa: SLF001 - its own member
             return await plan.bind(function, "async")(*args, **kwargs)
 
-        return guarded
-
-    def _generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
-        def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
-            guard = self[key_of(args, kwargs)]
-            return guard, guard._stream_layers("sync")  # noqa: SLF001 - its own member
-
-        return guard_generator(pick, function)
-
-    def _async_generator(self, function: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
-        def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any]:
-            guard = self[key_of(args, kwargs)]
-            return guard, guard._stream_layers("async")  # noqa: SLF001 - its own member
-
-        return guard_async_generator(pick, function)
+        if kind == "generator":
+            return guard_generator(pick, function)
+        if kind == "async generator":
+            return guard_async_generator(pick, function)
+        return aguarded if kind == "async" else guarded
 
     def map(
         self,

@@ -97,8 +97,8 @@ class Guard:
         check.flag("replace", replace)
         if clock is not None:
             check_clock(clock)
-        if rng is not None and (isinstance(rng, type) or not hasattr(rng, "random")):
-            raise TypeError(f"rng={rng!r}: pass a random.Random, such as random.Random(7)")
+        if rng is not None:
+            check.chance("rng", rng)
         with registry.reserved(name, replace=replace):
             self._set_up(
                 name, policies, max_wait=max_wait, idempotent=idempotent, clock=clock, rng=rng

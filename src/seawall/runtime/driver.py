@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from threading import Lock, get_ident
 from typing import Any, TypeVar, cast
 
@@ -134,6 +135,40 @@ async def wait_async(waiter: Waiter | float, clock: Clock) -> Any:
         if timer is not None:
             timer.cancel()
     return waiter.claim()
+
+
+class CallbackWaiter:
+    """Waits until the `wake` that it passes to `join` is called, or until `until`."""
+
+    def __init__(
+        self,
+        join: Callable[[Callable[[], bool]], object],
+        *,
+        leave: Callable[[Callable[[], bool]], object] = lambda _wake: None,
+        result: Callable[[], Any] = lambda: None,
+        until: float = inf,
+    ) -> None:
+        """Claim `result()`; `leave(wake)` is called when nothing waits any more."""
+        self.until = None if until == inf else until
+        self._join = join
+        self._leave = leave
+        self._result = result
+        self._wake: Callable[[], bool] | None = None
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        """Pass `wake` on."""
+        self._wake = wake
+        self._join(wake)
+
+    def claim(self) -> Any:
+        """Return the result, whether woken or late."""
+        self.abandon()
+        return self._result()
+
+    def abandon(self) -> None:
+        """Stop waiting."""
+        if self._wake is not None:
+            self._leave(self._wake)
 
 
 async def sleep_async(seconds: float) -> None:

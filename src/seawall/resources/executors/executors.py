@@ -29,10 +29,9 @@ from seawall.resources.executors.thread_calls import (
     Errand,
     ExecutorHost,
     ProcessErrand,
-    ThreadsEmptied,
 )
 from seawall.runtime.batch import Batch, Room, arun_batch, asettled, run_batch, settled
-from seawall.runtime.driver import held_time, wait_async, wait_sync
+from seawall.runtime.driver import CallbackWaiter, held_time, wait_async, wait_sync
 from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
 from seawall.runtime.result import Result
@@ -160,7 +159,7 @@ class _Executor:
             with held_time():
                 wait = None if waiter is None else wait_async(waiter, self._clock)
                 ended: bool = self.pool.idle if wait is None else await wait
-                await wait_async(_End(self._end), self._clock)
+                await wait_async(CallbackWaiter(self._end_in_thread), self._clock)
         except BaseException:
             self._end(kill=True)
             raise
@@ -200,13 +199,13 @@ class _Executor:
                 f"executor {self.name!r} is closed", guard=self.name, policy=self._policy
             )
 
-    def _closing(self, drain: float) -> ThreadsEmptied | None:
+    def _closing(self, drain: float) -> CallbackWaiter | None:
         """Stop accepting calls; return a waiter for pending ones, or None if not to wait."""
         seconds = check.seconds("drain", drain, zero=True, infinite=True)
         self.pool.shut("closing")
         if not seconds or self.pool.idle:
             return None
-        return ThreadsEmptied(self.pool, self._clock.now() + seconds)
+        return self.pool.until_idle(self._clock.now() + seconds)
 
     def _end(self, *, kill: bool = False) -> None:
         self.pool.shut("closed")
@@ -215,17 +214,8 @@ class _Executor:
         if self._crew is not None:
             self._crew.stop(kill=kill)
 
-
-class _End:
-    """Waits until `end` has run in a separate thread; the loop's threads may all be busy."""
-
-    until: float | None = None
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end = end
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Start the thread; `wake` is called at the end."""
+    def _end_in_thread(self, wake: Callable[[], bool]) -> None:
+        """Call `_end`, then `wake`, in a separate thread: the loop's threads may all be busy."""
 
         def run() -> None:
             try:
@@ -237,12 +227,6 @@ class _End:
             Thread(target=run, name="seawall-closing", daemon=True).start()
         except RuntimeError:  # the system cannot start more threads
             run()
-
-    def claim(self) -> None:
-        """Return nothing."""
-
-    def abandon(self) -> None:
-        """Let the thread run on."""
 
 
 class CpuPool(_Executor):

@@ -17,6 +17,7 @@ from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected
 from seawall.resources.executors.messages import ProcessCall
 from seawall.resources.executors.processes import Crew
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
+from seawall.runtime.driver import CallbackWaiter
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Host
 from seawall.runtime.stats import Stats, service_time
@@ -43,7 +44,7 @@ class ClosableThreads(WorkerPool):
 
     def _begin(self) -> None:
         super()._begin()
-        self._leavers: deque[ThreadsEmptied] = deque()
+        self._leavers: deque[Callable[[], bool]] = deque()
 
     @property
     def idle(self) -> bool:
@@ -73,50 +74,30 @@ class ClosableThreads(WorkerPool):
                 shared.freed()
                 job.finished()
 
-    def await_empty(self, leaver: ThreadsEmptied) -> None:
-        """Wake `leaver` when no work is left."""
-        self._leavers.append(leaver)
+    def until_idle(self, until: float) -> CallbackWaiter:
+        """Return a waiter for the end of all work; it claims whether that has come."""
+        return CallbackWaiter(
+            self._await_idle, leave=self._forget, result=lambda: self.idle, until=until
+        )
+
+    def _await_idle(self, wake: Callable[[], bool]) -> None:
+        self._leavers.append(wake)
         self.look()
 
     def look(self) -> None:
         """Wake the waiters for the end of all work, if it has come."""
         while self._leavers and self.idle:
             try:
-                leaver = self._leavers.pop()
+                wake = self._leavers.pop()
             except IndexError:  # another thread was faster
                 return
-            leaver.wake()
+            wake()
 
-    def forget(self, leaver: ThreadsEmptied) -> None:
-        """Remove `leaver` from the waiters."""
+    def _forget(self, wake: Callable[[], bool]) -> None:
         try:
-            self._leavers.remove(leaver)
+            self._leavers.remove(wake)
         except ValueError:
             pass
-
-
-class ThreadsEmptied:
-    """Waits until the threads have nothing left to do; claims whether that is so."""
-
-    wake: Callable[[], bool]
-
-    def __init__(self, threads: ClosableThreads, until: float) -> None:
-        self._threads = threads
-        self.until: float | None = None if until == float("inf") else until
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Register to be woken when all work is done."""
-        self.wake = wake
-        self._threads.await_empty(self)
-
-    def claim(self) -> bool:
-        """Return whether all work is done."""
-        self._threads.forget(self)
-        return self._threads.idle
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        self._threads.forget(self)
 
 
 class Errand(ThreadDriver):

@@ -178,30 +178,6 @@ class Closing:
 _SLOT = (None,)
 
 
-class PoolEmptied:
-    """Waits until a stock is empty, or until `until`; claims whether it is empty."""
-
-    def __init__(self, stock: Stock, until: float) -> None:
-        self.until: float | None = until
-        self._stock = stock
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Register to be woken when nothing is left."""
-        self._wake = wake
-        self._stock.when_empty(wake)
-
-    def claim(self) -> bool:
-        """Return whether nothing is left."""
-        self.abandon()
-        return self._stock.empty
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        with self._stock.mutex:
-            if self._wake in self._stock._emptied:
-                self._stock._emptied.remove(self._wake)
-
-
 async def _wait_for(result: Any) -> None:
     await result
 

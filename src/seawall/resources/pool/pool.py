@@ -24,11 +24,11 @@ from seawall.events.bus import emit
 from seawall.models.pooling import Advice, Exhausted, PoolSettings, advise
 from seawall.models.waiting import ORDERS, Order
 from seawall.resources.pool.borrowed import Borrowed
-from seawall.resources.pool.closing import PoolEmptied
 from seawall.resources.pool.lending import Lending
 from seawall.resources.pool.steps import Request, drive_async, drive_sync
 from seawall.resources.pool.stock import Stock
 from seawall.resources.pool.upkeep import Upkeep
+from seawall.runtime.driver import CallbackWaiter
 from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:
@@ -241,14 +241,20 @@ class Pool(Generic[T]):
         self._lending.close_idle()
         if stock.empty:
             return True
-        if (yield PoolEmptied(stock, self.clock.now() + timeout)):
+        if (yield self._emptied_by(self.clock.now() + timeout)):
             return True
         borrowed = stock.borrowed()
         for _, resource in borrowed:
             stock.retire(resource, "closed", slot=False)
         longest = 2 * self.settings.close_timeout
-        emptied = stock.empty or (yield PoolEmptied(stock, self.clock.now() + longest))
+        emptied = stock.empty or (yield self._emptied_by(self.clock.now() + longest))
         return bool(emptied) and not borrowed
+
+    def _emptied_by(self, until: float) -> CallbackWaiter:
+        stock = self._stock
+        return CallbackWaiter(
+            stock.when_empty, leave=stock.forget_waiter, result=lambda: stock.empty, until=until
+        )
 
     def __enter__(self) -> Pool[T]:
         try:

@@ -347,6 +347,12 @@ class Stock:
             self._emptied.append(wake)
         self._look_whether_empty()
 
+    def forget_waiter(self, wake: Callable[[], bool]) -> None:
+        """Undo `when_empty`."""
+        with self.mutex:
+            if wake in self._emptied:
+                self._emptied.remove(wake)
+
     def _look_whether_empty(self) -> None:
         if self._emptied and self.empty:
             self.mutex.do(self._tell_emptied)
