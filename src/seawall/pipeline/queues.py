@@ -26,7 +26,7 @@ from seawall._failures import described
 from seawall.errors import ChannelClosed, JobLost, TimedOut
 from seawall.jobs import Claim, JobQueue
 from seawall.pipeline.source import checked_name
-from seawall.resources.channel.channel import Channel
+from seawall.resources.channel import Channel
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 

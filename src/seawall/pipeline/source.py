@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 from seawall.clock import Clock
 from seawall.models.positions import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
-from seawall.resources.channel.channel import Channel
+from seawall.resources.channel import Channel
 from seawall.runtime.functions import kind_of
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from seawall.errors import ChannelClosed, ChannelFull
 from seawall.events import CallRejected, SettingsChanged
 from seawall.models.channel import Buffer, ChannelTokens
 from seawall.resources import Channel
-from seawall.resources.channel.waiters import ChannelWaiter as _Waiter
+from seawall.resources.channel import _ChannelWaiter as _Waiter
 from seawall.shedding import adaptive_lifo, codel
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass, settled

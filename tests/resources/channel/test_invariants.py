@@ -18,10 +18,8 @@ from seawall import DeadlineExceeded, TimedOut, deadline
 from seawall.errors import ChannelClosed, ChannelFull
 from seawall.models.channel import Buffer
 from seawall.resources import Channel
-from seawall.resources.channel.channel import WHEN_FULL
-from seawall.resources.channel.waiters import ChannelWaiter as _Waiter
-from seawall.resources.channel.waiters import Getter as _Getter
-from seawall.resources.channel.waiters import Putter as _Putter
+from seawall.resources.channel import WHEN_FULL, _Getter, _Putter
+from seawall.resources.channel import _ChannelWaiter as _Waiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, quarters
 
@@ -220,7 +218,7 @@ def test_every_item_is_taken_once_or_dropped_and_counted(day: Day) -> None:
 def test_the_same_holds_where_every_step_takes_the_lock(day: Day) -> None:
     """Without a global interpreter lock nobody goes past the lock; nothing else changes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seawall.resources.channel.channel.LOCK_FREE", False)
+        patch.setattr("seawall.resources.channel.LOCK_FREE", False)
         _check_day(day)
 
 

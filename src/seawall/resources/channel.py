@@ -10,18 +10,26 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.errors import ChannelClosed, ChannelFull, Overloaded, Rejected, TimedOut
+from seawall.context import give_up_at
+from seawall.errors import (
+    ChannelClosed,
+    ChannelFull,
+    DeadlineExceeded,
+    Overloaded,
+    Rejected,
+    TimedOut,
+)
 from seawall.events import CallRejected, SettingsChanged
 from seawall.events.bus import emit
-from seawall.models.channel import Buffer, check_capacity, take
+from seawall.models.channel import Buffer, End, Line, check_capacity, take
 from seawall.models.shedding.codel import QueueShed, check_queue_shed
-from seawall.resources.channel.waiters import Drainer, Getter, Putter
 from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import LOCK_FREE, Mutex
@@ -264,7 +272,7 @@ class Channel(Generic[T]):
             policy = self.when_full
             refuses = policy == "reject" or (policy == "block" and (shed or timeout == 0))
             if policy == "block" and not refuses:
-                raise Wait(Putter(self, buffer.putters, timeout, item))
+                raise Wait(_Putter(self, buffer.putters, timeout, item))
             newest = shed or policy == "drop_newest" or not buffer.items
             if not refuses:
                 dropped = item if newest else buffer.exchange(item, self._now())
@@ -321,7 +329,7 @@ class Channel(Generic[T]):
                 if timeout == 0:
                     message = f"channel {self.name!r} is empty"
                     raise TimedOut(message, guard=self.name, seconds=0.0) from None
-                raise Wait(Getter(self, buffer.getters, timeout)) from None
+                raise Wait(_Getter(self, buffer.getters, timeout)) from None
         for dropped in stale:
             self._tell_dropped(dropped)
         return item
@@ -337,8 +345,8 @@ class Channel(Generic[T]):
             self._dropped += len(stale)
         return stale
 
-    def _closing(self, timeout: float | None) -> Drainer:
-        waiter = Drainer(self, self._buffer.drainers, timeout)
+    def _closing(self, timeout: float | None) -> _Drainer:
+        waiter = _Drainer(self, self._buffer.drainers, timeout)
         self.close()
         return waiter
 
@@ -382,6 +390,122 @@ class Channel(Generic[T]):
         self._buffer.closed, self._buffer.attention = old.closed, True
         self._buffer.serve()
         self._dropped = self._rejected = 0
+
+
+class _ChannelWaiter:
+    """A caller that waits for a channel. Its state changes only under the channel's lock."""
+
+    def __init__(
+        self, channel: Channel[Any], line: Line, timeout: float | None, item: Any = None
+    ) -> None:
+        self._channel = channel
+        self._buffer = channel._buffer
+        self._line = line
+        self._item = item
+        self._timeout = timeout
+        self._state: Literal["waiting", "gone"] | End = "waiting"
+        self._since = 0.0
+        seconds = inf if timeout is None else timeout
+        check.seconds("timeout", seconds, zero=True, infinite=True)
+        self.until, self._late = give_up_at(channel._clock.now(), seconds)
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        self._wake = wake
+        with self._channel._mutex:
+            self._buffer.attention = True
+            self._line[self] = None
+            self._buffer.serve()
+
+    def end(self, state: End, since: float = 0.0) -> bool:
+        """Record the outcome; return False if the caller is no longer there."""
+        there = self._wake()
+        self._state, self._since = (state if there else "gone"), since
+        return there
+
+    def revoke(self) -> None:
+        """Revoke what was granted but not yet claimed, as if the channel had closed first."""
+        self._give_back()
+        self._state = "closed"
+
+    def abandon(self) -> None:
+        # After a fork the channel has another buffer; what the old one gets back is lost.
+        self._channel._mutex.do(self._withdraw)
+
+    def _withdraw(self) -> None:
+        self._line.pop(self, None)
+        if self._state == "granted":
+            self._give_back()
+        self._buffer.serve()
+
+    def _give_back(self) -> None:
+        """Return the token, as if it had never been granted."""
+
+    def _settle(self) -> str:
+        """Leave the queue, if still in it; return the outcome."""
+        self._line.pop(self, None)
+        return self._state
+
+    def _refuse(self, error: Exception) -> Exception:
+        if self._late:
+            message = f"channel {self._channel.name!r}: the deadline passed while waiting"
+            error = DeadlineExceeded(message)
+        return self._channel._refused(error) if isinstance(error, Rejected) else error
+
+
+class _Putter(_ChannelWaiter):
+    """Waits for room."""
+
+    def _give_back(self) -> None:
+        self._buffer.room.append(None)
+
+    def claim(self) -> None:
+        channel = self._channel
+        with channel._mutex:
+            state = self._settle()
+            if state == "granted" and not self._buffer.closed:
+                return self._buffer.add(self._item, channel._now())
+            if state != "waiting":
+                self._withdraw()
+                raise channel._closed_error()
+        raise self._refuse(channel._full_error(f", waited {self._timeout} s"))
+
+
+class _Getter(_ChannelWaiter):
+    """Waits for an item."""
+
+    def end(self, state: End, since: float = 0.0) -> bool:
+        """Record the outcome; until the item is claimed, it can be revoked."""
+        there = super().end(state, since)
+        if there and state == "granted":
+            self._buffer.promised[self] = None
+        return there
+
+    def _settle(self) -> str:
+        self._buffer.promised.pop(self, None)
+        return super()._settle()
+
+    def _give_back(self) -> None:
+        self._buffer.promised.pop(self, None)
+        self._buffer.ready.appendleft(self._since)
+
+    def claim(self) -> Any:
+        channel = self._channel
+        with channel._mutex:
+            state = self._settle()
+            if state == "granted":
+                return self._buffer.remove()
+            if state == "closed":
+                raise channel._closed_error()
+        message = f"channel {channel.name!r}: nothing came, waited {self._timeout} s"
+        raise self._refuse(TimedOut(message, guard=channel.name, seconds=self._timeout))
+
+
+class _Drainer(_ChannelWaiter):
+    """Waits until all items are taken."""
+
+    def claim(self) -> list[Any]:
+        with self._channel._mutex:
+            return self._buffer.clear() if self._settle() == "waiting" else []
 
 
 _FREE: Final = (None,)
