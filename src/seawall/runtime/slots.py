@@ -354,20 +354,7 @@ class SlotWaiter:
     not enforced.
     """
 
-    __slots__ = (
-        "_late",
-        "_refuse",
-        "_slots",
-        "clock",
-        "kind",
-        "rank",
-        "readmitted",
-        "since",
-        "slot",
-        "state",
-        "until",
-        "wake",
-    )
+    wake: Callable[[], bool]
 
     def __init__(
         self,

@@ -80,15 +80,15 @@ def run(
 class _IdleSelector(selectors.DefaultSelector):
     """A selector that never sleeps on its own: with nothing to report, it asks the loop."""
 
-    def __init__(self, is_held: Callable[[], bool], on_idle: Callable[[bool], Events]) -> None:
+    def __init__(self, holds: set[object], on_idle: Callable[[bool], Events]) -> None:
         super().__init__()
-        self._is_held = is_held
+        self._holds = holds
         self._on_idle = on_idle
 
     def select(self, timeout: float | None = None) -> Events:
         # Read before the poll: a thread first delivers and then releases time, so if time is not
         # held here, the poll below sees everything that was delivered.
-        held = self._is_held()
+        held = bool(self._holds)
         events = super().select(0)
         if events or (timeout is not None and timeout <= 0):
             return events
@@ -114,10 +114,13 @@ class _Timer(asyncio.TimerHandle):
         return self.when() < other.when()
 
 
-class _OpenedLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop with hooks where it would sleep and where it has collected what is ready.
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio event loop whose time is a `VirtualClock`, as the module's docstring describes.
 
-    Only this class uses asyncio's private parts, which are the same from 3.11 to 3.15: an iteration
+    `seed` permutes what is ready, replayably; None keeps asyncio's order. `patience` is how many
+    real seconds the loop waits for a thread or a socket that shows no activity.
+
+    The hooks use asyncio's private parts, which are the same from 3.11 to 3.15: an iteration
     selects, passes the events to `_process_events`, moves due timers from the heap `_scheduled` to
     the deque `_ready`, and runs what `_ready` then holds.
     """
@@ -126,29 +129,64 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
 
-    def __init__(self, chance: random.Random | None) -> None:
-        self._chance = chance
-        self._idle_selector = _IdleSelector(self._is_held, self._on_idle)
+    def __init__(
+        self,
+        clock: VirtualClock | None = None,
+        *,
+        seed: int | None = None,
+        patience: float = 5.0,
+    ) -> None:
+        self.clock = VirtualClock() if clock is None else clock
+        self.seed = None if seed is None else check.count("seed", seed, minimum=0)
+        self.patience = check.seconds("patience", patience, zero=True, infinite=True)
+        self._holds: set[object] = set()
+        self._chance = None if seed is None else random.Random(seed)  # noqa: S311
+        self._idle_selector = _IdleSelector(self._holds, self._on_idle)
         super().__init__(self._idle_selector)
         self._serials = itertools.count()
         # asyncio runs timers up to this much early; here all due timers are moved below.
         self._clock_resolution = 0.0
 
-    def _is_held(self) -> bool:
-        raise NotImplementedError
+    def time(self) -> float:
+        """Return the clock's instant."""
+        return self.clock.now()
 
-    def _on_idle(self, held: bool) -> Events:  # noqa: FBT001
-        raise NotImplementedError
+    @contextlib.contextmanager
+    def hold_time(self) -> Iterator[None]:
+        """Keep time from jumping inside the `with` block, in any thread; holds add up.
 
-    def _next_instant(self) -> float | None:
-        """Return when the next timer is due, or None if none ever is."""
-        if self._scheduled and self._scheduled[0].when() < math.inf:
-            return self._scheduled[0].when()
-        return None
+        The loop really waits meanwhile, at most `patience` seconds without a wake-up; then it drops
+        the current holds, and time continues.
+        """
+        hold = object()
+        self._holds.add(hold)
+        try:
+            yield
+        finally:
+            self._holds.discard(hold)
+            self._write_to_self()  # type: ignore[attr-defined] # ends the loop's real wait
 
-    def _wake(self) -> None:
-        """End the loop's real wait, from any thread, without adding a callback."""
-        self._write_to_self()  # type: ignore[attr-defined]
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Run `func` in a thread, holding time until the future is done."""
+        future = super().run_in_executor(executor, func, *args)
+        self._holds.add(future)
+        future.add_done_callback(self._holds.discard)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for the default executor's threads to end, in real time and with more patience.
+
+        A `patience` of milliseconds is meant for threads that block, not for those that are
+        exiting; and asyncio's own limit for this, from 3.12, is a timer to which time would jump.
+        """
+        patience, self.patience = self.patience, max(self.patience, _JOIN_PATIENCE)
+        try:
+            with self.hold_time():
+                await super().shutdown_default_executor(*args, **kwargs)
+        finally:
+            self.patience = patience
 
     def call_at(
         self,
@@ -204,73 +242,9 @@ class _OpenedLoop(asyncio.SelectorEventLoop):
             order.insert(chance.randrange(len(order) + 1) if free else 0, handle)
         self._ready.extendleft(reversed(bells + order))
 
-
-class VirtualLoop(_OpenedLoop):
-    """An asyncio event loop whose time is a `VirtualClock`, as the module's docstring describes.
-
-    `seed` permutes what is ready, replayably; None keeps asyncio's order. `patience` is how many
-    real seconds the loop waits for a thread or a socket that shows no activity.
-    """
-
-    def __init__(
-        self,
-        clock: VirtualClock | None = None,
-        *,
-        seed: int | None = None,
-        patience: float = 5.0,
-    ) -> None:
-        self.clock = VirtualClock() if clock is None else clock
-        self.seed = None if seed is None else check.count("seed", seed, minimum=0)
-        self.patience = check.seconds("patience", patience, zero=True, infinite=True)
-        self._holds: set[object] = set()
-        super().__init__(None if seed is None else random.Random(seed))  # noqa: S311
-
-    def time(self) -> float:
-        """Return the clock's instant."""
-        return self.clock.now()
-
-    @contextlib.contextmanager
-    def hold_time(self) -> Iterator[None]:
-        """Keep time from jumping inside the `with` block, in any thread; holds add up.
-
-        The loop really waits meanwhile, at most `patience` seconds without a wake-up; then it drops
-        the current holds, and time continues.
-        """
-        hold = object()
-        self._holds.add(hold)
-        try:
-            yield
-        finally:
-            self._holds.discard(hold)
-            self._wake()
-
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> asyncio.Future[T]:
-        """Run `func` in a thread, holding time until the future is done."""
-        future = super().run_in_executor(executor, func, *args)
-        self._holds.add(future)
-        future.add_done_callback(self._holds.discard)
-        return future
-
-    async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for the default executor's threads to end, in real time and with more patience.
-
-        A `patience` of milliseconds is meant for threads that block, not for those that are
-        exiting; and asyncio's own limit for this, from 3.12, is a timer to which time would jump.
-        """
-        patience, self.patience = self.patience, max(self.patience, _JOIN_PATIENCE)
-        try:
-            with self.hold_time():
-                await super().shutdown_default_executor(*args, **kwargs)
-        finally:
-            self.patience = patience
-
-    def _is_held(self) -> bool:
-        return bool(self._holds)
-
     def _on_idle(self, held: bool) -> Events:  # noqa: FBT001
-        instant = self._next_instant()
+        timer = self._scheduled[0].when() if self._scheduled else math.inf
+        instant = timer if timer < math.inf else None
         holds = self._holds.copy()
         if held or instant is None:
             events = self._idle_selector.wait(self.patience)

@@ -20,22 +20,6 @@ from seawall.runtime.call import Abandoned, job_var
 class ThreadJob:
     """One piece of blocking work. Exactly one of its caller and its worker finishes it."""
 
-    __slots__ = (
-        "_abandoned",
-        "_args",
-        "_context",
-        "_done",
-        "_error",
-        "_function",
-        "_kwargs",
-        "_lock",
-        "_state",
-        "_value",
-        "guard",
-        "pool",
-        "waits",
-    )
-
     def __init__(
         self,
         function: Callable[..., Any],

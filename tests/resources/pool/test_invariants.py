@@ -15,10 +15,9 @@ from seawall import DeadlineExceeded, TimedOut, deadline
 from seawall.errors import PoolExhausted
 from seawall.resources.pool.borrowed import Borrowed
 from seawall.resources.pool.closing import Closing
-from seawall.resources.pool.lending import Lending
+from seawall.resources.pool.lending import Lending, _ClosingWaiter
 from seawall.resources.pool.pool import Pool
 from seawall.resources.pool.stock import Stock
-from seawall.resources.pool.waiting import ClosingWaiter
 from seawall.runtime.slots import SlotWaiter
 from seawall.testing import run_virtual
 from tests.support import SEEDS, falsified, let_pass, quarters
@@ -307,7 +306,7 @@ def test_who_gives_up_on_a_closing_leaves_its_slot_behind(day: Day) -> None:
 @pytest.mark.parametrize("method", ["abandon", "claim"])
 def test_without_leaving_the_slot_it_is_lost(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go away without a word, or go on before the connection is closed: the property fails."""
-    monkeypatch.setattr(ClosingWaiter, method, _do_nothing)
+    monkeypatch.setattr(_ClosingWaiter, method, _do_nothing)
     assert falsified(_check_day, INVALID)
 
 

@@ -24,21 +24,6 @@ class Closing:
     run, it is no longer waited for.
     """
 
-    __slots__ = (
-        "_over",
-        "_owned",
-        "_starts",
-        "_stock",
-        "_task",
-        "_timer",
-        "_wake",
-        "begun",
-        "done",
-        "has_slot",
-        "loop",
-        "resource",
-    )
-
     def __init__(self, stock: Stock, resource: Resource, *, slot: bool, owned: bool) -> None:
         """Take over a slot, if there is one; with `owned`, keep it until its owner claims it."""
         self.resource = resource

@@ -22,10 +22,10 @@ from seawall.models.pooling import PoolSettings, lifetime
 from seawall.resources.pool.closing import Closing
 from seawall.resources.pool.steps import NOTHING, Request, Work
 from seawall.resources.pool.stock import Resource
-from seawall.resources.pool.upkeep import Upkeep
-from seawall.resources.pool.waiting import ClosingWaiter, PoolWaiter, waited
+from seawall.resources.pool.upkeep import LOOK_EVERY, Upkeep
 from seawall.runtime.degradation import Degradation, source_name
-from seawall.runtime.slots import Refusal
+from seawall.runtime.layers import Wait
+from seawall.runtime.slots import WAITING, Refusal, SlotWaiter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -193,7 +193,7 @@ class Lending:
             resource = self._stock.substitute()
             yield from self._made(resource, "degraded", self._degraded, loop)
             return resource
-        yield from waited(PoolWaiter(*self._waiting(self._now() - began)), self.upkeep)
+        yield from _waited(_PoolWaiter(*self._waiting(self._now() - began)), self.upkeep)
         borrower.has_slot = True
         self.upkeep.waited.append(self._now() - began)
         return None
@@ -222,7 +222,7 @@ class Lending:
                 if closing is not None:
                     borrower.has_slot = False
                     waiting = self._waiting(self._now() - began - visit.asked)
-                    yield from waited(ClosingWaiter(closing, *waiting), self.upkeep)
+                    yield from _waited(_ClosingWaiter(closing, *waiting), self.upkeep)
                     borrower.has_slot = True
         except BaseException:
             self._drop(borrower)
@@ -527,6 +527,84 @@ class _Visit:
     """Seconds spent on validation so far."""
     doubt: str | None = None
     """Why it skips further idle resources, as the cause for which they would be closed."""
+
+
+class _PoolWaiter(SlotWaiter):
+    """Waits for a returned slot, and keeps its place in the queue during periodic checks.
+
+    A resource is closed in its own event loop. That loop may end or stop before it closes the
+    resource, without any notification, so waiters check for that periodically.
+    """
+
+    def __init__(self, *waiting: Any) -> None:
+        super().__init__(*waiting)
+        self._end = inf if self.until is None else self.until
+        self.until = min(self._end, self.since + LOOK_EVERY)
+        self._published = False
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        if not self._published:
+            self._published = True
+            super().publish(wake)
+            return
+        with self._slots.mutex:
+            self.wake = wake
+            if self.state != WAITING:
+                wake()
+
+    def claim(self) -> Any:
+        with self._slots.mutex:
+            if self.state == WAITING:
+                self._go_on()
+        return super().claim()
+
+    def _go_on(self) -> None:
+        """Raise `Wait` unless the time is over, by the clock or by the time waited for."""
+        now = max(self.until or 0.0, self.clock.now())
+        if now < self._end:
+            self.until = min(self._end, now + LOOK_EVERY)
+            raise Wait(self)
+
+
+class _ClosingWaiter(_PoolWaiter):
+    """Waits for the end of a closing, to take over its slot."""
+
+    def __init__(self, closing: Closing, *waiting: Any) -> None:
+        super().__init__(*waiting)
+        self._closing = closing
+
+    def publish(self, wake: Callable[[], bool]) -> None:
+        if self._closing.wakes(wake):
+            wake()
+
+    def claim(self) -> Any:
+        """Take the slot, or leave it to the closing and refuse, or raise `Wait`."""
+        if self._closing.done:
+            return None
+        self._go_on()
+        self._closing.disown()
+        return self._refuse(self._late)
+
+    def abandon(self) -> None:
+        self._closing.disown()
+
+
+def _waited(waiter: _PoolWaiter, upkeep: Upkeep) -> Generator[_PoolWaiter, Any, None]:
+    """Wait for a slot, as steps, and periodically clean up after loops that have ended."""
+    while True:
+        try:
+            yield waiter
+        except Wait:
+            try:
+                now = waiter.clock.now()
+                if now >= upkeep.due:  # otherwise another borrower has just done the upkeep
+                    upkeep.look(now)
+                    upkeep.slots.attend()  # a signal may have interrupted the return of a slot
+            except BaseException:
+                waiter.abandon()
+                raise
+        else:
+            return
 
 
 def _holds_timeout(error: BaseException) -> bool:
