@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from threading import Lock, get_ident
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from seawall.clock import Clock
 from seawall.runtime.layers import Waiter
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 T = TypeVar("T")
 
@@ -176,6 +179,19 @@ async def sleep_async(seconds: float) -> None:
     from asyncio import sleep
 
     await sleep(seconds)
+
+
+_find_task: Callable[[], Task[Any] | None] | None = None
+
+
+def current_task() -> Task[Any] | None:
+    """Return the task that runs in this thread, if any; load asyncio on first use."""
+    global _find_task  # noqa: PLW0603 - an import at each call costs more than the rest
+    if _find_task is None:
+        from seawall._expiry import current_task as find
+
+        _find_task = find
+    return _find_task()
 
 
 def held_time() -> AbstractContextManager[None]:

@@ -115,15 +115,7 @@ def _begin(
     )
     clock = current_clock() if clock is None else check_clock(clock)
     rng = new_random("update") if rng is None else check.chance("rng", rng)
-    return _errors(on), clock, optimistic_steps(update, rng.random, clock.now, left)
-
-
-def _errors(on: Errors) -> tuple[type[Exception], ...]:
-    types = on if isinstance(on, tuple) else (on,)
-    for error in types:
-        if not (isinstance(error, type) and issubclass(error, Exception)):
-            raise TypeError(f"on={error!r}: write a type of error, such as on=IntegrityError")
-    return types
+    return check.error_types("on", on), clock, optimistic_steps(update, rng.random, clock.now, left)
 
 
 def left() -> float:

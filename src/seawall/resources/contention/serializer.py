@@ -19,7 +19,7 @@ from seawall.events import CallRejected, SettingsChanged
 from seawall.events.bus import emit
 from seawall.models.contention import drop, stripe_of
 from seawall.resources.contention.optimistic import is_async, left
-from seawall.runtime.driver import wait_async, wait_sync
+from seawall.runtime.driver import current_task, wait_async, wait_sync
 from seawall.runtime.functions import kind_of
 from seawall.runtime.layers import Wait
 from seawall.runtime.mutex import Mutex
@@ -264,7 +264,7 @@ class _Hold:
         self._serializer._mutex.do(self._leave)
 
     async def __aenter__(self) -> None:
-        holder = _find_task()
+        holder = current_task()
         try:
             self._enter(holder)
         except Wait as wait:
@@ -329,18 +329,6 @@ class _Turn:
         self._lane.pop(self, None)
         if self._state == "granted":
             self._serializer._leave(self._key, self._lane)
-
-
-def _first_find() -> object:
-    global _find_task  # noqa: PLW0603 - imports asyncio on first use
-    from seawall._expiry import current_task
-
-    _find_task = current_task
-    return current_task()
-
-
-_find_task: Callable[[], object] = _first_find
-"""Returns the current task."""
 
 
 def _refuse_generator(function: Callable[..., Any]) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from seawall.clock import Clock
 from seawall.context import deadline_scope, deadline_var, end_scope, nearer_scope
 from seawall.resources.pool.lending import DISCARDED, LATE, Lending
 from seawall.resources.pool.steps import drive_async, drive_sync
 from seawall.resources.pool.stock import Resource
-
-if TYPE_CHECKING:
-    from asyncio import Task
+from seawall.runtime.driver import current_task
 
 T = TypeVar("T")
 
@@ -105,10 +102,7 @@ class Borrowed(Generic[T]):
         if self._spoiled is not None:
             raise RuntimeError(_USED)
         self._spoiled = False
-        try:
-            task = _find_task()
-        except RuntimeError:  # raised without a loop, from Python 3.12 on
-            task = None
+        task = current_task()
         if task is None:
             raise RuntimeError("borrow inside a task, such as asyncio.run() makes")
         self._task = task
@@ -146,15 +140,3 @@ class Borrowed(Generic[T]):
             if isinstance(self._limit, _Limit):
                 self._limit.end()
             self._lending.lose(self)
-
-
-def _first_find() -> Task[Any] | None:
-    global _find_task  # noqa: PLW0603 - imports asyncio on first use
-    from seawall._expiry import current_task
-
-    _find_task = current_task
-    return current_task()
-
-
-_find_task: Callable[[], Task[Any] | None] = _first_find
-"""Returns the current task."""

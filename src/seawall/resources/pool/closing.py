@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from seawall._failures import described
 from seawall.context import deadline_var
 from seawall.resources.pool.steps import drop
+from seawall.runtime.process import running_loop
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task, TimerHandle
@@ -165,10 +166,3 @@ _SLOT = (None,)
 
 async def _wait_for(result: Any) -> None:
     await result
-
-
-def running_loop() -> AbstractEventLoop | None:
-    """Return the loop that runs in this thread, if any."""
-    from asyncio import _get_running_loop
-
-    return _get_running_loop()

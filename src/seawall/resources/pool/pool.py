@@ -161,7 +161,7 @@ class Pool(Generic[T]):
             connect=check.function("connect", connect),
             validate=_optional("validate", validate),
             degraded=_optional("degraded", degraded),
-            reusable=_error_types(reusable),
+            reusable=check.error_types("reusable", reusable),
             chance=self._rng.random,
         )
         registry.enter(self, "pool", name)
@@ -352,13 +352,3 @@ class Pool(Generic[T]):
 
 def _optional(name: str, value: Callable[..., Any] | None) -> Callable[..., Any] | None:
     return None if value is None else check.function(name, value)
-
-
-def _error_types(
-    types: type[Exception] | tuple[type[Exception], ...],
-) -> tuple[type[Exception], ...]:
-    listed = types if isinstance(types, tuple) else (types,)
-    for kind in listed:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(f"reusable={types!r}: name types of errors, such as ValueError")
-    return listed

@@ -21,8 +21,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._forks import survives_fork
-from seawall.resources.pool.closing import Closing, running_loop
+from seawall.resources.pool.closing import Closing
 from seawall.runtime.mutex import Mutex
+from seawall.runtime.process import running_loop
 from seawall.runtime.slots import AnonymousSlots
 
 if TYPE_CHECKING:
