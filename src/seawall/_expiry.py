@@ -96,9 +96,8 @@ if sys.version_info >= (3, 12):
             return None
 
 else:
-    # On 3.11 current_task() asks the kernel for the process id each time, which costs more than the
-    # rest of a timeout. So each thread's loop is remembered, and used only while it runs in that
-    # very thread.
+    # On 3.11 current_task() asks the kernel for the process id, which costs more than the rest of a
+    # timeout. So each thread's loop is remembered, and used while it runs in that very thread.
     from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
 
     current_tasks: dict[Any, asyncio.Task[Any]] = _current_tasks

@@ -7,8 +7,7 @@ Promises:
 - An SDK's wrapper is named after the error inside: `APIConnectionError -> CircuitOpen: ...`.
 - `report_of` returns that line and the traceback, as dead letters keep them; `split_report` splits
   them again.
-- All text is redacted, printable and bounded (`_redaction`). Nothing here raises or keeps a
-  reference to the error.
+- All text is redacted, printable and bounded (`_redaction`). Nothing raises, or keeps the error.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's monotonic clock.
 
-    `now` and `sleep` are the interpreter's own functions: storing and calling `clock.now` costs no
-    Python frame.
+    `now` and `sleep` are the interpreter's own functions, so that calling them costs no frame.
     """
 
     __slots__ = ()

@@ -191,8 +191,7 @@ class Guard:
                 stack.append(Fallback(fallback))
         retry = Retry(on=on, attempts=attempts, backoff=backoff, budget=RetryBudget())
         attempt = Timeout(timeout, sync=sync)
-        # The attempt's Timeout already has its own thread; the total Timeout must not add a second
-        # one.
+        # The attempt's Timeout has its own thread; the total Timeout must not add a second one.
         around: Sync | None = None if sync is None else "cooperative"
         if total_timeout is not None:
             stack.append(Timeout(total_timeout, sync=around))
@@ -305,8 +304,7 @@ class Guard:
             self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))
         update_wrapper(guarded, function)
-        # Marked by identity: another decorator may copy attributes and must not be taken for this
-        # one.
+        # Marked by identity: another decorator may copy attributes.
         guarded.__seawall__ = (self, ref(guarded))
         wrapped: F = guarded
         return wrapped
@@ -480,8 +478,7 @@ class Guard:
     def pressure(self, *args: Any, **kwargs: Any) -> Pressure:
         """Return the current load on the dependency, as this guard sees it.
 
-        With a call's arguments, a keyed breaker is checked for that call's key; without, for any
-        key.
+        A keyed breaker is checked for the key of a call with these arguments; without, for any.
         """
         slots = self._slot_policies()
         return self._pressure([one.in_flight / one.limit for one in slots], args, kwargs)

@@ -258,9 +258,8 @@ def check_threads(budget: int) -> int:
 class RegistryEntry:
     """Metadata of an entered object.
 
-    `ask` names its coroutine method that queries a store or a database for its state; the last
-    answer is kept here. `local` says whether the object also has a `snapshot()` that needs no such
-    query.
+    `ask` names its coroutine method that queries a store or a database for its state, and the last
+    answer is kept. `local` says whether it also has a `snapshot()` that needs no such query.
     """
 
     kind: str

@@ -1,7 +1,6 @@
 """Typed events and `subscribe`.
 
-Only transitions and troubles are events; a success makes none. Without a subscriber, no event is
-built.
+Only transitions and troubles are events. Without a subscriber, none is built.
 """
 
 from __future__ import annotations

@@ -195,8 +195,7 @@ class EventLog:
     def write(self, event: Event) -> None:
         """Write a line about `event`, unless the limit of such lines is reached."""
         usual = _level_of(event)
-        # Many troubles, or probes, must not use up the budget of the line that reports the
-        # recovery.
+        # Many troubles, or probes, must not use up the budget of the line about the recovery.
         sort = event.name, event.guard, usual, _is_recovery(event)
         self.write_built(sort, usual, lambda: event)
 

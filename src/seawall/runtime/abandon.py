@@ -44,8 +44,7 @@ def is_cancelled() -> bool:
 def abandon(task: asyncio.Task[Any]) -> None:
     """Let `task` continue unobserved: it is not awaited, and its result is discarded.
 
-    `asyncio.run` does not wait for it either: it would wait for any registered task, for ever if
-    necessary.
+    `asyncio.run` does not wait for it either, as it would for any registered task.
     """
     if not task.done():
         _left.add(task)

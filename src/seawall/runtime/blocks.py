@@ -52,8 +52,7 @@ class BlockVerdict:
     def failed(self, error: Exception | str) -> None:
         """Count the block as failed with `error`, although it does not raise it.
 
-        A string becomes a `ReportedFailure`. A breaker's `is_failure` is called as if the block had
-        raised it.
+        A string becomes a `ReportedFailure`. A breaker treats it as if it had been raised.
         """
         if not isinstance(error, Exception | str):
             raise TypeError(f"failed({error!r}): pass an exception, or a text such as 'status 503'")

@@ -41,8 +41,7 @@ from seawall.runtime.workers import ThreadJob
 class RunFunction:
     """A request to the runner: call this function with the call's arguments.
 
-    The guarded function is of the runner's own kind; a substitute (`instead`) in an async call may
-    also be a plain function.
+    It is of the runner's own kind; a substitute in an async call may also be a plain function.
     """
 
     function: Callable[..., Any]
@@ -158,8 +157,7 @@ def _down(call: Call, waiter: Waiter | None) -> Generator[Request, Any, None]:
     call.begin_attempt(now)
     if call.attempts > 1 and (watch := further_attempts.get()) is not None:
         watch(call.host.name)
-    # A call of the same guard inside the user's function is another call: keep it out of this
-    # trace.
+    # A call of the same guard inside the user's function is another call, with its own trace.
     token = trace_var.set(None) if trace is not None and call.counts else None
     try:
         call.value = yield RunFunction(call.function)

@@ -152,8 +152,7 @@ class Flow(Layer):
     def settle(self, call: Call, ticket: Any) -> Next | None:
         """Handle `call.value` or `call.error` on the way up; may replace them.
 
-        Return None to pass the result on outwards. A `Next` goes down again, and its result comes
-        back here.
+        Return None to pass the result on outwards. The result of a `Next` comes back here.
         """
         raise NotImplementedError
 

@@ -2,8 +2,7 @@
 
 The collector may run while a thread is inside a locked section, and close a coroutine or generator
 that gives a slot back and so needs the very lock which that thread holds. A plain lock would block
-for ever; a reentrant one would let it into a half-done change. Here such work waits until the
-section is over.
+for ever; a reentrant one would let it into a half-done change. Here such work is put off.
 
 A signal handler may raise wherever CPython checks for signals: at the start of a Python function,
 at a backward jump, after a call of a C function. It does not check between the call of a C function

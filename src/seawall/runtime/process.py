@@ -1,7 +1,6 @@
 """Facts about this process: CPU time, memory, limits, garbage collector, and event loops.
 
-Nothing here raises if the system does not provide a value: the result is then None, or a weaker
-one.
+Nothing here raises if the system does not provide a value: the result is None, or a weaker one.
 """
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ class LagMonitor:
     def lag(self) -> float:
         """Return how late the loop was at the last check, or is by now if the check is overdue.
 
-        If the monitor has ended because it was not read, it starts again, even if called from
-        another thread.
+        A monitor that has ended because it was not read starts again, from any thread.
         """
         loop = self._loop()
         if loop is None or not loop.is_running():

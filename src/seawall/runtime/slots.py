@@ -5,8 +5,7 @@ Promises:
 - A slot that is given back while callers wait goes to the next waiter in the queue.
 - A waiter that is cancelled or times out holds nothing.
 - Threads and tasks of any loop share the slots and wake each other.
-- A slot whose holder is gone without giving it back (a signal handler raised just then) is
-  recovered.
+- A slot that its holder lost (because a signal handler raised just then) is recovered.
 
 Within one thread, no caller overtakes another. With several threads, a caller that arrives in the
 moment between a slot being put back and being handed on may take it out of turn; the next waiter
@@ -136,8 +135,7 @@ class Slots:
         self._excess = 0
         self._waits = Ewma(AVERAGED)
         self._last_wait = (float("-inf"), 0.0)
-        # True in a child process: a call that was copied by the fork may give back one slot too
-        # many.
+        # True in a child process: a call copied by the fork may give back one slot too many.
         self._forked = False
         self.owner: Callable[[], object] = (lambda: None) if owner is None else ref(owner)
         survives_fork(self)
@@ -196,8 +194,7 @@ class Slots:
     def give_back(self, slot: Slot | None = None) -> None:
         """Give a slot back, to the next waiter if there is one."""
         self.free.append(slot)
-        # Keep this order: a caller that joins the queue sets the flag first, then looks at the
-        # slots.
+        # Keep this order: a caller that joins the queue sets the flag, then looks at the slots.
         if self.attention:
             self.attend()
 
@@ -271,8 +268,7 @@ class Slots:
             victim = self.queue.pop_lowest()
             if victim is not None and not self._turn_away(victim, "shed"):
                 break
-        # If several classes wait, only the lowest has a standing queue: the others keep their
-        # order.
+        # If several classes wait, only the lowest has a standing queue; the others keep order.
         alone = len(self.queue.oldest()) == 1
         waiter = self.queue.pop(fits=self.fits, newest=alone and discipline.newest_first(now))
         if waiter is not None:
@@ -350,8 +346,7 @@ class AnonymousSlots(Slots):
 class SlotWaiter:
     """One call waiting for a slot. Its state changes only under the lock of the slots.
 
-    `claim` returns its slot. Without one, `refuse(why)` raises, or returns a ticket if the limit is
-    not enforced.
+    Without a slot to claim, `refuse(why)` raises, or returns a ticket if the limit is not enforced.
     """
 
     wake: Callable[[], bool]

@@ -174,8 +174,7 @@ class Stats:
         return self._tally
 
     def _ask(self, shares: tuple[float, ...], now: float) -> list[float | None]:
-        # A reader in the middle of a fold (a signal handler, a finaliser) gets the last known
-        # values.
+        # In the middle of a fold (a signal handler, a finaliser) the last known values are read.
         if self._lock.acquire(blocking=False):
             try:
                 self._fold(now)

@@ -47,9 +47,8 @@ class _Link:
 class SignalTap:
     """Calls `heard(number, frame)` before the handler that is installed.
 
-    A signal whose default action applies, or that is ignored, is left alone. An event loop receives
-    a signal by a file descriptor, whatever the handler is: what `loop.add_signal_handler` installed
-    still works.
+    A signal whose default action applies, or that is ignored, is left alone. What
+    `loop.add_signal_handler` installed still works: a loop gets signals by a file descriptor.
     """
 
     def __init__(self, heard: Handler) -> None:
@@ -118,8 +117,7 @@ def is_loop_handler(handler: Any) -> bool:
 def stop_signals_handled(handler: Handler) -> Iterator[None]:
     """Call `handler` for both signals, inside of the block.
 
-    A signal that the program handles itself, or ignores, is left to it. Outside of the main thread
-    nothing is installed.
+    A signal that the program handles itself, or ignores, is left to it.
     """
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     taken: dict[signal.Signals, Any] = {}

@@ -6,8 +6,7 @@ retry, where all of its attempts find it.
 
 Promises:
 - All attempts of a call count as one call, including those that run at the same time.
-- An attempt that was abandoned and ends after its call changes nothing, unless no other attempt had
-  a verdict.
+- An abandoned attempt that ends after its call counts only if no other attempt had a verdict.
 """
 
 from __future__ import annotations

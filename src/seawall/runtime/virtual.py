@@ -254,8 +254,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 raise StuckError(self._describe_stuck())
             self._holds.difference_update(holds)
             return []
-        # Another thread may have moved the clock past that instant meanwhile: then the timer is
-        # due.
+        # If another thread has moved the clock past that instant meanwhile, the timer is due.
         with contextlib.suppress(ValueError):
             self.clock.advance_to(instant)
         return []

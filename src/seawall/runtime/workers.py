@@ -127,8 +127,7 @@ class _Shared:
     """State shared by a pool and its threads; the threads must not keep the pool alive."""
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may close a coroutine that gives up on its job at any
-        # moment.
+        # Reentrant: the garbage collector may close a coroutine that gives up on its job here.
         self.lock = RLock()
         self.ready = Condition(self.lock)
         self.jobs: deque[ThreadJob] = deque()
@@ -218,8 +217,7 @@ class WorkerPool:
                 if shared.threads < min(self.size, shared.taken + 1):
                     name = f"seawall-{self.name}-{shared.threads + 1}"
                     thread = Thread(target=_work, args=(shared,), name=name, daemon=True)
-                # No function is called between counting and recording it: no signal handler can run
-                # in between.
+                # No function is called between these lines, so no signal handler can run.
                 shared.taken += 1
                 shared.threads += thread is not None
                 taken = True

@@ -259,8 +259,7 @@ class _Hold:
         lane.holder = holder
 
     def __exit__(self, *_exc: object) -> None:
-        # The garbage collector may close a coroutine, and so end this block, while the lock is
-        # held.
+        # The garbage collector may end this block, with its coroutine, while the lock is held.
         self._serializer._mutex.do(self._leave)
 
     async def __aenter__(self) -> None:

@@ -89,11 +89,7 @@ class _Worker:
             return self._over or self.process.exitcode is not None
 
     def kill(self) -> None:
-        """Kill the process immediately.
-
-        Does not take the lock: the garbage collector may give up a call in the thread that holds
-        it.
-        """
+        """Kill the process, without the lock: the garbage collector may give up a call under it."""
         try:
             self.process.kill()
         except (ValueError, AttributeError):
@@ -157,8 +153,7 @@ class Crew:
     def carry_out(self, item: ProcessCall) -> Any:
         """Run `item` in a process and wait for it; called in a worker thread.
 
-        Raises what the item raised, `WorkerDied` if the process died, or a `Rejected` if no process
-        ever had it.
+        Raises the item's error, `WorkerDied` if the process died, a `Rejected` if none ever had it.
         """
         worker = self._take()
         try:

@@ -1,8 +1,7 @@
 """Lending: which borrower gets a resource, and what happens to it when it is returned.
 
 The rules are steps that never block (see `steps.py`), so they are the same for threads and tasks.
-A borrower holds a slot from the moment it may have a resource until the resource is returned or
-closed.
+A borrower holds a slot from when it may have a resource until that is returned or closed.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _TO_FILL: Final = "`await pool.afill()`, or `async with pool:`"
 class Borrower(Protocol):
     """A borrower and what it holds; if it is collected without returning that, the pool notices.
 
-    What it takes is recorded here before a signal handler can run; what it returns is recorded just
-    before the return.
+    What it takes is recorded before a signal handler can run; what it returns, just before.
     """
 
     place: tuple[CodeType, int]

@@ -65,8 +65,7 @@ class Upkeep:
     def reap(self, now: float, *, in_passing: bool = False) -> int:
         """Close resources that are too old, lost or surplus; return how many.
 
-        With `in_passing`, stop after one that was closed in place: the next caller closes the next
-        one.
+        With `in_passing`, stop after one that was closed in place: the next caller goes on.
         """
         reaped = 0
         for resource, cause, slot in self._too_many(now):
