@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol
 
 from seawall import _checks as check
@@ -142,42 +142,21 @@ def check_clock(clock: Clock) -> Clock:
     return clock
 
 
-_current: Final[ContextVar[Clock]] = ContextVar("seawall_clock", default=SYSTEM)
+clock_var: Final[ContextVar[Clock]] = ContextVar("seawall_clock", default=SYSTEM)
+chance_var: Final[ContextVar[Callable[[str], Random] | None]] = ContextVar(
+    "seawall_chance", default=None
+)
+"""Makes the generators of `new_random`, by name, in a simulation."""
 
 
 def current_clock() -> Clock:
     """Return the default clock here: the system's, except in tests."""
-    return _current.get()
-
-
-def set_current_clock(clock: Clock) -> Token[Clock]:
-    """Make `clock` the default in this context from now on; for tests and simulations."""
-    return _current.set(clock)
-
-
-def reset_current_clock(token: Token[Clock]) -> None:
-    """Undo `set_current_clock`."""
-    _current.reset(token)
-
-
-_chance: Final[ContextVar[Callable[[str], Random] | None]] = ContextVar(
-    "seawall_chance", default=None
-)
+    return clock_var.get()
 
 
 def new_random(name: str) -> Random:
     """Return a random number generator for what is called `name`; seeded only in a simulation."""
     from random import Random
 
-    seeded = _chance.get()
+    seeded = chance_var.get()
     return Random() if seeded is None else seeded(name)  # noqa: S311 - jitter is no secret
-
-
-def set_current_chance(seeded: Callable[[str], Random]) -> Token[Callable[[str], Random] | None]:
-    """Let `seeded` make all generators of `new_random` in this context from now on."""
-    return _chance.set(seeded)
-
-
-def reset_current_chance(token: Token[Callable[[str], Random] | None]) -> None:
-    """Undo `set_current_chance`."""
-    _chance.reset(token)

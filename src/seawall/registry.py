@@ -45,6 +45,11 @@ OFTEN: Final = 100
 MANY: Final = 1000
 """Number of live guards at which a log record asks whether each call makes a guard."""
 
+_REMEDY: Final = (
+    "make it once, outside of the function, or by get_guard(name, make); for one guard for each"
+    " key, use Guard.family(...)"
+)
+
 _lock = RLock()
 _making = RLock()
 _guards: dict[str, Guard] = {}
@@ -101,7 +106,17 @@ def add(guard: Guard) -> None:
     counts.made += 1
     if len(_guards) >= MANY and not counts.asked:
         counts.asked = True
-        _ask_why_so_many()
+        from logging import getLogger
+
+        ((place, most),) = Counter(made.made_at for made in _guards.values()).most_common(1)
+        getLogger("seawall").warning(
+            "%d guards are alive, %d of them made at %s: is one made for each call? A guard lives"
+            " until it is closed: %s",
+            len(_guards),
+            most,
+            place,
+            _REMEDY,
+        )
 
 
 def add_family(family: Family) -> None:
@@ -141,20 +156,6 @@ def _forget(guard: Guard | Family) -> None:
 
 def _known(name: str) -> Guard | None:
     return _guards.get(name) or _parts.get(name)
-
-
-def _ask_why_so_many() -> None:
-    from logging import getLogger
-
-    ((place, most),) = Counter(guard.made_at for guard in _guards.values()).most_common(1)
-    getLogger("seawall").warning(
-        "%d guards are alive, %d of them made at %s: is one made for each call? A guard lives until"
-        " it is closed. Make it once, outside of the function, or by get_guard(name, make); for one"
-        " guard for each key, use Guard.family(...)",
-        len(_guards),
-        most,
-        place,
-    )
 
 
 def guards() -> list[Guard]:
@@ -332,30 +333,19 @@ def explain() -> str:
 
 def process_dangers() -> list[str]:
     """Return the dangers of the process as a whole, and of what is no guard."""
-    return [
-        *_made_too_often(),
-        *(
-            f"{entry.kind} {entry.name!r}: {danger}"
-            for thing, entry in entered()
-            for danger in getattr(thing, "dangers", list)()
-        ),
-    ]
-
-
-def _made_too_often() -> Iterator[str]:
-    """Warn about guards that are too short-lived to learn anything, or too many."""
-    remedy = (
-        "make it once, outside of the function, or by get_guard(name, make); for one guard for"
-        " each key, use Guard.family(...)"
-    )
+    found = []
     for place, alive in Counter(guard.made_at for guard in guards()).most_common(3):
         if place and alive >= OFTEN:
-            yield f"{alive} guards are alive that were made at {place}: {remedy}"
+            found.append(f"{alive} guards are alive that were made at {place}: {_REMEDY}")
     if counts.closed >= OFTEN:
-        yield (
+        found.append(
             f"{counts.closed} of {counts.made} guards were made and closed again, and what their"
-            f" breakers and budgets had learnt is lost: {remedy}"
+            f" breakers and budgets had learnt is lost: {_REMEDY}"
         )
+    for thing, entry in entered():
+        dangers = getattr(thing, "dangers", list)()
+        found += [f"{entry.kind} {entry.name!r}: {danger}" for danger in dangers]
+    return found
 
 
 def snapshot_of(thing: Any) -> dict[str, Any]:

@@ -20,13 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.clock import (
-    VirtualClock,
-    check_clock,
-    current_clock,
-    reset_current_clock,
-    set_current_clock,
-)
+from seawall.clock import VirtualClock, check_clock, clock_var, current_clock
 from seawall.events import log
 from seawall.policies.retry.policy import switch
 from seawall.redis.fake import FakeStore
@@ -61,11 +55,11 @@ def virtual_time(clock: VirtualClock | None = None) -> Iterator[VirtualClock]:
     """Make guards inside the block use a virtual clock: sync pauses return immediately."""
     clock = VirtualClock() if clock is None else clock
     check_clock(clock)
-    token = set_current_clock(clock)
+    token = clock_var.set(clock)
     try:
         yield clock
     finally:
-        reset_current_clock(token)
+        clock_var.reset(token)
 
 
 def run_virtual(

@@ -244,24 +244,19 @@ class ChangeLog:
 
     def write(self, event: Event) -> None:
         """Write a line, unless the failure was logged with its traceback. Never raises."""
-        if self.paused or getattr(event, "traceback", None):
-            return
-        try:
-            self._log.write(event)
-        except Exception:  # noqa: BLE001, S110 - a user's handler that raises
-            pass
+        if not getattr(event, "traceback", None):
+            self._try(lambda: self._log.write(event))
 
     def write_degraded(self, guard: str, build: Callable[[], Event]) -> None:
-        """Write a line about the degraded answer that `build` returns, if one is due.
+        """Write a line about the degraded answer that `build` returns, if due. Never raises."""
+        self._try(lambda: self._degraded.write_built(guard, logging.WARNING, build))
 
-        Never raises.
-        """
-        if self.paused:
-            return
-        try:
-            self._degraded.write_built(guard, logging.WARNING, build)
-        except Exception:  # noqa: BLE001, S110 - a user's handler that raises
-            pass
+    def _try(self, write: Callable[[], None]) -> None:
+        if not self.paused:
+            try:
+                write()
+            except Exception:  # noqa: BLE001, S110 - a user's handler that raises
+                pass
 
 
 changes: Final = ChangeLog()

@@ -103,7 +103,11 @@ class _Schedule(Generic[A]):
     def __init__(self, items: Iterable[A], concurrency: int, room: Callable[[A], Room]) -> None:
         self.items: list[A] = []
         """The items taken from the source so far."""
-        self._source = _iterator(items)
+        try:
+            self._source = iter(items)
+        except TypeError:
+            message = f"items={items!r}: pass what to call the function with, such as a list"
+            raise TypeError(message) from None
         self._concurrency = concurrency
         self._room = room
         self._rooms: dict[int, Room] = {}
@@ -181,14 +185,6 @@ class _Arrived(Iterator[A]):
         return self.items.popleft()
 
 
-def _iterator(items: Iterable[A]) -> Iterator[A]:
-    try:
-        return iter(items)
-    except TypeError:
-        message = f"items={items!r}: pass what to call the function with, such as a list"
-        raise TypeError(message) from None
-
-
 def run_batch(room: Callable[[A], Room], items: Iterable[A], concurrency: int) -> Batch[A, Any]:
     """Attempt each of `items` in its room, in the batch's own threads; block until all have ended.
 
@@ -196,19 +192,15 @@ def run_batch(room: Callable[[A], Room], items: Iterable[A], concurrency: int) -
     """
     schedule = _Schedule(items, concurrency, room)
     try:
-        if concurrency == 1:
-            return _run_one_by_one(schedule)
-        return _run_in_threads(schedule, concurrency)
+        if concurrency > 1:
+            return _run_in_threads(schedule, concurrency)
+        found: dict[int, Result[Any]] = {}
+        while (number := schedule.begin()) is not None:
+            found[number] = schedule.room_of(number).attempt(schedule.items[number])
+            schedule.ended(number)
+        return schedule.batch(found)
     finally:
         schedule.close()
-
-
-def _run_one_by_one(schedule: _Schedule[A]) -> Batch[A, Any]:
-    found: dict[int, Result[Any]] = {}
-    while (number := schedule.begin()) is not None:
-        found[number] = schedule.room_of(number).attempt(schedule.items[number])
-        schedule.ended(number)
-    return schedule.batch(found)
 
 
 def _run_in_threads(schedule: _Schedule[A], concurrency: int) -> Batch[A, Any]:

@@ -55,7 +55,11 @@ class Mutex(CLock):
         if self._is_owned():
             self._later.append(work)
             if not self._working:
-                self._do_later()
+                try:
+                    # Another thread waits for the end of the section, where no code of ours runs.
+                    start_new_thread(self.do, (_nothing,))
+                except RuntimeError:
+                    pass  # no more threads, or the interpreter exits: the next caller does it
             return
         with self:
             try:
@@ -79,13 +83,6 @@ class Mutex(CLock):
                 from logging import getLogger
 
                 getLogger("seawall").exception("work that had to wait for a lock failed")
-
-    def _do_later(self) -> None:
-        """Let another thread wait for the end of the section, where no code of ours runs."""
-        try:
-            start_new_thread(self.do, (_nothing,))
-        except RuntimeError:
-            pass  # no more threads, or the interpreter exits: the next caller does it
 
 
 def _nothing() -> None:

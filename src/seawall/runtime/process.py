@@ -196,18 +196,15 @@ class LagMonitor:
         if loop is None or not loop.is_running():
             return 0.0
         if self._expected is None:
-            self._ask_to_start(loop)
+            if not self._asked:
+                self._asked = True
+                try:
+                    loop.call_soon_threadsafe(self.start, context=Context())
+                except RuntimeError:
+                    pass  # the loop was closed a moment ago
             return 0.0
         now = self._read_at = loop.time()
         return max(self._late, now - self._expected)
-
-    def _ask_to_start(self, loop: AbstractEventLoop) -> None:
-        if not self._asked:
-            self._asked = True
-            try:
-                loop.call_soon_threadsafe(self.start, context=Context())
-            except RuntimeError:
-                pass  # the loop was closed a moment ago
 
     def _wait(self, loop: AbstractEventLoop) -> None:
         self._expected = loop.time() + LAG_PERIOD

@@ -315,11 +315,6 @@ class Slots:
         waiter.turn_away(why)
         return True
 
-    def leave_queue(self, waiter: SlotWaiter) -> None:
-        """Remove `waiter` from the queue, and serve those behind it. Called under the lock."""
-        self.queue.remove(waiter)
-        self.serve()
-
     def _after_fork(self) -> None:
         """Reset in a child process: slots held by threads of the parent are free again."""
         self.mutex = Mutex()
@@ -416,5 +411,6 @@ class SlotWaiter:
 
     def _leave_queue(self) -> str:
         if self.state == WAITING:
-            self._slots.leave_queue(self)
+            self._slots.queue.remove(self)
+            self._slots.serve()
         return self.state

@@ -96,13 +96,6 @@ class ThreadDriver(Driver):
                 wait = limit
         return wait, None if limit is None else [clock.now() + limit, clock, None, True]
 
-    def _nested(self) -> bool:
-        """Return whether queueing would deadlock: this runs in a thread of the same, full pool."""
-        inside = job_var.get()
-        return (
-            inside is not None and inside.pool is self.pool and self.pool.in_use >= self.pool.size
-        )
-
     def _submit(
         self,
         inner: Callable[..., Any],
@@ -124,7 +117,11 @@ class ThreadDriver(Driver):
             token = deadline_var.set(scope)
             job = ThreadJob(inner, args, kwargs, ended, self.host.name, self.pool)
             deadline_var.reset(token)
-        if self._nested() or not self.pool.submit(job):
+        inside = job_var.get()
+        full = self.pool.in_use >= self.pool.size
+        # In a thread of the same, full pool, a queued job would wait for the one that waits for it.
+        deadlock = full and inside is not None and inside.pool is self.pool
+        if deadlock or not self.pool.submit(job):
             self.refused += 1
             error = self.full()
             count_refusal(self.host, self.policy, error.reason)

@@ -31,10 +31,8 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import (
     VirtualClock,
-    reset_current_chance,
-    reset_current_clock,
-    set_current_chance,
-    set_current_clock,
+    chance_var,
+    clock_var,
 )
 from seawall.events import log
 from seawall.guard import Guard
@@ -79,8 +77,8 @@ class World:
         self._stack.enter_context(_silence())
         log.changes.reset()
         self._stack.enter_context(registry.emptied())
-        self._stack.callback(reset_current_chance, set_current_chance(self._next_rng))
-        self._stack.callback(reset_current_clock, set_current_clock(self.clock))
+        self._stack.callback(chance_var.reset, chance_var.set(self._next_rng))
+        self._stack.callback(clock_var.reset, clock_var.set(self.clock))
         self._is_open = True
         return self
 
