@@ -93,10 +93,7 @@ def said_by(error: BaseException, longest: int = LONGEST) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of `error`, redacted and shortened; empty if it was not raised.
-
-    The innermost frames are kept. Seawall's own outermost frames are left out.
-    """
+    """Return the redacted, innermost frames of the traceback; empty if `error` was not raised."""
     from traceback import StackSummary, walk_tb
 
     try:

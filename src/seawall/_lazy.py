@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 def lazily(
     package: str, homes: Mapping[str, str], namespace: dict[str, Any]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package whose `globals()` are `namespace`.
-
-    `homes` maps modules of `seawall` to the names that they define.
-    """
+    """Return `__getattr__` and `__dir__` of a package; `homes` has the names by their modules."""
 
     def load(name: str) -> Any:
         for home, names in homes.items():

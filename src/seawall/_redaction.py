@@ -76,10 +76,7 @@ def printable(text: str, longest: int) -> str:
 
 
 def safe_line(text: str, longest: int = LONGEST) -> str:
-    """Return the first non-empty line of `text`: redacted, printable and short.
-
-    Only the first line, since some drivers list all parameters of a statement below it.
-    """
+    """Return the first line of `text`, safe and short: drivers list parameters on the others."""
     examined = text[:_EXAMINED].strip()
     line = (examined.splitlines() or [""])[0].rstrip()
     if len(text) > _EXAMINED and line == examined:

@@ -45,10 +45,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's monotonic clock.
-
-    `now` and `sleep` are the interpreter's own functions, so that calling them costs no frame.
-    """
+    """The machine's monotonic clock, by the interpreter's own functions: they cost no frame."""
 
     __slots__ = ()
 

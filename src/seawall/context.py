@@ -214,10 +214,7 @@ def live_scope(scope: Scope | None) -> Scope | None:
 
 
 def _binding_scope(scope: Scope | None, age: float) -> Scope | None:
-    """Skip scopes that had cancelled their task `age` seconds ago.
-
-    Nothing is modified: work that began earlier is still bound by them.
-    """
+    """Skip scopes that had cancelled their task `age` seconds ago; they still bind older work."""
     while scope is not None and scope[1].now() - age >= scope[0]:
         outer = scope[2]
         if _has_fired(scope):
@@ -380,10 +377,7 @@ def current_deadline() -> Deadline | None:
 
 
 def give_up_at(now: float, seconds: float) -> tuple[float | None, bool]:
-    """Return when a wait of up to `seconds` from `now` ends (None: never).
-
-    Also return whether the deadline, not `seconds`, ends it.
-    """
+    """Return when a wait of `seconds` ends (None: never), and whether the deadline ends it."""
     until = now + seconds
     left = seconds_left()
     limit = float("inf") if left is None else now + left
@@ -431,10 +425,7 @@ class _Scope(Generic[T]):
 
 
 def criticality(level: Criticality) -> _Scope[Criticality]:
-    """Set the criticality of the calls inside.
-
-    with criticality(Criticality.SHEDDABLE): ...
-    """
+    """Set the criticality of the calls inside a `with` block."""
     if not isinstance(level, Criticality):
         raise TypeError(
             f"criticality({level!r}): write a Criticality, such as Criticality.CRITICAL"

@@ -290,19 +290,15 @@ class Guard:
     def _wrap(self, function: F) -> F:
         kind = kind_of(function)
         guarded: Any
-        if kind == "generator":
-            from seawall.runtime.generators import guard_generator
-
-            layers = self._stream_layers("sync")
-            guarded = guard_generator(lambda _args, _kwargs: (self, layers), function)
-        elif kind == "async generator":
-            from seawall.runtime.generators import guard_async_generator
-
-            layers = self._stream_layers("async")
-            guarded = guard_async_generator(lambda _args, _kwargs: (self, layers), function)
-        else:
+        if kind in ("sync", "async"):
             self._plan.check(kind)
             guarded = self._plan.bind(function, kind, parameters_of(function))
+        else:
+            from seawall.runtime.generators import guard_async_generator, guard_generator
+
+            layers = self._stream_layers("sync" if kind == "generator" else "async")
+            guard_stream = guard_generator if kind == "generator" else guard_async_generator
+            guarded = guard_stream(lambda _args, _kwargs: (self, layers), function)
         update_wrapper(guarded, function)
         # Marked by identity: another decorator may copy attributes.
         guarded.__seawall__ = (self, ref(guarded))

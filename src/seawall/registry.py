@@ -75,10 +75,7 @@ counts: Final = GuardCounts()
 
 @contextmanager
 def reserved(name: str, *, replace: bool = False) -> Iterator[None]:
-    """Reserve `name` for the guard made in the block; raise if another live guard has it.
-
-    With `replace`, the other guard is closed at the end of the block.
-    """
+    """Reserve `name` for a new guard; raise if another has it, or with `replace` close that one."""
     if name in _parts and not replace:
         # The old guard may only be waiting for the garbage collector. Collect outside of the lock,
         # since finalisers may need it.

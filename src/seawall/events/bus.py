@@ -97,10 +97,7 @@ def listening() -> bool:
 
 
 def emit(kind: type[Event], guard: str, **fields: Any) -> None:
-    """Send an event to its subscribers, and to the log if it is a change of state.
-
-    Build nothing if neither applies. A listener that fails is logged and does not harm the call.
-    """
+    """Send an event to its subscribers, and to the log if it is a change; build none in vain."""
     heard = any(issubclass(kind, types) for _, types in _listeners)
     if not (heard or kind.is_change) or _muted.get():
         return

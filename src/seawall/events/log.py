@@ -79,10 +79,7 @@ class FailureLog:
     def failed(
         self, what: str, id_: str, attempt: int, error: object, *, delay: float, dead: bool
     ) -> None:
-        """Log that an attempt failed; `delay` is the pause before the next, unless it is `dead`.
-
-        `what` says what was tried ("job 7"), `id_` is its id. Never raises.
-        """
+        """Log that `what` failed; `delay` is the pause before the next attempt. Never raises."""
         level = logging.ERROR if dead else logging.WARNING
         logger = logging.getLogger("seawall")
         if not logger.isEnabledFor(level) or (left_out := self._bound.left_out(level)) is None:
@@ -276,10 +273,7 @@ def _is_recovery(event: Event) -> bool:
 
 
 def _sentence(values: dict[str, Value]) -> str:
-    """Return values as one readable line: "closed -> open (tripped) reason=KeyError".
-
-    Empty values, and those that the line already has, are left out.
-    """
+    """Return the values that are not empty: "closed -> open (tripped) reason=KeyError"."""
     moved = bool(values.get("before") and values.get("after"))
     words = []
     for name, value in values.items():

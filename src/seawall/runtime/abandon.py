@@ -19,10 +19,7 @@ _left: Final[set[asyncio.Task[Any]]] = set()
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]], within: float = LEAVING) -> bool:
-    """Cancel `tasks` and wait for them, `within` seconds at most; abandon those still running.
-
-    Return whether all of them have ended.
-    """
+    """Cancel `tasks`, wait up to `within` seconds, abandon the rest; return whether all ended."""
     going = {task for task in tasks if not task.done()}
     for task in going:
         task.cancel()
@@ -42,10 +39,7 @@ def is_cancelled() -> bool:
 
 
 def abandon(task: asyncio.Task[Any]) -> None:
-    """Let `task` continue unobserved: it is not awaited, and its result is discarded.
-
-    `asyncio.run` does not wait for it either, as it would for any registered task.
-    """
+    """Let `task` continue unobserved; not even `asyncio.run` waits for it."""
     if not task.done():
         _left.add(task)
         asyncio._unregister_task(task)  # noqa: SLF001 - documented, for code with its own tasks

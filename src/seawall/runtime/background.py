@@ -194,10 +194,7 @@ class Background:
             loop.close()
 
     def _run_once(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop until it is stopped; return False if a callback broke it.
-
-        Nothing recovers without this thread, so a `SystemExit` in it is an error like any other.
-        """
+        """Run until stopped; return False if a callback exits, as nothing else would recover."""
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):

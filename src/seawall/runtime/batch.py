@@ -186,10 +186,7 @@ class _Arrived(Iterator[A]):
 
 
 def run_batch(room: Callable[[A], Room], items: Iterable[A], concurrency: int) -> Batch[A, Any]:
-    """Attempt each of `items` in its room, in the batch's own threads; block until all have ended.
-
-    Errors of the function are in the results; anything an attempt raises ends the batch.
-    """
+    """Attempt each item in its room, in the batch's threads; what an attempt raises ends it."""
     schedule = _Schedule(items, concurrency, room)
     try:
         if concurrency > 1:

@@ -145,10 +145,7 @@ def _stopped() -> Abandoned:
 
 
 class Bypass:
-    """A switch for tests: while it is on, guards call their functions without any policy.
-
-    See `seawall.testing.policies_off`, and `switch_policies`, which sets it.
-    """
+    """A switch for tests: while it is on, guards have no policies. `switch_policies` sets it."""
 
     __slots__ = ("on",)
 
@@ -426,20 +423,14 @@ class Call:
 further_attempts: Final[ContextVar[Callable[[str], None] | None]] = ContextVar(
     "seawall_further_attempts", default=None
 )
-"""Called with the name of the guard before each attempt at a call but the first.
-
-An error that it raises takes the place of the attempt.
-"""
+"""Called with the guard's name before each further attempt; may raise in place of it."""
 
 job_var: Final[ContextVar[ThreadJob | None]] = ContextVar("seawall_job", default=None)
 """The job of a worker thread, inside that thread."""
 
 
 def given_up(guard: str) -> bool:
-    """Return whether this runs in a worker thread of `guard` whose caller has given up.
-
-    Such work no longer counts: its end was counted when the caller gave up.
-    """
+    """Return whether this is in a thread of `guard` whose caller gave up, and counted that."""
     job = job_var.get()
     return job is not None and job.given_up and job.guard == guard
 

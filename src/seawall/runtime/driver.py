@@ -77,10 +77,7 @@ async def adrive(steps: Steps[T], answer: Callable[[Any], Awaitable[Any]]) -> T:
 
 
 def wait_sync(waiter: Waiter | float, clock: Clock) -> Any:
-    """Block this thread until `waiter` is woken or its time is over; return what it claims.
-
-    A float is a pause in seconds.
-    """
+    """Block this thread until `waiter` is woken or late, and claim; a float is a pause."""
     if isinstance(waiter, float):
         return clock.sleep(waiter)
     bell = Lock()

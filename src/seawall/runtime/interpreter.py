@@ -39,10 +39,7 @@ from seawall.runtime.workers import ThreadJob
 
 @dataclass(slots=True, eq=False)
 class RunFunction:
-    """A request to the runner: call this function with the call's arguments.
-
-    It is of the runner's own kind; a substitute in an async call may also be a plain function.
-    """
+    """A request to the runner: call this function, or an async call's plain substitute."""
 
     function: Callable[..., Any]
     substitute: bool = False
@@ -229,10 +226,7 @@ def _up(call: Call) -> Next | None:
 
 
 def release(call: Call, error: BaseException | None) -> None:
-    """Leave the gates that a stream held, with `error` if it failed; later calls do nothing.
-
-    What was counted at the first item is not counted again, unless it failed after all.
-    """
+    """Leave what a stream held, with `error` if it failed after its first item; then do nothing."""
     held, call.held = call.held, []
     if call.attempt is not None:
         call.attempt.over = True
@@ -250,10 +244,7 @@ def release(call: Call, error: BaseException | None) -> None:
 
 
 def refuse_expired(host: Host, age: float = 0.0) -> None:
-    """Raise if the deadline has passed: expired work neither starts nor continues.
-
-    `age` is how many seconds ago the call began.
-    """
+    """Raise if the deadline has passed, for a call that began `age` seconds ago."""
     held = deadline_scope(age)
     if held is None:
         return
@@ -268,10 +259,7 @@ def refuse_expired(host: Host, age: float = 0.0) -> None:
 
 
 def _refuse_unwanted(host: Host) -> None:
-    """Raise in a worker thread whose caller gave up: work that has not begun never begins.
-
-    It is not counted here: the caller counted it when it gave up.
-    """
+    """Raise in a worker thread whose caller gave up, and counted that."""
     job = _own_job(host)
     if job is not None and not job.goes_on():
         raise Rejected(f"guard {host.name!r}: given up before it began", guard=host.name)

@@ -125,10 +125,7 @@ class Layer:
     """Whether it is a flow that may go down again with the same call."""
 
     seldom_entered = False
-    """Whether most calls pass without entering it.
-
-    Their ticket is None, as if `enter` were None.
-    """
+    """Whether most calls pass without entering it: their ticket is None."""
 
     inline: Inline | None = None
     """Lines for the success path that replace the calls of `enter` and `leave`."""
@@ -150,10 +147,7 @@ class Flow(Layer):
     """Whether it ignores refusals from inside: then only `leave` must be called."""
 
     def settle(self, call: Call, ticket: Any) -> Next | None:
-        """Handle `call.value` or `call.error` on the way up; may replace them.
-
-        Return None to pass the result on outwards. The result of a `Next` comes back here.
-        """
+        """Return None to pass `call.value` or `call.error` on outwards, perhaps replaced."""
         raise NotImplementedError
 
 
@@ -161,10 +155,7 @@ class Driver:
     """A layer that runs everything inside it: in a thread, or answers from memory."""
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
-        """Return a function that runs `inner`; for "async" one that returns an awaitable.
-
-        `function` is the user's own, innermost function.
-        """
+        """Return a function, awaitable if async, that runs `inner`; `function` is the user's own."""
         raise NotImplementedError
 
     def wrap_for(

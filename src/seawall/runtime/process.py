@@ -74,10 +74,7 @@ def memory_limit(root: str = "/") -> int | None:
 
 
 def _groups(root: str, controller: str) -> Iterator[str]:
-    """Yield the folders of this process's control group and of those around it.
-
-    A container often sees its own group as the root, whatever path it reads.
-    """
+    """Yield the folders of this process's control group and of those around it, up to the root."""
     for line in _read(root, "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -118,10 +118,7 @@ class Slots:
         self.room = room
         self.discipline = discipline
         self.fits: Callable[[SlotWaiter], bool] | None = None
-        """Whether a waiter may have a free slot now, by its kind; None admits any waiter.
-
-        Called under the lock.
-        """
+        """Whether a waiter of that kind may have a free slot now; called under the lock."""
         self.lost: Callable[[Any], None] | None = None
         """Called under the lock with the kind of a call that lost its slot."""
         self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
@@ -203,10 +200,7 @@ class Slots:
         self.mutex.do(self.serve)
 
     def resize(self, limit: int, room: int | None) -> None:
-        """Change the number of slots to `limit`.
-
-        Slots in use beyond it are withdrawn when they return.
-        """
+        """Change the number of slots; those in use beyond it are withdrawn when they return."""
         with self.mutex:
             self.room, self.queue.limit = room, limit if room is None else room
             self._excess += self.limit - limit

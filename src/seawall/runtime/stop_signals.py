@@ -80,10 +80,7 @@ def _set_handler(number: signal.Signals, handler: Any) -> None:
 
 
 def put_back(number: signal.Signals, handler: Handler, previous: Any) -> None:
-    """Restore `previous` in the place of `handler`, which may be behind taps.
-
-    A handler that other code has installed in front of it since then stays.
-    """
+    """Restore `previous` in the place of `handler`; a handler in front of it stays."""
     if current_thread() is not main_thread():
         return
     front: Any = signal.getsignal(number)
@@ -115,10 +112,7 @@ def is_loop_handler(handler: Any) -> bool:
 
 @contextmanager
 def stop_signals_handled(handler: Handler) -> Iterator[None]:
-    """Call `handler` for both signals, inside of the block.
-
-    A signal that the program handles itself, or ignores, is left to it.
-    """
+    """Call `handler` for both signals in the block, unless the program handles or ignores them."""
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     taken: dict[signal.Signals, Any] = {}
     if current_thread() is main_thread():

@@ -48,10 +48,7 @@ class BatchedSubject(QuestionSubject, Protocol):
 
 
 class StoreQuestion:
-    """One question, as a `Waiter`: `claim` returns the answer or raises `StoreUnavailable`.
-
-    The caller may give up in one thread while another delivers; the first one decides.
-    """
+    """One question, as a `Waiter`. If its caller gives up as it is answered, the first decides."""
 
     __slots__ = ("_add", "_answer", "_error", "_open", "_wake", "about", "due", "item", "until")
 
@@ -217,10 +214,7 @@ class LimitShare(Protocol):
         """Return a waiter whose `claim` returns the store's `LimitVerdict`."""
 
     async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
-        """Return the store's verdict, in the running event loop.
-
-        Charges that come as a tuple are those of every call, and never change.
-        """
+        """Return the verdict, in the running event loop. A tuple of charges never changes."""
 
     def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         """Take by reservation; block this thread until the store answers."""
@@ -229,10 +223,7 @@ class LimitShare(Protocol):
         """Async twin of `decide`."""
 
     def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        """Take up to `most` for the estimated charges; block this thread.
-
-        Return the amount; 0 also if another charge does not fit.
-        """
+        """Take up to `most` for the estimated charges, or 0; block this thread."""
 
     async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         """Async twin of `take_up_to`."""
@@ -246,10 +237,7 @@ class LimitShare(Protocol):
         """Async twin of `peek`."""
 
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
-        """Count calls that were admitted without the store: a key and a cost for each limit.
-
-        Does not block.
-        """
+        """Count calls admitted without the store: a key and a cost for each limit."""
 
     def settle(self, receipt: Receipt, used: Sequence[int | None]) -> None:
         """Report the actual use for each limit; None leaves it unchanged. Does not block."""
@@ -314,10 +302,7 @@ class BreakerOwner(Protocol):
         """Report the state changes that `model` has recorded. Called without the lock."""
 
     def mode_changed(self, before: str, after: str, cause: str) -> None:
-        """Report that the policy continues without its store, or with it again.
-
-        Without the lock.
-        """
+        """Report that the policy lost its store, or has it again. Called without the lock."""
 
     def settings_differ(self, own: str, other: str) -> None:
         """Report that another pod has other settings."""
@@ -398,10 +383,7 @@ class BeatShare(Protocol):
     """The heartbeats of one group in a store."""
 
     async def beat(self, member: str, most: int, patience: float) -> Sighting:
-        """Write a heartbeat of `member`, and return those of at most `most` members.
-
-        Raise `StoreUnavailable` if there is no answer within `patience` seconds.
-        """
+        """Write a heartbeat of `member`; return those of at most `most`. `StoreUnavailable` if late."""
 
     async def leave(self, member: str, patience: float) -> None:
         """Record that `member` leaves."""

@@ -91,10 +91,7 @@ class ThreadJob:
         self._done()
 
     def give_up(self) -> Abandoned | bool:
-        """Stop waiting.
-
-        Return the work if it is still running, False if it never began, True if done.
-        """
+        """Stop waiting; return the work if it still runs, False if it never began, True if done."""
         with self._lock:
             if self._state == "queued":
                 self._state = "withdrawn"

@@ -151,10 +151,7 @@ class Crew:
         self._finalizer.atexit = False
 
     def carry_out(self, item: ProcessCall) -> Any:
-        """Run `item` in a process and wait for it; called in a worker thread.
-
-        Raises the item's error, `WorkerDied` if the process died, a `Rejected` if none ever had it.
-        """
+        """Run `item` in a process, from a worker thread; raise its error, or `WorkerDied`."""
         worker = self._take()
         try:
             message = pack(item, self._luggage)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from operator import itemgetter
 from sys import _getframe
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, overload
 
 from seawall import _checks as check
 from seawall import registry
@@ -40,6 +40,28 @@ BORROWERS_LISTED: Final = 20
 """Maximum number of borrowers in a snapshot, the longest first."""
 
 
+class PoolOptions(TypedDict, Generic[T], total=False):
+    """Types of the options of a `Pool`, for both kinds of `connect`."""
+
+    min_size: int
+    close: Callable[[T], object] | None
+    validate: Callable[[T], bool | Awaitable[bool]] | None
+    reusable: type[Exception] | tuple[type[Exception], ...]
+    connect_timeout: float | None
+    read_timeout: float | None
+    idle_timeout: float | None
+    checkout_timeout: float
+    close_timeout: float
+    max_lifetime: float | None
+    when_exhausted: Exhausted
+    degraded: Callable[[], T | Awaitable[T]] | None
+    max_waiting: int | None
+    order: Order
+    leak_after: float | None
+    clock: Clock | None
+    rng: Random | None
+
+
 class Pool(Generic[T]):
     """Lends at most `max_size` resources, created by `connect` as they are needed."""
 
@@ -50,23 +72,7 @@ class Pool(Generic[T]):
         *,
         name: str,
         max_size: int,
-        min_size: int = ...,
-        close: Callable[[T], object] | None = ...,
-        validate: Callable[[T], bool | Awaitable[bool]] | None = ...,
-        reusable: type[Exception] | tuple[type[Exception], ...] = ...,
-        connect_timeout: float | None = ...,
-        read_timeout: float | None = ...,
-        idle_timeout: float | None = ...,
-        checkout_timeout: float = ...,
-        close_timeout: float = ...,
-        max_lifetime: float | None = ...,
-        when_exhausted: Exhausted = ...,
-        degraded: Callable[[], T | Awaitable[T]] | None = ...,
-        max_waiting: int | None = ...,
-        order: Order = ...,
-        leak_after: float | None = ...,
-        clock: Clock | None = ...,
-        rng: Random | None = ...,
+        **options: Unpack[PoolOptions[T]],
     ) -> None: ...
     @overload
     def __init__(
@@ -75,23 +81,7 @@ class Pool(Generic[T]):
         *,
         name: str,
         max_size: int,
-        min_size: int = ...,
-        close: Callable[[T], object] | None = ...,
-        validate: Callable[[T], bool | Awaitable[bool]] | None = ...,
-        reusable: type[Exception] | tuple[type[Exception], ...] = ...,
-        connect_timeout: float | None = ...,
-        read_timeout: float | None = ...,
-        idle_timeout: float | None = ...,
-        checkout_timeout: float = ...,
-        close_timeout: float = ...,
-        max_lifetime: float | None = ...,
-        when_exhausted: Exhausted = ...,
-        degraded: Callable[[], T | Awaitable[T]] | None = ...,
-        max_waiting: int | None = ...,
-        order: Order = ...,
-        leak_after: float | None = ...,
-        clock: Clock | None = ...,
-        rng: Random | None = ...,
+        **options: Unpack[PoolOptions[T]],
     ) -> None: ...
     def __init__(
         self,

@@ -101,10 +101,7 @@ class Stock:
         close_timeout: float,
         now: Callable[[], float],
     ) -> None:
-        """Start empty.
-
-        `close` takes a resource; without it, the resource's own method is called.
-        """
+        """Without `close`, the resource's own method is called."""
         self.name = name
         self.slots = slots
         self.close_timeout = close_timeout

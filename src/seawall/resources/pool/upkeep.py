@@ -63,10 +63,7 @@ class Upkeep:
                     self.report(resource)
 
     def reap(self, now: float, *, in_passing: bool = False) -> int:
-        """Close resources that are too old, lost or surplus; return how many.
-
-        With `in_passing`, stop after one that was closed in place: the next caller goes on.
-        """
+        """Close what is too old, lost or surplus; return how many. In passing, only one in place."""
         reaped = 0
         for resource, cause, slot in self._too_many(now):
             slow = self.stock.retire(resource, cause, slot=slot)
