@@ -155,7 +155,7 @@ class Driver:
     """A layer that runs everything inside it: in a thread, or answers from memory."""
 
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
-        """Return a function, awaitable if async, that runs `inner`; `function` is the user's own."""
+        """Return a function, awaitable if async, that runs `inner` for the user's `function`."""
         raise NotImplementedError
 
     def wrap_for(

@@ -383,7 +383,7 @@ class BeatShare(Protocol):
     """The heartbeats of one group in a store."""
 
     async def beat(self, member: str, most: int, patience: float) -> Sighting:
-        """Write a heartbeat of `member`; return those of at most `most`. `StoreUnavailable` if late."""
+        """Write a heartbeat of `member`; return up to `most`. `StoreUnavailable` if late."""
 
     async def leave(self, member: str, patience: float) -> None:
         """Record that `member` leaves."""

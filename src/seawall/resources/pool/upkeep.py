@@ -63,7 +63,7 @@ class Upkeep:
                     self.report(resource)
 
     def reap(self, now: float, *, in_passing: bool = False) -> int:
-        """Close what is too old, lost or surplus; return how many. In passing, only one in place."""
+        """Close what is too old, lost or surplus; return how many. In passing, one is enough."""
         reaped = 0
         for resource, cause, slot in self._too_many(now):
             slow = self.stock.retire(resource, cause, slot=slot)
