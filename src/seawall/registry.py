@@ -340,7 +340,7 @@ def process_dangers() -> list[str]:
             f" breakers and budgets had learnt is lost: {_REMEDY}"
         )
     for thing, entry in entered():
-        dangers = getattr(thing, "dangers", list)()
+        dangers: list[str] = getattr(thing, "dangers", list)()
         found += [f"{entry.kind} {entry.name!r}: {danger}" for danger in dangers]
     return found
 

@@ -210,8 +210,8 @@ def _between(outer: Policy, inner: Policy) -> Iterator[str]:
         if outer.kind in kinds and inner.kind == kind:
             danger = why.format(attempts=getattr(inner, "most_attempts", 1))
             yield f"{outside} stands around {inside}: {danger}; put it inside {inside}"
-    for kind, kinds, why in _INSIDE:
-        if inner.kind == kind and outer.kind in kinds:
+    for kind, around, why in _INSIDE:
+        if inner.kind == kind and outer.kind in around:
             yield f"{inside} stands inside {outside}: {why}"
     if outer.kind in _SLOTS and inner.kind == "rate_limit" and getattr(inner, "max_wait", False):
         yield (

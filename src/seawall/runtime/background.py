@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
@@ -28,10 +28,22 @@ OWN_THREAD: Final = (
 Job = Callable[[], Awaitable[None]]
 
 
+class JobRunner(Protocol):
+    """What a job needs from the loop it runs in."""
+
+    owner: str
+
+    def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
+        """Schedule `callback` in the loop; return False if the loop does not run."""
+
+    def forget(self, handle: Handle) -> None:
+        """Stop running a job."""
+
+
 class Handle:
     """A job that runs periodically in the background."""
 
-    def __init__(self, background: Background, seconds: float, job: Job) -> None:
+    def __init__(self, background: JobRunner, seconds: float, job: Job) -> None:
         """Run `job` every `seconds`, once the thread runs."""
         self._background = background
         self._seconds = seconds
