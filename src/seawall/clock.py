@@ -47,8 +47,6 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's monotonic clock, by the interpreter's own functions: they cost no frame."""
 
-    __slots__ = ()
-
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
@@ -71,8 +69,6 @@ class VirtualClock:
 
     `sleep` advances it and returns immediately: for the caller, the time has passed.
     """
-
-    __slots__ = ("_lock", "_now")
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = check.at_least("start", start, 0.0)

@@ -171,8 +171,6 @@ def deadline_scope(age: float = 0.0) -> Scope | None:
 class _Borrowed(Scope):
     """A scope that uses the instant of the scope around it, which is earlier than its own."""
 
-    __slots__ = ("own",)
-
     def __init__(self, at: float, clock: Clock, lender: Scope) -> None:
         super().__init__((lender[0], lender[1], lender, lender[3]))
         self.own = at, clock
@@ -186,8 +184,6 @@ class _Borrowed(Scope):
 
 class _Reserved(Scope):
     """A scope that ends a reserve before the one around it; it has no separate instant."""
-
-    __slots__ = ()
 
     def __init__(self, lender: Scope, reserve: float | None) -> None:
         at, clock = lender[:2]

@@ -365,8 +365,6 @@ def matches(error: BaseException, types: tuple[type[Exception], ...]) -> bool:
 class ErrorTypes:
     """A predicate `(error, value)` that is true for errors of certain types."""
 
-    __slots__ = ("types",)
-
     def __init__(self, types: tuple[type[Exception], ...]) -> None:
         """Match `types`, and exception groups whose leaves all match."""
         self.types = types

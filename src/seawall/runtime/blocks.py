@@ -43,8 +43,6 @@ State = Literal["before", "given", "inside", "over"]
 class BlockVerdict:
     """A block's report about itself; the last report counts, whatever the block raises."""
 
-    __slots__ = ("_open", "_said")
-
     def __init__(self) -> None:
         self._open = False
         self._said: BaseException | None = None
@@ -83,8 +81,6 @@ class _NoVerdict(BaseException):
 
 class Hold(BlockVerdict):
     """`with guard.hold() as call:` or `async with guard.hold() as call:`; one use each."""
-
-    __slots__ = ("_call",)
 
     def __init__(
         self,
@@ -139,8 +135,6 @@ def explained(method: str, call: Call) -> Iterator[None]:
 class Attempts:
     """The value of `guard.attempts()`: each `for` or `async for` over it is one guarded call."""
 
-    __slots__ = ("_args", "_host", "_kwargs", "_layers")
-
     def __init__(
         self,
         host: Host,
@@ -175,8 +169,6 @@ class Attempts:
 
 class _Block:
     """One call whose function is a block of code, and its progress."""
-
-    __slots__ = ("call", "request", "state", "steps")
 
     def __init__(self, call: Call) -> None:
         call.block = True
@@ -266,8 +258,6 @@ class _Block:
 class _AnyAttempt(BlockVerdict):
     """One attempt at a block; the block may report its own outcome, as a `hold` block may."""
 
-    __slots__ = ("_block", "number")
-
     def __init__(self, block: _Block) -> None:
         super().__init__()
         self._block = block
@@ -288,8 +278,6 @@ class _AnyAttempt(BlockVerdict):
 class BlockAttempt(_AnyAttempt):
     """An item of a `for` over `guard.attempts()`: `with attempt:`."""
 
-    __slots__ = ()
-
     def __enter__(self) -> Self:
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
@@ -307,8 +295,6 @@ class BlockAttempt(_AnyAttempt):
 class AsyncBlockAttempt(_AnyAttempt):
     """An item of an `async for` over `guard.attempts()`: `async with attempt:`."""
 
-    __slots__ = ()
-
     async def __aenter__(self) -> Self:
         """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
@@ -325,8 +311,6 @@ class AsyncBlockAttempt(_AnyAttempt):
 
 class _AsyncAttemptLoop:
     """One `async for` loop. Only the loop refers to it: leaving the loop leaves all layers."""
-
-    __slots__ = ("_block",)
 
     def __init__(self, block: _Block) -> None:
         self._block = block

@@ -147,8 +147,6 @@ def _stopped() -> Abandoned:
 class Bypass:
     """A switch for tests: while it is on, guards have no policies. `switch_policies` sets it."""
 
-    __slots__ = ("on",)
-
     def __init__(self) -> None:
         self.on = check.environment("SEAWALL_POLICIES", ("off",)) == "off"
         if self.on:
@@ -180,37 +178,6 @@ longer, counts as failed immediately: an outage must be known before all retries
 
 class Call:
     """The state of one call in the interpreter: position, result and attempts."""
-
-    __slots__ = (
-        "abandoned",
-        "adapt",
-        "args",
-        "attempt",
-        "attempt_began",
-        "attempts",
-        "began",
-        "block",
-        "counted",
-        "counts",
-        "deferred",
-        "degradation",
-        "error",
-        "function",
-        "held",
-        "host",
-        "kwargs",
-        "layers",
-        "memory",
-        "outer_attempt",
-        "own_abandoned",
-        "reached",
-        "streaming",
-        "tickets",
-        "timed",
-        "value",
-        "waited",
-        "waited_token",
-    )
 
     def __init__(
         self,

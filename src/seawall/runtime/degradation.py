@@ -87,8 +87,6 @@ def unwrapped(function: Any) -> Any:
 class Degradations(Sequence[Degraded]):
     """The degraded answers of a block, in the order in which they were given."""
 
-    __slots__ = ("__weakref__", "_events", "_mutex", "_open", "_outer", "_token", "left_out")
-
     def __init__(self) -> None:
         self._events: list[Degraded] = []
         self.left_out = 0

@@ -30,8 +30,6 @@ from seawall.runtime.layers import Host, Layer
 class _Started:
     """A source that has delivered its first item and is being iterated."""
 
-    __slots__ = ("_attempt", "_need", "ended", "item", "source")
-
     def __init__(self, source: Any, item: Any, *, ended: bool = False) -> None:
         self.source = source
         self.item = item

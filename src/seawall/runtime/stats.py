@@ -238,28 +238,28 @@ def take_all(samples: list[float]) -> list[float]:
     return taken
 
 
-class RecentStats:
-    """The cached result of `read(now)`. Two threads may read at once; that does no harm."""
-
-    __slots__ = ("_due", "_every", "_read", "_value")
-
-    def __init__(self, read: Callable[[float], float | None], every: float = REREAD) -> None:
-        self._read = read
-        self._every = every
-        self._due = float("-inf")
-        self._value: float | None = None
-
-    def __call__(self, now: float) -> float | None:
-        """Return the number; read it again if it is old."""
-        if now >= self._due:
-            self._due = now + self._every
-            self._value = self._read(now)
-        return self._value
+CachedNumber = Callable[[float], float | None]
+"""Takes `now`, and returns a number that is known if there were enough samples."""
 
 
-def service_time(host: Host, quantile: float = 0.5) -> RecentStats:
+def cached(read: CachedNumber) -> CachedNumber:
+    """Return `read` with its result kept for `REREAD` seconds. Two threads may read at once."""
+    due = float("-inf")
+    value: float | None = None
+
+    def number(now: float) -> float | None:
+        nonlocal due, value
+        if now >= due:
+            due = now + REREAD
+            value = read(now)
+        return value
+
+    return number
+
+
+def service_time(host: Host, quantile: float = 0.5) -> CachedNumber:
     """Return a cached `quantile` of the guard's latency; it is None if unknown."""
-    return RecentStats(lambda now: host.stats.quantile(quantile, now))
+    return cached(lambda now: host.stats.quantile(quantile, now))
 
 
 class ResponseTimes:
@@ -282,7 +282,7 @@ class ResponseTimes:
         if len(samples) > MOST_UNREAD:  # not read for a long time, and need not be
             del samples[: MOST_UNREAD // 2]
 
-    def quantile(self, p: float) -> RecentStats:
+    def quantile(self, p: float) -> CachedNumber:
         """Return a cached quantile `p` of the durations; None without samples."""
         known: list[float | None] = [None]
 
@@ -296,7 +296,7 @@ class ResponseTimes:
                     self._lock.release()
             return known[0]
 
-        return RecentStats(read)
+        return cached(read)
 
     def _after_fork(self) -> None:
         self._lock = Lock()

@@ -30,8 +30,6 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class _Link:
     """A handler in front of the previous one."""
 
-    __slots__ = ("_pid", "heard", "previous")
-
     def __init__(self, heard: Handler, previous: Handler) -> None:
         self.heard: Handler | None = heard
         self.previous = previous

@@ -50,8 +50,6 @@ class BatchedSubject(QuestionSubject, Protocol):
 class StoreQuestion:
     """One question, as a `Waiter`. If its caller gives up as it is answered, the first decides."""
 
-    __slots__ = ("_add", "_answer", "_error", "_open", "_wake", "about", "due", "item", "until")
-
     def __init__(
         self,
         about: QuestionSubject,

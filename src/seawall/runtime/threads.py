@@ -13,7 +13,7 @@ from seawall.events.bus import emit
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.interpreter import count_refusal
 from seawall.runtime.layers import Driver, Host, Kind
-from seawall.runtime.stats import RecentStats, service_time
+from seawall.runtime.stats import CachedNumber, service_time
 from seawall.runtime.workers import ThreadJob, WorkerPool
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ThreadDriver(Driver):
     """What its errors call the host (`whose`) and one of its workers (`worker`)."""
 
     def __init__(
-        self, host: Host, pool: WorkerPool, policy: str, typical: RecentStats | None = None
+        self, host: Host, pool: WorkerPool, policy: str, typical: CachedNumber | None = None
     ) -> None:
         """Use the threads of `pool`; `typical` is how long a call takes, if known."""
         self.host = host

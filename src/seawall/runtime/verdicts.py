@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class _CallCounts:
     """How one call counts, at each gate."""
 
-    __slots__ = ("_by_gate", "_over", "host")
-
     def __init__(self, host: Host) -> None:
         self.host = host
         self._by_gate: dict[Layer, CallCount] = {}

@@ -102,8 +102,6 @@ class _IdleSelector(selectors.DefaultSelector):
 class _Timer(asyncio.TimerHandle):
     """A timer that runs after older ones of the same instant; a bare heap has no such order."""
 
-    __slots__ = ("_serial",)
-
     def __init__(self, serial: int, *args: Any) -> None:
         super().__init__(*args)
         self._serial = serial

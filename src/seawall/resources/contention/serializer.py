@@ -209,8 +209,6 @@ class Serializer:
 class _Lane(OrderedDict["_Turn", None]):
     """Waiters for a held key, in order of arrival."""
 
-    __slots__ = ("holder",)
-
     holder: object
     """The thread or task that holds the key; None while it is handed on."""
 
@@ -279,8 +277,6 @@ class _Hold:
 
 class _Turn:
     """A waiter for a key. Its state changes only under the serializer's lock."""
-
-    __slots__ = ("_key", "_lane", "_late", "_serializer", "_state", "_wake", "_why", "until")
 
     def __init__(self, serializer: Serializer, key: Hashable) -> None:
         self._serializer = serializer

@@ -24,8 +24,6 @@ class _Limit:
     and may end after other blocks have started, so `end` removes only its own scope.
     """
 
-    __slots__ = ("_scope", "late_at")
-
     def __init__(self, seconds: float, clock: Clock) -> None:
         self.late_at = clock.now() + seconds
         self._scope = nearer_scope(self.late_at, clock, deadline_scope())

@@ -14,7 +14,7 @@ from seawall.events.bus import emit
 from seawall.models.pooling import PoolSettings, PoolUsage
 from seawall.resources.pool.stock import Resource, Stock
 from seawall.runtime.slots import AnonymousSlots
-from seawall.runtime.stats import RecentStats, take_all
+from seawall.runtime.stats import cached, take_all
 
 LOOK_EVERY: Final = 0.25
 """Seconds between two rounds of upkeep."""
@@ -40,7 +40,7 @@ class Upkeep:
         self.used: list[float] = []
         """Durations of borrows that are not yet counted in `uses`."""
         self.waited: list[float] = []
-        self.median = RecentStats(self._median)
+        self.median = cached(self._median)
         """Recent median duration of a borrow; None if unknown."""
         self._refusals_seen = 0
         self._folding = Lock()
