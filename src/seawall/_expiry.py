@@ -29,30 +29,26 @@ def is_expiry(error: BaseException) -> bool:
 class Expiry:
     """A timer that cancels one task and can distinguish its cancellation from others."""
 
-    __slots__ = ("_cancelling", "_fired", "_handle", "task")
+    __slots__ = ("_cancelling", "_handle", "fired", "task")
 
     def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
         self.task = task
         self._cancelling = task.cancelling()
-        self._fired = False
+        self.fired = False
+        """Whether it has cancelled its task."""
         self._handle = task.get_loop().call_later(max(delay, 0.0), self._fire)
 
     def _fire(self) -> None:
-        self._fired = True
+        self.fired = True
         self.task.cancel(EXPIRED)
-
-    @property
-    def fired(self) -> bool:
-        """Whether it has cancelled its task."""
-        return self._fired
 
     def has_fired(self, _holder: object) -> bool:
         """Return whether it has cancelled its task; other watches of a scope may have several."""
-        return self._fired
+        return self.fired
 
     def fire_now(self) -> bool:
         """Cancel the task now; return False if that has already happened."""
-        if self._fired:
+        if self.fired:
             return False
         self._handle.cancel()
         self._fire()
@@ -65,7 +61,7 @@ class Expiry:
     def disarm(self, error: BaseException | None) -> bool:
         """Stop the timer; return whether `error` is its own cancellation, and so a timeout."""
         self._handle.cancel()
-        return self._fired and take_back(self.task, self._cancelling, error)
+        return self.fired and take_back(self.task, self._cancelling, error)
 
 
 def take_back(task: asyncio.Task[Any], cancelling: int, error: BaseException | None) -> bool:

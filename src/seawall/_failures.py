@@ -38,7 +38,8 @@ Their own text is only "Connection error.". The later ones are those of pydantic
 LONGEST_TRACEBACK: Final = 2_000
 """Maximum length of a traceback, in characters; the innermost frames are kept."""
 
-_PACKAGE: Final = f"{__file__.rpartition('_failures')[0]}"
+_OURS: Final = (__file__.rpartition("_failures")[0], "seawall fast path")
+"""How the file names of Seawall's own frames begin."""
 _MOST_CAUSES: Final = 8
 _LONGEST_LINE: Final = 200
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -101,7 +102,7 @@ def traceback_of(error: BaseException) -> str:
         if not frames:
             return ""
         outside = 0
-        while outside < len(frames) - 1 and _is_ours(frames[outside].filename):
+        while outside < len(frames) - 1 and frames[outside].filename.startswith(_OURS):
             outside += 1
         lines = "".join(StackSummary.from_list(frames[outside:]).format()).splitlines()
     except Exception:  # noqa: BLE001 - source files may be anything
@@ -128,10 +129,6 @@ def split_report(stored: str) -> tuple[str, str]:
     said, _, trace = stored.partition("\n")
     lines = trace[:LONGEST_TRACEBACK].splitlines()
     return said, "\n".join(printable(line, LONGEST_TRACEBACK) for line in lines)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "seawall fast path"))
 
 
 def attribute_of(error: object, name: str, default: Any = None) -> Any:

@@ -394,10 +394,7 @@ def check_deadline() -> None:
 
 def deadline_passed() -> bool:
     """Return whether the innermost deadline has passed, even if it has cancelled its task."""
-    held = deadline_var.get()
-    if held is None:
-        return False
-    held = live_scope(held)
+    held = live_scope(deadline_var.get())
     return held is not None and bool(held[1].now() >= held[0])
 
 

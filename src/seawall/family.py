@@ -253,7 +253,14 @@ class Family:
                 self.overflowed += 1
                 if self._others is None:
                     self._others = self._guard(OTHERS, self._shared_policies(key))
-                    self._say_full()
+                    from logging import getLogger
+
+                    getLogger("seawall").warning(
+                        "family %r: %d keys, and none of them may be forgotten: further keys share"
+                        " one guard. Write a larger max_keys=, or a coarser key",
+                        self.name,
+                        self.max_keys,
+                    )
                 return self._others
             calls = _CallsUnderWay()
             guard = self._guard(key, self.make(key), around=calls)
@@ -323,16 +330,6 @@ class Family:
             gone = self._gone_policies.setdefault((place, kind), {"policy": kind})
             _add_counts(gone, bound, own=len(bindings_of(bound.policy)) == 1)
 
-    def _say_full(self) -> None:
-        from logging import getLogger
-
-        getLogger("seawall").warning(
-            "family %r: %d keys, and none of them may be forgotten: further keys share one guard."
-            " Write a larger max_keys=, or a coarser key",
-            self.name,
-            self.max_keys,
-        )
-
     def guards(self) -> dict[Hashable, Guard]:
         """Return the current guards, by key."""
         with self._lock:
@@ -362,9 +359,7 @@ class Family:
         members = self._all()
         total = dict(self._gone)
         recent = [0, 0]
-        durations, waits = Tally(), Tally()
-        durations.merge(self._gone_durations)
-        waits.merge(self._gone_waits)
+        durations, waits = deepcopy((self._gone_durations, self._gone_waits))
         for guard in members.values():
             durations.merge(guard.stats.tally(now))
             waits.merge(guard.stats.waits)

@@ -196,9 +196,9 @@ class Guard:
         if total_timeout is not None:
             stack.append(Timeout(total_timeout, sync=around))
         elif retry.most_attempts > 1:
+            waits = check.seconds("max_wait", max_wait, zero=True)
             delays = retry.backoff.delays(lambda: 1.0)
             pauses = sum(next(delays) for _ in range(retry.most_attempts - 1))
-            waits = check.seconds("max_wait", max_wait, zero=True)
             total = attempt.longest * retry.most_attempts + pauses + waits
             stack.append(Timeout(total, sync=around))
         if retry.most_attempts > 1:

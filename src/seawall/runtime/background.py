@@ -196,25 +196,21 @@ class Background:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            while not self._run_once(loop):
-                pass
+            while True:
+                try:
+                    loop.run_forever()
+                    break
+                except (SystemExit, KeyboardInterrupt):
+                    # Raised by a callback. Nothing recovers without this thread, so it goes on.
+                    logging.getLogger("seawall").exception(
+                        "a callback in the thread of the %s failed", self.owner
+                    )
         finally:
             for task in asyncio.all_tasks(loop):
                 task.cancel()
                 loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-
-    def _run_once(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run until stopped; return False if a callback exits, as nothing else would recover."""
-        try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            logging.getLogger("seawall").exception(
-                "a callback in the thread of the %s failed", self.owner
-            )
-            return False
-        return True
 
     def submit(self, callback: Callable[..., object], *args: Any) -> None:
         """Schedule `callback` in the loop, from any thread; start the loop if needed."""

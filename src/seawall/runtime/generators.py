@@ -13,7 +13,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -134,15 +133,11 @@ def guard_generator(
 
 def _first_of(items: Any) -> _Started:
     """Read the first item of a generator, or of any iterable that a fallback returns."""
-    source = items if hasattr(items, "send") else _from_iterable(items)
+    source = items if hasattr(items, "send") else (item for item in items)
     try:
         return _Started(source, next(source))
     except StopIteration as stop:
         return _Started(source, stop.value, ended=True)
-
-
-def _from_iterable(items: Iterable[Any]) -> Generator[Any, Any, None]:
-    yield from items
 
 
 def guard_async_generator(

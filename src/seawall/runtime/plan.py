@@ -109,19 +109,16 @@ class Plan:
             layers.append(layer)
             end += 1
         if driver is not None and not repeated:
-            self._collect_verdicts(layers, end)
+            # Attempts of a retry that pass a driver before gates count them need a collector.
+            retry = next((n for n, layer in enumerate(layers) if layer.repeats), None)
+            inside = self._bounds[end + 1 :]
+            if retry is not None and any(getattr(one, "attempted", None) for one in inside):
+                layers.insert(retry, VerdictCollector(self._host))
         repeated = repeated or any(layer.repeats for layer in layers)
         path = FastPath(self._host, layers, kind, counts=driver is None, in_thread=in_thread)
         segment = _Segment(path, driver, end, in_thread, repeated)
         self._segments[start, kind, in_thread] = segment
         return segment
-
-    def _collect_verdicts(self, layers: list[Layer], end: int) -> None:
-        """Add a collector around a retry whose attempts pass a driver before gates count them."""
-        first = next((n for n, layer in enumerate(layers) if layer.repeats), None)
-        inside = self._bounds[end + 1 :]
-        if first is not None and any(getattr(one, "attempted", None) for one in inside):
-            layers.insert(first, VerdictCollector(self._host))
 
 
 class _Segment(NamedTuple):

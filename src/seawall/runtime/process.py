@@ -111,7 +111,13 @@ class CollectorMeter:
         self.total = 0.0
         """Seconds spent in the collector so far."""
         self._began: float | None = None
-        watch = _watch(self)
+        known = ref(self)
+
+        def watch(phase: str, _info: dict[str, int]) -> None:
+            meter = known()
+            if meter is not None:
+                meter.note(phase)
+
         gc.callbacks.append(watch)
         finalize(self, _forget, watch).atexit = False
 
@@ -125,18 +131,6 @@ class CollectorMeter:
             self.pauses += 1
             self.total += pause
             self.longest = max(self.longest, pause)
-
-
-def _watch(meter: CollectorMeter) -> Callable[[str, dict[str, int]], None]:
-    """Return the callback for the collector; it does not keep the meter alive."""
-    known = ref(meter)
-
-    def watch(phase: str, _info: dict[str, int]) -> None:
-        found = known()
-        if found is not None:
-            found.note(phase)
-
-    return watch
 
 
 def _forget(watch: Callable[[str, dict[str, int]], None]) -> None:

@@ -151,8 +151,7 @@ class Slots:
     def queue_wait(self, now: float) -> float:
         """Return for how long the oldest waiter has waited."""
         with self.mutex:
-            oldest = min((waiter.since for waiter in self.queue.oldest()), default=now)
-            return max(0.0, now - oldest)
+            return self._longest_wait(now)
 
     def recent_wait(self, now: float) -> float:
         """Return the longer of `queue_wait` and the wait of the last caller to leave the queue."""
@@ -279,12 +278,17 @@ class Slots:
         If the most critical or the newest are served first, the next waiter has hardly waited: its
         wait would never show that the queue is standing.
         """
-        return max(0.0, now - min(waiter.since for waiter in self.queue.oldest()))
+        since = min((waiter.since for waiter in self.queue.oldest()), default=now)
+        return max(0.0, now - since)
 
     def join(self, waiter: SlotWaiter) -> None:
         """Queue `waiter`, if there is room. The discipline restarts if the queue is empty."""
         with self.mutex:
-            shed = self.discipline is not None and self._refuses(self.discipline, waiter.since)
+            shed, waiting, now = False, len(self.queue), waiter.since
+            if self.discipline is not None and waiting:
+                shed = self.discipline.refuses(waiting, self._longest_wait(now), now)
+            elif self.discipline is not None:
+                self.discipline.emptied(now)
             self.attention = True
             turned_away = self.queue.push(
                 waiter, waiter.rank, waiter.kind, always=waiter.readmitted, full=shed
@@ -292,14 +296,6 @@ class Slots:
             if turned_away is not None:
                 self._turn_away(turned_away, "shed" if shed else "no room")
             self.serve()
-
-    def _refuses(self, discipline: Discipline, now: float) -> bool:
-        """Return whether the discipline refuses a new arrival."""
-        waiting = len(self.queue)
-        if waiting:
-            return discipline.refuses(waiting, self._longest_wait(now), now)
-        discipline.emptied(now)
-        return False
 
     def _turn_away(self, waiter: SlotWaiter, why: Refusal) -> bool:
         """Refuse a waiter that left the queue; False if it must stay. Called under the lock."""

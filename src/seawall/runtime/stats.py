@@ -126,15 +126,11 @@ class Stats:
         self.latency.add_all(batch[::stride], now, stride)
         self.latency.add_all(take_all(self._cut_off), now)
         if now - self._rate_since >= RATE_SPAN:
-            self._rotate(now)
-
-    def _rotate(self, now: float) -> None:
-        ended = (self.succeeded, self.failed)
-        fresh = now - self._rate_since < 2 * RATE_SPAN
-        self._rate_previous = self._rate_base if fresh else ended
-        self._rate_previous_since = self._rate_since if fresh else now
-        self._rate_base = ended
-        self._rate_since = now
+            ended = (self.succeeded, self.failed)
+            fresh = now - self._rate_since < 2 * RATE_SPAN
+            self._rate_previous = self._rate_base if fresh else ended
+            self._rate_previous_since = self._rate_since if fresh else now
+            self._rate_base, self._rate_since = ended, now
 
     def fail(self, error: BaseException | None, now: float) -> None:
         """Count a failed attempt, and remember its error."""

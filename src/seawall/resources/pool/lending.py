@@ -418,7 +418,9 @@ class Lending:
             cause = "discarded"
         elif error is LATE:
             cause = "late"
-        elif error is not None and not self._harmless(error):
+        elif error is not None and (
+            _holds_timeout(error) or not matches(error, self._reusable)  # never after a timeout
+        ):
             cause = "failed" if isinstance(error, Exception) else "cancelled"
         elif not resource.pooled:
             cause = "substitute"
@@ -435,10 +437,6 @@ class Lending:
         self._stock.retire(resource, cause, slot=resource.pooled)
         if borrower is not None:
             borrower.resource, borrower.has_slot = None, False
-
-    def _harmless(self, error: BaseException) -> bool:
-        """Return whether a resource is still usable after `error`. After a timeout it never is."""
-        return not _holds_timeout(error) and matches(error, self._reusable)
 
     def lose(self, borrower: Borrower) -> None:
         """Handle the loss of a borrower; the garbage collector calls this, so it does little."""
