@@ -21,11 +21,7 @@ GRACE: Final = 0.02
 """Real seconds that a virtual wait gives to other threads before time moves on."""
 
 
-__all__ = [
-    "Clock",
-    "SystemClock",
-    "VirtualClock",
-]
+__all__ = ["Clock", "SystemClock", "VirtualClock"]
 
 
 class Clock(Protocol):

@@ -30,14 +30,7 @@ from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batc
 from seawall.runtime.blocks import Attempts, Hold
 from seawall.runtime.call import Call, Trace, trace_var
 from seawall.runtime.fastpath import hosts_around
-from seawall.runtime.functions import (
-    NO_CALL,
-    NO_PLAIN_CALL,
-    awaiting,
-    is_async,
-    kind_of,
-    refuse,
-)
+from seawall.runtime.functions import NO_CALL, NO_PLAIN_CALL, awaiting, is_async, kind_of, refuse
 from seawall.runtime.layers import Kind, Layer
 from seawall.runtime.parameters import parameters_of
 from seawall.runtime.plan import Plan

@@ -3,11 +3,4 @@
 from seawall.models.concurrency.algorithms import aimd, gradient2, vegas
 from seawall.policies.rate_limit import Limit, Quota, Reservation
 
-__all__ = [
-    "Limit",
-    "Quota",
-    "Reservation",
-    "aimd",
-    "gradient2",
-    "vegas",
-]
+__all__ = ["Limit", "Quota", "Reservation", "aimd", "gradient2", "vegas"]

@@ -168,10 +168,7 @@ class Background:
         loop = asyncio.new_event_loop()
         # An empty context: the deadline of the first caller must not apply to the others.
         thread = threading.Thread(
-            target=Context().run,
-            args=(self._run, loop),
-            name=f"seawall-{self.owner}",
-            daemon=True,
+            target=Context().run, args=(self._run, loop), name=f"seawall-{self.owner}", daemon=True
         )
         with self._mutex:
             first = self._loop is None and not self._closed

@@ -83,11 +83,7 @@ class Hold(BlockVerdict):
     """`with guard.hold() as call:` or `async with guard.hold() as call:`; one use each."""
 
     def __init__(
-        self,
-        host: Host,
-        gates: Sequence[Layer],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, host: Host, gates: Sequence[Layer], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         super().__init__()
         self._call = Call(host, gates, _nothing, args, kwargs, host.clock.now())

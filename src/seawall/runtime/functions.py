@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from seawall._checks import (
-    ASYNC_GENERATOR,
-    COROUTINE,
-    GENERATOR,
-    FunctionKind,
-    function_kind,
-)
+from seawall._checks import ASYNC_GENERATOR, COROUTINE, GENERATOR, FunctionKind, function_kind
 
 NO_CALL: Final = GENERATOR | ASYNC_GENERATOR
 """Code flags of functions that cannot be called under a guard."""

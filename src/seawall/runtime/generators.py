@@ -8,14 +8,7 @@ since the caller's own code runs between two steps.
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from sys import get_asyncgen_hooks, set_asyncgen_hooks
 from typing import Any

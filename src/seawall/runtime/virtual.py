@@ -128,11 +128,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _scheduled: list[asyncio.TimerHandle]
 
     def __init__(
-        self,
-        clock: VirtualClock | None = None,
-        *,
-        seed: int | None = None,
-        patience: float = 5.0,
+        self, clock: VirtualClock | None = None, *, seed: int | None = None, patience: float = 5.0
     ) -> None:
         self.clock = VirtualClock() if clock is None else clock
         self.seed = None if seed is None else check.count("seed", seed, minimum=0)

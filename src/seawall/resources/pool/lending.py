@@ -408,11 +408,7 @@ class Lending:
             self._stock.retire(idle, "closed", slot=self._slots.take())
 
     def _sort_out(
-        self,
-        resource: Resource,
-        error: BaseException | None,
-        now: float,
-        borrower: Borrower | None,
+        self, resource: Resource, error: BaseException | None, now: float, borrower: Borrower | None
     ) -> None:
         if error is DISCARDED:
             cause = "discarded"
