@@ -123,7 +123,6 @@ def function_kind(function: Callable[..., Any]) -> FunctionKind:
 
 
 def _ask_inspect(function: Callable[..., Any]) -> FunctionKind:
-    """Classify a function that was not compiled from Python."""
     import inspect
 
     if inspect.isasyncgenfunction(function):

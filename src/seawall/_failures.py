@@ -181,7 +181,6 @@ def answer_of(error: BaseException) -> tuple[str, Any]:
 
 
 def _host_of(error: Any, answer: Any) -> str:
-    """Return the host that sent `answer`; empty if unknown."""
     from operator import attrgetter
     from urllib.parse import urlsplit
 

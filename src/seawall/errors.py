@@ -231,7 +231,6 @@ class WorkerDied(SeawallError):
     reason = "worker_died"
 
     def __init__(self, message: str = "", *, item: str = "", exit_code: int | None = None) -> None:
-        """Store the item in progress, and how the process ended, if known."""
         super().__init__(message)
         self.item = item
         self.exit_code = exit_code
@@ -269,7 +268,6 @@ class JobFailed(SeawallError):
     def __init__(
         self, message: str = "", *, job: str = "", state: str = "", cause: str = ""
     ) -> None:
-        """Store the job's id, how it ended, and why."""
         super().__init__(message)
         self.job = job
         self.state = state
@@ -366,11 +364,9 @@ class ErrorTypes:
     """A predicate `(error, value)` that is true for errors of certain types."""
 
     def __init__(self, types: tuple[type[Exception], ...]) -> None:
-        """Match `types`, and exception groups whose leaves all match."""
         self.types = types
 
     def __call__(self, error: BaseException | None, value: object = None) -> bool:
-        """Return whether the call raised one of the types."""
         return error is not None and matches(error, self.types)
 
     def __repr__(self) -> str:

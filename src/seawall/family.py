@@ -116,7 +116,6 @@ class Family:
         return key in self._members
 
     def __getitem__(self, key: Hashable) -> Guard:
-        """Return the guard of `key`; make it if the key is new."""
         try:
             member = self._members[key]
         except KeyError:
@@ -393,7 +392,6 @@ class Family:
     def _policies(
         self, guards: list[Guard], worst: Mapping[Hashable, Guard]
     ) -> list[dict[str, Any]]:
-        """Return the policies at each position of the stack, summed over all members."""
         seen = {place: deepcopy(gone) for place, gone in self._gone_policies.items()}
         known: set[int] = set()  # a policy shared by members has one state
         for guard in guards:
@@ -483,11 +481,9 @@ class _CallsUnderWay(Layer):
         )
 
     def enter(self, _now: float) -> None:
-        """Count a call in."""
         self.under_way.append(None)
 
     def leave(self, ticket: None, outcome: Outcome, detail: object, now: float) -> None:
-        """Count a call out."""
         self.end()
 
     def end(self) -> None:
@@ -503,7 +499,6 @@ def _itself(item: Any) -> Any:
 
 
 def _state(guard: Guard) -> str:
-    """Return the worst state of the guard's breakers."""
     states = [policy.state for policy in guard.policies if isinstance(policy, Breaker)]
     return min(states, key=_BROKEN.index, default=_BROKEN[-1])
 
@@ -539,7 +534,6 @@ def _calculated(by: Callable[..., Hashable]) -> KeyOf:
 
 
 def _argument(by: str, function: Callable[..., Any]) -> KeyOf:
-    """Return a function that reads the argument called `by` from a call of `function`."""
     shape = signature(function)
     parameter = shape.parameters.get(by)
     if parameter is None or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):

@@ -88,7 +88,6 @@ def _copies(policies: Sequence[Policy]) -> list[Policy]:
 
 
 def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> Forecast:
-    """Simulate arriving calls and failing attempts, in order of time."""
     time: Any = _Time()
     rng = Random(SEED)  # noqa: S311 - a forecast is no secret
     host, layers = make_host(policies, time, rng)

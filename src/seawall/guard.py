@@ -405,7 +405,6 @@ class Guard:
         return min([CONCURRENCY, *(limit for _, limit in self._bulkheads())])
 
     def _bulkheads(self) -> list[tuple[int, int]]:
-        """Return the id of each policy that bounds concurrency, and its limit."""
         gates = []
         for policy in self.policies:
             gate: Any = policy

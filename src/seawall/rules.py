@@ -198,7 +198,6 @@ def _alone(policies: Sequence[Policy], *, idempotent: bool) -> Iterator[str]:
 
 
 def _pairs(policies: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield every (outer, inner) pair."""
     for position, outer in enumerate(policies):
         for inner in policies[position + 1 :]:
             yield outer, inner
@@ -262,7 +261,6 @@ def _inside_timeout(outer: Timeout, inner: Policy) -> Iterator[str]:
 
 
 def _short_totals(policies: Sequence[Policy]) -> Iterator[str]:
-    """Warn about a total timeout that is too short for all attempts."""
     for at, retry in enumerate(policies):
         outside = [policy.longest for policy in policies[:at] if isinstance(policy, Timeout)]
         inside = [policy.longest for policy in policies[at:] if isinstance(policy, Timeout)]

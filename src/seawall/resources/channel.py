@@ -284,7 +284,6 @@ class Channel(Generic[T]):
         return not newest
 
     def _refuses(self) -> bool:
-        """Return whether a new item would wait for too long."""
         discipline, ready = self._discipline, self._buffer.ready
         if discipline is None:
             return False
@@ -295,7 +294,6 @@ class Channel(Generic[T]):
         return False
 
     def _take(self, timeout: float | None) -> T:
-        """Take without waiting, refuse, or raise `Wait`."""
         if timeout is not None:
             check.seconds("timeout", timeout, zero=True, infinite=True)
         buffer = self._buffer
@@ -441,7 +439,6 @@ class _ChannelWaiter:
         """Return the token, as if it had never been granted."""
 
     def _settle(self) -> str:
-        """Leave the queue, if still in it; return the outcome."""
         self._line.pop(self, None)
         return self._state
 

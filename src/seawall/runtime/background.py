@@ -44,7 +44,6 @@ class Handle:
     """A job that runs periodically in the background."""
 
     def __init__(self, background: JobRunner, seconds: float, job: Job) -> None:
-        """Run `job` every `seconds`, once the thread runs."""
         self._background = background
         self._seconds = seconds
         self._job = job

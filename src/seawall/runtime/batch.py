@@ -150,11 +150,9 @@ class _Schedule(Generic[A]):
         return max(self._running, len(self._held)) < self._concurrency
 
     def room_of(self, number: int) -> Room:
-        """Return where an item is called."""
         return self._rooms[number]
 
     def ended(self, number: int) -> None:
-        """Record that an item has ended."""
         room = self._rooms.pop(number)
         self._busy.subtract(gate for gate, _ in room.gates)
         self._running -= 1
@@ -169,7 +167,6 @@ class _Schedule(Generic[A]):
                 room.release()
 
     def batch(self, found: dict[int, Result[T]]) -> Batch[A, T]:
-        """Return the results of all items."""
         return Batch(self.items, [found[number] for number in range(len(self.items))])
 
 
@@ -252,7 +249,6 @@ class _Tasks(Generic[A]):
             self._schedule = _Schedule(items, concurrency, room)
 
     async def run(self) -> Batch[A, Any]:
-        """Process all items."""
         schedule = self._schedule
         found: dict[int, Result[Any]] = {}
         try:

@@ -145,7 +145,6 @@ class Attempts:
         self._kwargs = kwargs
 
     def __iter__(self) -> Iterator[BlockAttempt]:
-        """Begin a call from this thread."""
         block = self._block("sync")
         try:
             while block.give():
@@ -154,7 +153,6 @@ class Attempts:
             block.close()
 
     def __aiter__(self) -> AsyncIterator[AsyncBlockAttempt]:
-        """Begin a call from this task."""
         return _AsyncAttemptLoop(self._block("async"))
 
     def _block(self, kind: Kind) -> _Block:
@@ -292,7 +290,6 @@ class AsyncBlockAttempt(_AnyAttempt):
     """An item of an `async for` over `guard.attempts()`: `async with attempt:`."""
 
     async def __aenter__(self) -> Self:
-        """Pause, wait at the gates and enter the layers around the block."""
         block = self._block
         request = block.start()
         if not isinstance(request, RunFunction):
@@ -301,7 +298,6 @@ class AsyncBlockAttempt(_AnyAttempt):
         return self._reached(request)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        """Leave the layers around the block; swallow its error if another attempt follows."""
         return self._block.end(error, self._end(error))
 
 

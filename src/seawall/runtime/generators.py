@@ -42,7 +42,6 @@ class _Started:
             reset(attempt_var, attempt)
 
     def step(self, how: Callable[[Any], Any], argument: Any) -> None:
-        """Advance to the next item, by `send` or `throw`."""
         try:
             with self._context():
                 self.item = how(argument)
@@ -51,12 +50,10 @@ class _Started:
             self.item = stop.value
 
     def close(self) -> None:
-        """Close the source early."""
         with self._context():
             self.source.close()
 
     async def astep(self, how: Callable[[Any], Any], argument: Any) -> None:
-        """Advance to the next item, by `asend` or `athrow`."""
         try:
             with self._context():
                 self.item = await how(argument)
@@ -64,7 +61,6 @@ class _Started:
             self.ended = True
 
     async def aclose(self) -> None:
-        """Async twin of `close`."""
         with self._context():
             await self.source.aclose()
 

@@ -58,7 +58,6 @@ async def http_status(
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    """Return the status of the final answer; 0 if there is none."""
     for _turn in range(INTERIM):
         version, status, *_ = (await reader.readline()).split(None, 2)
         if not version.startswith(b"HTTP/1.") or not status.isdigit():

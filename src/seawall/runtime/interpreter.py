@@ -181,7 +181,6 @@ def _refuse_start(call: Call) -> None:
 
 
 def _wait(call: Call, waiter: Waiter) -> Generator[Request, Any, Any]:
-    """Wait for a gate's decision; return the ticket."""
     _stand_by(call.host)
     clock = call.host.clock
     began = clock.now()

@@ -210,7 +210,6 @@ class Slots:
             self.serve()
 
     def _withdraw(self) -> bool:
-        """Remove one free slot; return whether there was one."""
         try:
             slot = self.free.pop()
         except IndexError:

@@ -212,7 +212,6 @@ class Stats:
         }
 
     def _after_fork(self) -> None:
-        """Reset the lock and the thread count in a child process."""
         self._lock = Lock()
         self.abandoned = 0
 
@@ -265,7 +264,6 @@ class ResponseTimes:
     """
 
     def __init__(self, window: float) -> None:
-        """Remember the last `window` to twice `window` seconds."""
         self.samples: list[float] = []
         self._latency = LatencyWindow(window)
         self._lock = Lock()

@@ -30,7 +30,6 @@ class ThreadDriver(Driver):
     def __init__(
         self, host: Host, pool: WorkerPool, policy: str, typical: CachedNumber | None = None
     ) -> None:
-        """Use the threads of `pool`; `typical` is how long a call takes, if known."""
         self.host = host
         self.pool = pool
         self.policy = policy

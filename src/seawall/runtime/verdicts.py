@@ -39,7 +39,6 @@ class _CallCounts:
         return count
 
     def end(self) -> None:
-        """Record that the call is over."""
         self._over = True
         for count in list(self._by_gate.values()):
             count.over = True

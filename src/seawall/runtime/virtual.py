@@ -95,7 +95,6 @@ class _IdleSelector(selectors.DefaultSelector):
         return self._on_idle(held)
 
     def wait(self, seconds: float) -> Events:
-        """Wait in real time for I/O or a wake-up."""
         return super().select(None if seconds == math.inf else seconds)
 
 

@@ -134,7 +134,6 @@ class _Shared:
         self.abandoned = 0
 
     def get(self) -> ThreadJob | None:
-        """Wait for a job; return None when the pool is gone."""
         with self.ready:
             while not self.jobs:
                 if self.stopping:

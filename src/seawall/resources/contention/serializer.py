@@ -302,7 +302,6 @@ class _Turn:
                 self.grant()
 
     def grant(self) -> bool:
-        """Receive the key; return False if the waiter is no longer there."""
         there = self._wake()
         self._state = "granted" if there else "gone"
         return there

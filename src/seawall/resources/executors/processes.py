@@ -194,7 +194,6 @@ class Crew:
         self._all.difference_update(busy, idle)
 
     def _take(self) -> _Worker:
-        """Return a ready process: an idle one, or a new one."""
         while True:
             with self._mutex:
                 worker = self._idle.pop() if self._idle else None
@@ -319,7 +318,6 @@ def _stop(item: ProcessCall) -> None:
 
 
 def _how(exit_code: int | None) -> str:
-    """Describe how a process ended."""
     if exit_code is None:
         return "its end is unknown"
     if exit_code >= 0:

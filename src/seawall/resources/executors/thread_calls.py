@@ -124,7 +124,6 @@ class Errand(ThreadDriver):
         return await self._run_async(self._work, (), {})
 
     def _work(self) -> Any:
-        """Run the item, in a worker thread."""
         if self.pool.state == "closed":
             self._refuse(Rejected(f"executor {self.host.name!r} was closed before it began"))
         self._check_deadline()

@@ -140,7 +140,6 @@ class Lending:
         return resource
 
     def _give_up_slot(self, borrower: Borrower) -> None:
-        """Return a borrower's slot, to the next waiter."""
         borrower.has_slot = False
         self._free.append(None)
         if self._slots.attention:
@@ -164,7 +163,6 @@ class Lending:
         return resource
 
     def _take_slot(self, borrower: Borrower) -> bool:
-        """Take a free slot for `borrower`; return whether there was one."""
         try:
             for _ in self._slot_takes:
                 borrower.has_slot = True
@@ -227,7 +225,6 @@ class Lending:
             raise
 
     def _drop(self, borrower: Borrower) -> None:
-        """Take back what a failing borrower has obtained so far."""
         resource = borrower.resource
         if resource is None:
             if borrower.has_slot:

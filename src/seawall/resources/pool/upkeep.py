@@ -128,5 +128,4 @@ class Upkeep:
                 self._folding.release()
 
     def _after_fork(self) -> None:
-        """Replace the lock in a child process."""
         self._folding = Lock()
