@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet, ref
 
 from seawall._forks import survives_fork
@@ -26,6 +26,9 @@ from seawall.context import current_criticality, give_up_at
 from seawall.models.smoothing import Ewma
 from seawall.models.waiting import Order, WaitQueue
 from seawall.runtime.mutex import Mutex
+
+if TYPE_CHECKING:
+    from seawall.models.shedding.codel import QueueState
 
 Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
@@ -42,25 +45,6 @@ GRANTED: Final = "granted"
 
 live_slots: Final[WeakSet[Slots]] = WeakSet()
 """All live instances, for code that looks for slots that were not given back."""
-
-
-class Discipline(Protocol):
-    """The policy of a queue, asked when a caller joins or is served. Calls are serialised."""
-
-    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Return whether to refuse a new arrival that is behind `waiting` others."""
-
-    def newest_first(self, now: float) -> bool:
-        """Return whether to serve the newest waiter next, not the oldest."""
-
-    def sheds(self, sojourn: float, now: float) -> bool:
-        """Return whether to shed a waiter, when the oldest has waited for `sojourn` seconds."""
-
-    def serves(self, now: float) -> None:
-        """Record that a waiter is served."""
-
-    def emptied(self, now: float) -> None:
-        """Record that the queue was found empty."""
 
 
 class Slot:
@@ -107,7 +91,7 @@ class Slots:
         *,
         order: Order = "fifo",
         room: int | None = None,
-        discipline: Discipline | None = None,
+        discipline: QueueState | None = None,
         owner: object = None,
     ) -> None:
         """Start with `limit` free slots and room for `room` waiters (None: `limit` waiters).
