@@ -16,8 +16,7 @@ FunctionKind = Literal["sync", "async", "generator", "async generator"]
 GENERATOR: Final = 0x20
 COROUTINE: Final = 0x80
 ITERABLE_COROUTINE: Final = 0x100
-ASYNC_GENERATOR: Final = 0x200
-"""Flags of code objects, as in `inspect`, which is slow to import."""
+ASYNC_GENERATOR: Final = 0x200  # flags of code objects, as in `inspect`, which is slow to import
 
 MOST: Final = 2**53
 """Largest number up to which every integer is also an exact float, in any language."""

@@ -34,8 +34,7 @@ class Expiry:
     def __init__(self, task: asyncio.Task[Any], delay: float) -> None:
         self.task = task
         self._cancelling = task.cancelling()
-        self.fired = False
-        """Whether it has cancelled its task."""
+        self.fired = False  # whether it has cancelled its task
         self._handle = task.get_loop().call_later(max(delay, 0.0), self._fire)
 
     def _fire(self) -> None:

@@ -17,8 +17,7 @@ from typing import Any, Final
 from seawall._redaction import LONGEST, printable, redacted, safe_line
 from seawall.errors import SeawallError
 
-LONGEST_NAME: Final = 80
-"""Maximum length of a reason and of a host, in characters."""
+LONGEST_NAME: Final = 80  # maximum length of a reason and of a host, in characters
 
 WRAPPERS: Final = frozenset(
     {

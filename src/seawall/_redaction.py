@@ -17,11 +17,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LONGEST: Final = 200
-"""Default maximum length of a line, in characters."""
-
-_EXAMINED: Final = 4_000
-"""Maximum length of a text that is examined, in characters."""
+LONGEST: Final = 200  # default maximum length of a line, in characters
+_EXAMINED: Final = 4_000  # maximum length of a text that is examined, in characters
 
 _HIDDEN: Final = "***"
 _CLOSING: Final = "'\"`<>()[]{},.;:"

@@ -17,8 +17,7 @@ from seawall import _checks as check
 if TYPE_CHECKING:
     from random import Random
 
-GRACE: Final = 0.02
-"""Real seconds that a virtual wait gives to other threads before time moves on."""
+GRACE: Final = 0.02  # real seconds that a virtual wait gives to other threads before time moves on
 
 
 __all__ = ["Clock", "SystemClock", "VirtualClock"]
@@ -114,8 +113,7 @@ class VirtualClock:
         return f"VirtualClock({self._now!r})"
 
 
-SYSTEM: Final[SystemClock] = SystemClock()
-"""The default clock."""
+SYSTEM: Final[SystemClock] = SystemClock()  # the default clock
 
 
 def epoch_of(clock: Clock) -> float:

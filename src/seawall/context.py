@@ -71,8 +71,7 @@ class Attempt:
     """
 
     number: int
-    guard: str | None
-    """None for the attempt of this service's caller."""
+    guard: str | None  # None for the attempt of this service's caller
     outer: Attempt | None
     over: bool = False
 

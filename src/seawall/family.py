@@ -47,14 +47,9 @@ KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 LOOKED_AT: Final = 64
 """Number of members checked to find one to evict: a flood of new keys must stay cheap."""
 
-WORST_SHOWN: Final = 10
-"""Number of keys that a snapshot names."""
-
-OTHERS: Final = "(others)"
-"""Key of the guard shared by all keys that find no room."""
-
-_BROKEN: Final = ("isolated", "open", "half_open", "closed")
-"""States of a breaker, worst first."""
+WORST_SHOWN: Final = 10  # number of keys that a snapshot names
+OTHERS: Final = "(others)"  # key of the guard shared by all keys that find no room
+_BROKEN: Final = ("isolated", "open", "half_open", "closed")  # states of a breaker, worst first
 
 
 class Family:

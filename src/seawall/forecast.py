@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from seawall.runtime.policy import Policy
 
 FAILING: Final = (0.1, 0.3, 0.6, 1.0)
-RATE: Final = 20
-"""Calls per second."""
+RATE: Final = 20  # calls per second
 SECONDS: Final = 40
 SEED: Final = 7
 
@@ -40,10 +39,8 @@ class Forecast(NamedTuple):
     """What happens to the calls if a share `failing` of the attempts fails."""
 
     failing: float
-    load: float
-    """Attempts that reach the dependency, per call."""
-    served: float
-    """The share of calls that the dependency answers."""
+    load: float  # attempts that reach the dependency, per call
+    served: float  # the share of calls that the dependency answers
 
     def __str__(self) -> str:
         return f"{self.failing:4.0%} fail: load {self.load:.2f} x, {self.served:.0%} served"

@@ -33,8 +33,7 @@ GUARD: Final = "guard"
 MOST_ITEMS: Final = 1000
 """Maximum items of one mapping or list in a snapshot; of the rest it only has the number."""
 
-DEEPEST: Final = 12
-"""Maximum depth of a snapshot."""
+DEEPEST: Final = 12  # maximum depth of a snapshot
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _USUAL: Final = _PLAIN | {float, dict, list, tuple}
@@ -55,8 +54,7 @@ _making = RLock()
 _guards: dict[str, Guard] = {}
 _parts: WeakValueDictionary[str, Guard] = WeakValueDictionary()
 """Guards that live as long as what they are part of."""
-_families: dict[str, Family] = {}
-"""Families by name; their members are not entered one by one."""
+_families: dict[str, Family] = {}  # families by name; their members are not entered one by one
 _entries: WeakKeyDictionary[Any, RegistryEntry] = WeakKeyDictionary()
 
 
@@ -66,8 +64,7 @@ class GuardCounts:
 
     made: int = 0
     closed: int = 0
-    asked: bool = False
-    """Whether the log record at `MANY` live guards was written."""
+    asked: bool = False  # whether the log record at `MANY` live guards was written
 
 
 counts: Final = GuardCounts()

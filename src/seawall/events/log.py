@@ -135,14 +135,12 @@ RECOVERIES: Final[dict[str, tuple[str, object]]] = {
 LONGEST_WORD: Final = 120
 """Maximum characters of one value in a message; the record's field has more of it."""
 
-LONGEST_MESSAGE: Final = 500
-"""Maximum characters of all values in a message."""
+LONGEST_MESSAGE: Final = 500  # maximum characters of all values in a message
 
 _NOT_IN_MESSAGE: Final = frozenset({"guard", "traceback"})
 """Fields left out of the message: the guard is already in the line, a traceback has many lines."""
 
-_PARTING: Final = frozenset(" '\"=")
-"""Characters that would make it unclear where a value ends."""
+_PARTING: Final = frozenset(" '\"=")  # characters that would make it unclear where a value ends
 
 PROBING: Final = ("open", "half_open"), ("half_open", "open")
 """Changes of a breaker that stays open to its callers: about one a second in an outage."""
@@ -227,8 +225,7 @@ class ChangeLog:
     """Writes changes of state and a few degraded answers while `log_events()` does not."""
 
     def __init__(self) -> None:
-        self.paused = 0
-        """Number of `log_events()` that are on."""
+        self.paused = 0  # number of `log_events()` that are on
         self.reset()
 
     def reset(self) -> None:

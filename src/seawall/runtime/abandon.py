@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-LEAVING: Final = 0.5
-"""Seconds that a task has to end after it was cancelled."""
+LEAVING: Final = 0.5  # seconds that a task has to end after it was cancelled
 
 _left: Final[set[asyncio.Task[Any]]] = set()
 """Abandoned tasks. The event loop itself holds only weak references to its tasks."""

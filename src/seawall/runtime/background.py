@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
 
-CLOSING: Final = 2.0
-"""Maximum seconds for closing."""
+CLOSING: Final = 2.0  # maximum seconds for closing
 
 OWN_THREAD: Final = (
     "this runs in the store's own thread, which must not block: do it in a thread of yours, or with"

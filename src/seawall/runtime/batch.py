@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 T = TypeVar("T")
 
-CONCURRENCY: Final = 10
-"""Default number of concurrent calls."""
+CONCURRENCY: Final = 10  # default number of concurrent calls
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -101,8 +100,7 @@ class _Schedule(Generic[A]):
     """
 
     def __init__(self, items: Iterable[A], concurrency: int, room: Callable[[A], Room]) -> None:
-        self.items: list[A] = []
-        """The items taken from the source so far."""
+        self.items: list[A] = []  # the items taken from the source so far
         try:
             self._source = iter(items)
         except TypeError:

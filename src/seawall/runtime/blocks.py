@@ -255,8 +255,7 @@ class _AnyAttempt(BlockVerdict):
     def __init__(self, block: _Block) -> None:
         super().__init__()
         self._block = block
-        self.number = block.call.attempts + 1
-        """The attempt's number: 1 for the first."""
+        self.number = block.call.attempts + 1  # the attempt's number: 1 for the first
 
     def _reached(self, request: Request | None) -> Self:
         """Begin the block; or raise what ended the call before that."""

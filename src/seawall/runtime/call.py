@@ -35,12 +35,10 @@ STREAMED: Final = object()
 class Trace:
     """What `attempt()` reports in its Result beyond the value, collected while the call runs."""
 
-    guard: str
-    """Inner guards have their own traces."""
+    guard: str  # inner guards have their own traces
     attempts: int = 0
     degradation: Degradation | None = None
-    short_of_time: bool = False
-    """Whether a call was not retried because its deadline was too near."""
+    short_of_time: bool = False  # whether a call was not retried because its deadline was too near
 
 
 trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default=None)
@@ -51,8 +49,7 @@ class Need:
     """Why a substitute runs instead of the real call, and the age of its answer."""
 
     error: Exception
-    age: float | None = None
-    """Age of the substitute's answer in seconds, if it is a stored one."""
+    age: float | None = None  # age of the substitute's answer in seconds, if it is a stored one
 
 
 need_var: Final[ContextVar[Need | None]] = ContextVar("seawall_need", default=None)
@@ -93,8 +90,7 @@ class Abandoned:
     def __init__(self) -> None:
         self._lock = RLock()
         self._running = True
-        self.counted = False
-        """Whether its failure has been counted, by the first observer."""
+        self.counted = False  # whether its failure has been counted, by the first observer
         self._callbacks: list[Callable[[], None]] = []
 
     def when_stopped(self, callback: Callable[[], None]) -> None:
@@ -196,14 +192,11 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.began = self.attempt_began = now
-        self.tickets: list[Any] = []
-        """One for each entered layer, outermost first."""
-        self.memory: dict[Layer, Any] = {}
-        """What each flow remembers of this call."""
+        self.tickets: list[Any] = []  # one for each entered layer, outermost first
+        self.memory: dict[Layer, Any] = {}  # what each flow remembers of this call
         self.value: Any = None
         self.error: BaseException | None = None
-        self.reached = False
-        """Whether the function was started since the current layer was entered."""
+        self.reached = False  # whether the function was started since the current layer was entered
         self.attempts = 0
         self.degradation: Degradation | None = None
         """The lesser answer the call got, if it did not get the real one."""

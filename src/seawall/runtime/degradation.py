@@ -24,8 +24,7 @@ from seawall.runtime.mutex import Mutex
 MOST_COLLECTED: Final = 100
 """Maximum number of degraded answers in one collector. Further ones are only counted."""
 
-STALE: Final = "cache: stale"
-"""The source of an old answer from a cache."""
+STALE: Final = "cache: stale"  # the source of an old answer from a cache
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +34,7 @@ class Degradation:
     source: str
     level: int
     error: Exception
-    age: float | None = None
-    """Age in seconds, if it is stale."""
+    age: float | None = None  # age in seconds, if it is stale
 
     def report(self, guard: str) -> None:
         """Report to subscribers and collectors, and at a low rate to the log."""
@@ -89,8 +87,7 @@ class Degradations(Sequence[Degraded]):
 
     def __init__(self) -> None:
         self._events: list[Degraded] = []
-        self.left_out = 0
-        """Number of degraded answers beyond those that are kept."""
+        self.left_out = 0  # number of degraded answers beyond those that are kept
         self._mutex = Mutex()
         self._open = False
         self._outer: Degradations | None = None

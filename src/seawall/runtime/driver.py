@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Steps = Generator[Any, Any, T]
-"""An operation that returns a T."""
+Steps = Generator[Any, Any, T]  # an operation that returns a T
 
 
 def drive(steps: Steps[T], answer: Callable[[Any], Any]) -> T:

@@ -24,8 +24,7 @@ class _Started:
 
     def __init__(self, source: Any, item: Any, *, ended: bool = False) -> None:
         self.source = source
-        self.item = item
-        """The latest item; the generator's return value once it has ended."""
+        self.item = item  # the latest item; the generator's return value once it has ended
         self.ended = ended
         self._attempt = attempt_var.get()
         self._need = need_var.get()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-LONGEST: Final = 65_536
-"""Maximum bytes of an answer that are read; only its first line matters."""
+LONGEST: Final = 65_536  # maximum bytes of an answer that are read; only its first line matters
 
 INTERIM: Final = 8
 """Maximum number of interim answers such as "103 Early Hints" before the final one."""

@@ -28,8 +28,7 @@ class Outcome(Enum):
     """How a call that a gate had admitted ended."""
 
     OK = "ok"
-    FAILED = "failed"
-    """It raised, or a timeout or deadline of Seawall expired while it ran."""
+    FAILED = "failed"  # it raised, or a timeout or deadline of Seawall expired while it ran
     CANCELLED = "cancelled"
     """It ran without a verdict: its caller no longer wanted the answer, or the block ignored it."""
     UNUSED = "unused"
@@ -81,8 +80,7 @@ class Inline(NamedTuple):
     leave: tuple[str, ...]
 
 
-DeferredVerdict = Callable[[float], None]
-"""Counts a failed attempt, at the given instant."""
+DeferredVerdict = Callable[[float], None]  # counts a failed attempt, at the given instant
 
 
 class Layer:
@@ -182,8 +180,7 @@ class Next:
 class Waiter(Protocol):
     """A call that waits at a gate. The runner supplies the waker before it is published."""
 
-    until: float | None
-    """The instant at which waiting ends without success; None means no limit."""
+    until: float | None  # the instant at which waiting ends without success; None means no limit
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue. `wake()` works from any thread, and returns False if its loop is gone."""

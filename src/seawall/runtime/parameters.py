@@ -17,14 +17,10 @@ _VARARGS, _VARKEYWORDS = 0x04, 0x08
 class Parameters(NamedTuple):
     """Pieces of program text, and the defaults that they refer to as `defaults_[n]`."""
 
-    declared: str
-    """As in `def f(declared)`."""
-    passed: str
-    """As in `f(passed)`."""
-    args: str
-    """An expression for the tuple of positional arguments."""
-    kwargs: str
-    """An expression for the dict of keyword arguments."""
+    declared: str  # as in `def f(declared)`
+    passed: str  # as in `f(passed)`
+    args: str  # an expression for the tuple of positional arguments
+    kwargs: str  # an expression for the dict of keyword arguments
     defaults: tuple[Any, ...] = ()
 
 

@@ -128,5 +128,4 @@ class _Segment(NamedTuple):
     driver: Driver | None
     end: int
     in_thread: bool
-    repeated: bool
-    """Whether a flow in it, or further out, may repeat what is inside."""
+    repeated: bool  # whether a flow in it, or further out, may repeat what is inside

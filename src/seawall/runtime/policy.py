@@ -38,8 +38,7 @@ class Bound:
 class Policy:
     """A rule around a call. The same object in two guards shares its state between them."""
 
-    kind: ClassVar[str] = ""
-    """The policy's name in errors, events and metrics."""
+    kind: ClassVar[str] = ""  # the policy's name in errors, events and metrics
 
     _needs_statistics: ClassVar[bool] = True
     """Whether it reads its guard's statistics. If not, used alone, none are kept."""

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 cpu_seconds: Final = time.process_time
 """CPU time that this process, all its threads together, has used so far."""
 
-LAG_PERIOD: Final = 0.05
-"""Seconds between two checks of an event loop."""
-
-LAG_IDLE: Final = 5.0
-"""Seconds after which a loop whose lag is not read is no longer checked."""
+LAG_PERIOD: Final = 0.05  # seconds between two checks of an event loop
+LAG_IDLE: Final = 5.0  # seconds after which a loop whose lag is not read is no longer checked
 
 _NO_LIMIT: Final = 1 << 60
 """Version 1 control groups write a number near 2**63 where there is no limit."""
@@ -108,8 +105,7 @@ class CollectorMeter:
         self.now = now
         self.pauses = 0
         self.longest = 0.0
-        self.total = 0.0
-        """Seconds spent in the collector so far."""
+        self.total = 0.0  # seconds spent in the collector so far
         self._began: float | None = None
         known = ref(self)
 

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 Refusal = Literal["no room", "too long", "impatient", "deadline", "shed"]
 """Why a waiter gets no slot: the queue is full, its time or deadline is over, or it was shed."""
 
-RECENT: Final = 1.0
-"""Seconds for which the last served caller's wait represents the queue's wait."""
-
-AVERAGED: Final = 5.0
-"""Half-life of the average wait, in seconds."""
+RECENT: Final = 1.0  # seconds for which the last served caller's wait represents the queue's wait
+AVERAGED: Final = 5.0  # Half-life of the average wait, in seconds
 
 WAITING: Final = "waiting"
 GRANTED: Final = "granted"
@@ -55,10 +52,8 @@ class Slot:
 
     __slots__ = ("began", "kind", "slots")
 
-    began: float
-    """When its call began, if the owner records it."""
-    kind: Any
-    """Kind of the call that holds it, if there are kinds."""
+    began: float  # when its call began, if the owner records it
+    kind: Any  # kind of the call that holds it, if there are kinds
 
     def __init__(self, slots: Callable[[], Slots | None]) -> None:
         self.slots = slots
@@ -82,8 +77,7 @@ class Slots:
     `free.append(slot)` followed by `attend()` if `attention` is set, in this order.
     """
 
-    anonymous = False
-    """Whether slots are None: for owners that track the holders in another way."""
+    anonymous = False  # whether slots are None: for owners that track the holders in another way
 
     def __init__(
         self,
@@ -109,8 +103,7 @@ class Slots:
         self.mutex = Mutex()
         self._myself = ref(self)
         self.free: deque[Any] = deque(self._new() for _ in range(limit))
-        self.recovered = 0
-        """Number of slots lost by their holders and recovered."""
+        self.recovered = 0  # number of slots lost by their holders and recovered
         self.attention = False
         """True while a caller waits or slots must be withdrawn: giving back is then slower."""
         self._excess = 0
@@ -333,8 +326,7 @@ class SlotWaiter:
         self._refuse = refuse
         self.state: str = WAITING
         self.kind = kind
-        self.slot: Any = None
-        """The granted slot."""
+        self.slot: Any = None  # the granted slot
         self.readmitted = False
         """Whether it was admitted before: then neither a full queue nor shedding refuses it."""
         self.clock = clock

@@ -14,17 +14,13 @@ from seawall.models.histogram import USUAL, LatencyWindow, Tally
 if TYPE_CHECKING:
     from seawall.runtime.layers import Host
 
-FOLD_EVERY: Final = 0.25
-"""Seconds between two folds of raw samples into the histogram."""
+FOLD_EVERY: Final = 0.25  # seconds between two folds of raw samples into the histogram
 
 FOLD_AT_MOST: Final = 512
 """Maximum samples used of one fold: at high rates latency is sampled, counts stay exact."""
 
-ENOUGH_SAMPLES: Final = 20
-"""Minimum number of known calls before the typical latency is used."""
-
-RATE_SPAN: Final = 10.0
-"""The error rate covers the last 10 to 20 seconds."""
+ENOUGH_SAMPLES: Final = 20  # minimum number of known calls before the typical latency is used
+RATE_SPAN: Final = 10.0  # the error rate covers the last 10 to 20 seconds
 
 DESCRIBE_EVERY: Final = 0.1
 """Seconds for which the text of the last error is reused for errors of the same name."""
@@ -32,8 +28,7 @@ DESCRIBE_EVERY: Final = 0.1
 MOST_UNREAD: Final = 4096
 """Maximum number of samples that are not folded in; beyond it, some of the oldest are lost."""
 
-REREAD: Final = 0.25
-"""Seconds for which a cached number is good enough."""
+REREAD: Final = 0.25  # seconds for which a cached number is good enough
 
 
 COUNTS: Final = (
@@ -52,13 +47,11 @@ COUNTS: Final = (
 class LastError(NamedTuple):
     """The error of the latest failed attempt, as text: no exception is kept alive."""
 
-    reason: str
-    """Its name, as in events."""
+    reason: str  # its name, as in events
     text: str
     described_at: float
     at: float
-    times: int
-    """Number of failures with this name since one with another name."""
+    times: int  # number of failures with this name since one with another name
 
 
 class Stats:
@@ -83,11 +76,9 @@ class Stats:
         self.cancelled = 0
         self.timed_out = 0
         self.retries = 0
-        self.degraded = 0
-        """Calls with a lesser answer; `stale` of them got an old answer."""
+        self.degraded = 0  # calls with a lesser answer; `stale` of them got an old answer
         self.stale = 0
-        self.abandoned = 0
-        """Worker threads whose caller gave up and which still run."""
+        self.abandoned = 0  # worker threads whose caller gave up and which still run
         self.waits = Tally()
         """How long calls waited at a gate that then admitted them; other calls are not included."""
         self.last_error: LastError | None = None

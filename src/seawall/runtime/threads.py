@@ -24,8 +24,7 @@ class ThreadDriver(Driver):
     """Runs what is inside it in a worker thread, with deadline and context variables."""
 
     whose = "guard"
-    worker = "thread"
-    """What its errors call the host (`whose`) and one of its workers (`worker`)."""
+    worker = "thread"  # what its errors call the host (`whose`) and one of its workers (`worker`)
 
     def __init__(
         self, host: Host, pool: WorkerPool, policy: str, typical: CachedNumber | None = None

@@ -209,8 +209,7 @@ class Serializer:
 class _Lane(OrderedDict["_Turn", None]):
     """Waiters for a held key, in order of arrival."""
 
-    holder: object
-    """The thread or task that holds the key; None while it is handed on."""
+    holder: object  # the thread or task that holds the key; None while it is handed on
 
 
 class _Hold:
@@ -222,8 +221,7 @@ class _Hold:
         self._serializer = serializer
         self._key = key
         self._used = False
-        self._lane: _Lane | None = None
-        """The lane of the held key, until it is released."""
+        self._lane: _Lane | None = None  # the lane of the held key, until it is released
 
     def _enter(self, holder: object) -> None:
         if self._used:

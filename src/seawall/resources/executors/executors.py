@@ -47,8 +47,7 @@ T = TypeVar("T")
 class _Executor:
     """Common part of both executors: running calls, snapshots, and closing."""
 
-    _policy: ClassVar[str]
-    """Its name in refusals and events, besides the executor's own name."""
+    _policy: ClassVar[str]  # its name in refusals and events, besides the executor's own name
 
     def __init__(self, name: str, workers: int, max_queue: int | None, clock: Clock | None) -> None:
         if not isinstance(name, str) or not name:

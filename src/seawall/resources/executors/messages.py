@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 VALUE, ERROR, UNREAD, UNSENT = b"v", b"e", b"u", b"s"
 """Kinds of replies: a value, an error, an unreadable item, a result that cannot be sent."""
 
-ITEM_LENGTH: Final = 200
-"""Maximum length of an item's description in characters."""
+ITEM_LENGTH: Final = 200  # maximum length of an item's description in characters
 
 TRACE_LENGTH: Final = 10_000
 """Maximum length of a returned traceback in characters; its end is kept."""
@@ -54,8 +53,7 @@ class ProcessCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     worker: Any = None
-    sent: bool = False
-    """Whether it was given to a process, and so may have started."""
+    sent: bool = False  # whether it was given to a process, and so may have started
     given_up: bool = False
 
     def __str__(self) -> str:

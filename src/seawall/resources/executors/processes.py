@@ -25,14 +25,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-BEAT: Final = 1.0
-"""Interval in real seconds at which a silent process is checked."""
-
-START_WITHIN: Final = 60.0
-"""Timeout in real seconds for a new process to be ready."""
-
-EXIT_WITHIN: Final = 2.0
-"""Timeout in real seconds for a process to exit before it is killed."""
+BEAT: Final = 1.0  # interval in real seconds at which a silent process is checked
+START_WITHIN: Final = 60.0  # timeout in real seconds for a new process to be ready
+EXIT_WITHIN: Final = 2.0  # timeout in real seconds for a process to exit before it is killed
 
 START_TRIES: Final = 3
 """Number of consecutive processes that may die at start before calls are refused for a while."""
@@ -129,8 +124,7 @@ class Crew:
     def __init__(self, name: str, policy: str, method: str, luggage: Luggage, clock: Clock) -> None:
         """Start no process yet. `name` and `policy` appear in refusals and events."""
         self.name = name
-        self.replaced = 0
-        """Number of processes that died and were, or will be, replaced."""
+        self.replaced = 0  # number of processes that died and were, or will be, replaced
         self._policy = policy
         self._method = method
         self._luggage = luggage
@@ -331,8 +325,7 @@ def _how(exit_code: int | None) -> str:
 
 
 _live: Final[WeakSet[Crew]] = WeakSet()
-_exits_with: set[int] = set()
-"""IDs of processes in which the exit handler is registered."""
+_exits_with: set[int] = set()  # IDs of processes in which the exit handler is registered
 
 
 def _kill_all(workers: set[_Worker]) -> None:

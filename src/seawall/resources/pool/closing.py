@@ -39,8 +39,7 @@ class Closing:
         self._timer: TimerHandle | None = None
         self._starts = iter((True,))
         """One token: the caller that takes it starts the closing, so it starts only once."""
-        self._over = False
-        """Whether `finish` is due; it is called again if a signal interrupted it."""
+        self._over = False  # whether `finish` is due; it is called again if a signal interrupted it
 
     def begin(self) -> None:
         """Close in place, or schedule it in the loop that the resource belongs to."""

@@ -49,8 +49,7 @@ class Borrower(Protocol):
     What it takes is recorded before a signal handler can run; what it returns, just before.
     """
 
-    place: tuple[CodeType, int]
-    """The location in the program, as code object and instruction."""
+    place: tuple[CodeType, int]  # the location in the program, as code object and instruction
     resource: Resource | None
     has_slot: bool
 
@@ -87,8 +86,7 @@ class Lending:
         self._chance = chance
         self._now = clock.now
         self.follow(upkeep.settings)
-        self.as_it_is = validate is None
-        """Whether an idle resource may be lent without validation."""
+        self.as_it_is = validate is None  # whether an idle resource may be lent without validation
 
     def follow(self, settings: PoolSettings) -> None:
         """Apply these settings from now on."""
@@ -512,8 +510,7 @@ class _Visit:
     """State of one borrower with a slot while it looks for a usable resource."""
 
     borrower: Borrower
-    asked: float = 0.0
-    """Seconds spent on validation so far."""
+    asked: float = 0.0  # seconds spent on validation so far
     doubt: str | None = None
     """Why it skips further idle resources, as the cause for which they would be closed."""
 

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BORROWERS_LISTED: Final = 20
-"""Maximum number of borrowers in a snapshot, the longest first."""
+BORROWERS_LISTED: Final = 20  # maximum number of borrowers in a snapshot, the longest first
 
 
 class PoolOptions(TypedDict, Generic[T], total=False):

@@ -24,18 +24,15 @@ class Work:
     """A user's function to be called, and awaited if it is async, within a time limit."""
 
     pool: str
-    what: str
-    """What messages of the pool call it."""
+    what: str  # what messages of the pool call it
     seconds: float | None
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     instead: str = "`async with`"
     """What to write instead if the function is async where it cannot be awaited."""
     awaited: bool = False
-    expired: bool = False
-    """Whether it was stopped at its time limit."""
-    left: Any = NOTHING
-    """A result that arrived as its task was cancelled, and that has no owner."""
+    expired: bool = False  # whether it was stopped at its time limit
+    left: Any = NOTHING  # a result that arrived as its task was cancelled, and that has no owner
 
     def here(self, clock: Clock) -> Any:
         """Run it in this thread."""

@@ -46,8 +46,7 @@ class Stack(deque["Resource"]):
         self.takes: Iterator[Resource] = iter(self.pop, _NEVER)
 
 
-_NEVER: Final[Any] = object()
-"""A sentinel that equals nothing in a stack."""
+_NEVER: Final[Any] = object()  # a sentinel that equals nothing in a stack
 
 _inherited: Final[list[Resource]] = []
 """Resources of the parent process, kept because finalizing them could close its connections."""
@@ -57,25 +56,19 @@ _inherited: Final[list[Resource]] = []
 class Resource:
     """One resource of a pool and its state."""
 
-    stack: Stack
-    """Where it is while it is idle."""
-    pooled: bool = True
-    """Whether it belongs to the pool; otherwise it is used once."""
+    stack: Stack  # where it is while it is idle
+    pooled: bool = True  # whether it belongs to the pool; otherwise it is used once
     value: Any = None
-    alive: bool = True
-    """Whether its closing has not started."""
-    connected: bool = False
-    """Whether there is something to close."""
+    alive: bool = True  # whether its closing has not started
+    connected: bool = False  # whether there is something to close
     loop: AbstractEventLoop | None = None
     """The loop that it belongs to; None if a plain function created it."""
     dies_at: float = -inf
     idle_until: float = -inf
-    since: float | None = None
-    """Time at which it was borrowed; None if it is not."""
+    since: float | None = None  # time at which it was borrowed; None if it is not
     borrower: tuple[CodeType, int] | None = None
     """Location of its last borrower: code object and instruction."""
-    reported: float | None = None
-    """Start time of the borrow that was reported as a leak."""
+    reported: float | None = None  # start time of the borrow that was reported as a leak
 
     @property
     def place(self) -> str:
@@ -107,8 +100,7 @@ class Stock:
         self.close_timeout = close_timeout
         self.now = now
         self._close = close
-        self.causes: Counter[str] = Counter()
-        """Number of closed resources by cause."""
+        self.causes: Counter[str] = Counter()  # number of closed resources by cause
         self.close_failed = 0
         self._begin()
         survives_fork(self)
@@ -116,10 +108,8 @@ class Stock:
     def _begin(self) -> None:
         # Inside a critical section, the garbage collector can only start or end the closing of a
         # resource, which commutes with everything here.
-        self.live: set[Resource] = set()
-        """Connecting, borrowed and idle resources."""
-        self.substitutes: set[Resource] = set()
-        """Borrowed resources that do not belong to the pool."""
+        self.live: set[Resource] = set()  # connecting, borrowed and idle resources
+        self.substitutes: set[Resource] = set()  # borrowed resources that do not belong to the pool
         self.closing: dict[Resource, Closing] = {}
         self.lost: deque[Resource] = deque()
         """Resources whose borrower was collected without returning them."""

@@ -16,8 +16,7 @@ from seawall.resources.pool.stock import Resource, Stock
 from seawall.runtime.slots import AnonymousSlots
 from seawall.runtime.stats import cached, take_all
 
-LOOK_EVERY: Final = 0.25
-"""Seconds between two rounds of upkeep."""
+LOOK_EVERY: Final = 0.25  # seconds between two rounds of upkeep
 
 
 class Upkeep:
@@ -32,16 +31,13 @@ class Upkeep:
         self.stock = stock
         self._now = clock.now
         now = clock.now()
-        self.due = now + LOOK_EVERY
-        """When the next upkeep is due."""
+        self.due = now + LOOK_EVERY  # when the next upkeep is due
         self.counts: Counter[str] = Counter()
         self.uses = PoolUsage(now)
         self.waits = PoolUsage(now)
-        self.used: list[float] = []
-        """Durations of borrows that are not yet counted in `uses`."""
+        self.used: list[float] = []  # durations of borrows that are not yet counted in `uses`
         self.waited: list[float] = []
-        self.median = cached(self._median)
-        """Recent median duration of a borrow; None if unknown."""
+        self.median = cached(self._median)  # recent median duration of a borrow; None if unknown
         self._refusals_seen = 0
         self._folding = Lock()
         survives_fork(self)
