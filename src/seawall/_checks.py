@@ -17,9 +17,7 @@ GENERATOR: Final = 0x20
 COROUTINE: Final = 0x80
 ITERABLE_COROUTINE: Final = 0x100
 ASYNC_GENERATOR: Final = 0x200  # flags of code objects, as in `inspect`, which is slow to import
-
-MOST: Final = 2**53
-"""Largest number up to which every integer is also an exact float, in any language."""
+MOST: Final = 2**53  # up to here every integer is also an exact float, in any language
 
 
 def seconds(name: str, value: object, *, zero: bool = False, infinite: bool = False) -> float:

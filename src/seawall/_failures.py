@@ -34,8 +34,7 @@ WRAPPERS: Final = frozenset(
 Their own text is only "Connection error.". The later ones are those of pydantic-ai and LangChain.
 """
 
-LONGEST_TRACEBACK: Final = 2_000
-"""Maximum length of a traceback, in characters; the innermost frames are kept."""
+LONGEST_TRACEBACK: Final = 2_000  # characters of a traceback; the innermost frames are kept
 
 _OURS: Final = (__file__.rpartition("_failures")[0], "seawall fast path")
 """How the file names of Seawall's own frames begin."""

@@ -21,8 +21,7 @@ LONGEST: Final = 200  # default maximum length of a line, in characters
 _EXAMINED: Final = 4_000  # maximum length of a text that is examined, in characters
 
 _HIDDEN: Final = "***"
-_CLOSING: Final = "'\"`<>()[]{},.;:"
-"""Characters that end a sentence or a quotation rather than a URL."""
+_CLOSING: Final = "'\"`<>()[]{},.;:"  # these end a sentence or a quotation, not a URL
 
 # These two match only at the beginning of a word, or a search would take quadratic time.
 _ADDRESS: Final = re.compile(r"(?<!\S)(\S*?)://(\S*)")
@@ -46,8 +45,7 @@ _NAMED: Final = re.compile(
     r"|(?P<bearer>(?<=bearer)\s{1,3})[^\s][^\n]*"
     r"|(?P<basic>(?<=basic)\s{1,3})[a-z0-9+/=]{8,}[^\n]*)"
 )
-_KEPT: Final = ("colon", "equals", "bearer", "basic")
-"""The kept part of a match ends with one of these groups."""
+_KEPT: Final = ("colon", "equals", "bearer", "basic")  # the kept part ends with one of these
 
 
 def redacted(text: str) -> str:

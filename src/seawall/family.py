@@ -44,9 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Any], Iterable[Policy]]
 KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
-LOOKED_AT: Final = 64
-"""Number of members checked to find one to evict: a flood of new keys must stay cheap."""
-
+LOOKED_AT: Final = 64  # members checked to find one to evict: a flood of keys must stay cheap
 WORST_SHOWN: Final = 10  # number of keys that a snapshot names
 OTHERS: Final = "(others)"  # key of the guard shared by all keys that find no room
 _BROKEN: Final = ("isolated", "open", "half_open", "closed")  # states of a breaker, worst first
@@ -446,8 +444,7 @@ class _Member:
 
     guard: Guard
     calls: _CallsUnderWay
-    used: bool = False
-    """Whether it was used again since the last eviction check; a new key starts as unused."""
+    used: bool = False  # since the last eviction check; a new key starts as unused
 
     def may_go(self, now: float) -> bool:
         """Return whether evicting this member breaks no limit and erases no penalty."""

@@ -30,19 +30,14 @@ if TYPE_CHECKING:
 
 GUARD: Final = "guard"
 
-MOST_ITEMS: Final = 1000
-"""Maximum items of one mapping or list in a snapshot; of the rest it only has the number."""
-
+MOST_ITEMS: Final = 1000  # of one mapping or list in a snapshot; of the rest it has the number
 DEEPEST: Final = 12  # maximum depth of a snapshot
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _USUAL: Final = _PLAIN | {float, dict, list, tuple}
 
-OFTEN: Final = 100
-"""Number of guards made at one place, or closed, from which `explain()` warns about it."""
-
-MANY: Final = 1000
-"""Number of live guards at which a log record asks whether each call makes a guard."""
+OFTEN: Final = 100  # guards made at one place, or closed, from which `explain()` warns
+MANY: Final = 1000  # live guards at which a log record asks whether each call makes one
 
 _REMEDY: Final = (
     "make it once, outside of the function, or by get_guard(name, make); for one guard for each"

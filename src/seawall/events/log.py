@@ -28,8 +28,7 @@ from seawall._redaction import printable, safe_line
 from seawall.clock import SYSTEM, Clock
 from seawall.events import BreakerChanged, Event
 
-MOST_SORTS: Final = 1000
-"""Maximum number of separately limited sorts of lines; all others share one limit."""
+MOST_SORTS: Final = 1000  # sorts of lines with a limit of their own; all others share one
 
 FAILURES_PER_SECOND: Final = 5.0
 FAILURES_AT_ONCE: Final = 50
@@ -132,9 +131,7 @@ RECOVERIES: Final[dict[str, tuple[str, object]]] = {
 }
 """Events that can report the end of a trouble: the field, and its value then."""
 
-LONGEST_WORD: Final = 120
-"""Maximum characters of one value in a message; the record's field has more of it."""
-
+LONGEST_WORD: Final = 120  # characters of one value in a message; the field has more of it
 LONGEST_MESSAGE: Final = 500  # maximum characters of all values in a message
 
 _NOT_IN_MESSAGE: Final = frozenset({"guard", "traceback"})

@@ -89,8 +89,7 @@ class Room(NamedTuple):
     """Calls the function with the item. An error of the function is in the `Result`."""
     gates: Sequence[tuple[int, int]] = ()
     """The id of each bulkhead, which several guards may share, and its limit."""
-    release: Callable[[], object] | None = None
-    """Called once when the item is over, even if it never began."""
+    release: Callable[[], object] | None = None  # called once at the end, even if it never began
 
 
 class _Schedule(Generic[A]):
@@ -236,8 +235,7 @@ class _Tasks(Generic[A]):
         self._running: dict[Task[Any], tuple[int, float]] = {}
         """Item number and start time of each task; -1 is the source."""
         self._loop = get_running_loop()
-        self._ended: Queue[Task[Any] | None] = Queue()
-        """Tasks that have ended; None when an item has arrived."""
+        self._ended: Queue[Task[Any] | None] = Queue()  # None when an item has arrived
         self._wanted = Event()
         if isinstance(items, AsyncIterable):
             arrived = _Arrived[A]()

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from seawall.runtime.degradation import Degradation
     from seawall.runtime.workers import ThreadJob
 
-STREAMED: Final = object()
-"""Placeholder for the value where there is none to look at: a generator, a `hold` block."""
+STREAMED: Final = object()  # in place of a value that cannot be looked at: a stream, a block
 
 
 @dataclass(slots=True, eq=False)
@@ -198,22 +197,15 @@ class Call:
         self.error: BaseException | None = None
         self.reached = False  # whether the function was started since the current layer was entered
         self.attempts = 0
-        self.degradation: Degradation | None = None
-        """The lesser answer the call got, if it did not get the real one."""
-        self.attempt: Attempt | None = None
-        """The running attempt, from the second on; code that runs inside sees it."""
-        self.outer_attempt: Attempt | None = None
-        """The innermost attempt that the call itself runs in."""
-        self.streaming = False
-        """Whether gates stay entered, in `held`, after success (a generator, `hold`)."""
-        self.block = False
-        """Whether the function is a block of code that its owner runs (`guard.attempts()`)."""
-        self.adapt: Callable[[Any], Any] | None = None
-        """Converts a substitute's value into a stream."""
+        self.degradation: Degradation | None = None  # the lesser answer, if it got one
+        self.attempt: Attempt | None = None  # from the second on; code inside sees it
+        self.outer_attempt: Attempt | None = None  # the innermost around the call
+        self.streaming = False  # whether gates stay entered, in `held`, after success
+        self.block = False  # whether the function is a block of code (`guard.attempts()`)
+        self.adapt: Callable[[Any], Any] | None = None  # makes a stream of a substitute's value
         self.counts = True
         """Whether the function is the user's own; if it is a driver, it is not counted."""
-        self.timed = True
-        """Whether the function's own time is the call's time; it is not for a `hold`."""
+        self.timed = True  # whether the function's own time is the call's; not for a `hold`
         self.held: list[tuple[Layer, Any]] = []
         self.abandoned: list[Abandoned] = []
         """Work of all attempts that is still running; this attempt's begins at `own_abandoned`."""
@@ -222,8 +214,7 @@ class Call:
         """How the call counts at gates that count calls, once an attempt has ended."""
         self.deferred: dict[Layer, DeferredVerdict] = {}
         """Failures of attempts that a later attempt may soon make up for: not counted yet."""
-        self.waited: Waited | None = None
-        """Waits of all attempts so far, if the guard bounds their total."""
+        self.waited: Waited | None = None  # in all attempts, if the guard bounds the total
         self.waited_token: Token[Waited | None] | None = None
 
     def begin_attempt(self, now: float) -> None:

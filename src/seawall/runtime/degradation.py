@@ -21,9 +21,7 @@ from seawall.events import Degraded
 from seawall.events.bus import deliver, is_muted, listening
 from seawall.runtime.mutex import Mutex
 
-MOST_COLLECTED: Final = 100
-"""Maximum number of degraded answers in one collector. Further ones are only counted."""
-
+MOST_COLLECTED: Final = 100  # degraded answers in one collector; further ones are only counted
 STALE: Final = "cache: stale"  # the source of an old answer from a cache
 
 

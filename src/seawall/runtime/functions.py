@@ -7,10 +7,8 @@ from typing import Any, Final, NoReturn
 
 from seawall._checks import ASYNC_GENERATOR, COROUTINE, GENERATOR, FunctionKind, function_kind
 
-NO_CALL: Final = GENERATOR | ASYNC_GENERATOR
-"""Code flags of functions that cannot be called under a guard."""
-NO_PLAIN_CALL: Final = NO_CALL | COROUTINE
-"""Code flags of functions that cannot be called under a guard without `await`."""
+NO_CALL: Final = GENERATOR | ASYNC_GENERATOR  # flags of functions that no guard can call
+NO_PLAIN_CALL: Final = NO_CALL | COROUTINE  # or not without `await`
 
 
 def kind_of(function: Callable[..., Any]) -> FunctionKind:

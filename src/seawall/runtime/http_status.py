@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 LONGEST: Final = 65_536  # maximum bytes of an answer that are read; only its first line matters
-
-INTERIM: Final = 8
-"""Maximum number of interim answers such as "103 Early Hints" before the final one."""
+INTERIM: Final = 8  # interim answers such as "103 Early Hints" before the final one, at most
 
 
 async def http_status(

@@ -24,8 +24,7 @@ class Plan:
         self._outermost = [] if around is None else [around]
         self._bounds = bounds
         self._segments: dict[tuple[int, Kind, bool], _Segment] = {}
-        self._binders: dict[Kind, Binder] = {}
-        """Factories of guarded functions, if there is no driver."""
+        self._binders: dict[Kind, Binder] = {}  # makers of guarded functions, without a driver
 
     def bind(self, function: Function, kind: Kind, parameters: Parameters = ANY) -> Function:
         """Return `function` with all layers around it, taking `parameters`."""

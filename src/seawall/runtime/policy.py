@@ -40,8 +40,7 @@ class Policy:
 
     kind: ClassVar[str] = ""  # the policy's name in errors, events and metrics
 
-    _needs_statistics: ClassVar[bool] = True
-    """Whether it reads its guard's statistics. If not, used alone, none are kept."""
+    _needs_statistics: ClassVar[bool] = True  # if not, a policy used alone keeps none
 
     def __init__(self) -> None:
         self._bindings: list[ref[Bound]] = []

@@ -16,14 +16,10 @@ from weakref import WeakKeyDictionary, finalize, ref
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-cpu_seconds: Final = time.process_time
-"""CPU time that this process, all its threads together, has used so far."""
-
+cpu_seconds: Final = time.process_time  # CPU time that all threads together have used so far
 LAG_PERIOD: Final = 0.05  # seconds between two checks of an event loop
 LAG_IDLE: Final = 5.0  # seconds after which a loop whose lag is not read is no longer checked
-
-_NO_LIMIT: Final = 1 << 60
-"""Version 1 control groups write a number near 2**63 where there is no limit."""
+_NO_LIMIT: Final = 1 << 60  # version 1 control groups write a number near 2**63 for no limit
 
 
 def usable_cores(root: str = "/") -> float:

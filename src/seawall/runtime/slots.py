@@ -327,8 +327,7 @@ class SlotWaiter:
         self.state: str = WAITING
         self.kind = kind
         self.slot: Any = None  # the granted slot
-        self.readmitted = False
-        """Whether it was admitted before: then neither a full queue nor shedding refuses it."""
+        self.readmitted = False  # admitted before: neither a full queue nor shedding refuses it
         self.clock = clock
         self.rank: int = current_criticality()
         self.since = now

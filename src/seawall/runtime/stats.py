@@ -21,13 +21,8 @@ FOLD_AT_MOST: Final = 512
 
 ENOUGH_SAMPLES: Final = 20  # minimum number of known calls before the typical latency is used
 RATE_SPAN: Final = 10.0  # the error rate covers the last 10 to 20 seconds
-
-DESCRIBE_EVERY: Final = 0.1
-"""Seconds for which the text of the last error is reused for errors of the same name."""
-
-MOST_UNREAD: Final = 4096
-"""Maximum number of samples that are not folded in; beyond it, some of the oldest are lost."""
-
+DESCRIBE_EVERY: Final = 0.1  # seconds for which the text of the last error is reused, by name
+MOST_UNREAD: Final = 4096  # samples that are not folded in; beyond it, some of the oldest are lost
 REREAD: Final = 0.25  # seconds for which a cached number is good enough
 
 
@@ -69,8 +64,7 @@ class Stats:
         """Called from inside a call, at the first success and then at most four times a second."""
         self.latency = LatencyWindow()
         self.succeeded = 0
-        self.succeeded_blocks = 0
-        """Number of these that were `hold` blocks, which have no flow around them."""
+        self.succeeded_blocks = 0  # those that were `hold` blocks, which have no flow around them
         self.failed = 0
         self.rejected = 0
         self.cancelled = 0
@@ -79,8 +73,7 @@ class Stats:
         self.degraded = 0  # calls with a lesser answer; `stale` of them got an old answer
         self.stale = 0
         self.abandoned = 0  # worker threads whose caller gave up and which still run
-        self.waits = Tally()
-        """How long calls waited at a gate that then admitted them; other calls are not included."""
+        self.waits = Tally()  # waits at gates that then admitted the call
         self.last_error: LastError | None = None
         self._lock = Lock()
         self._cut_off: list[float] = []

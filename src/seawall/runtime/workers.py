@@ -47,8 +47,7 @@ class ThreadJob:
         self._value: Any = None
         self._error: BaseException | None = None
         self._abandoned = Abandoned()
-        self.waits = False
-        """Whether the guarded function has not begun: it waits for a slot, for example."""
+        self.waits = False  # whether the function has not begun: it waits for a slot, for example
 
     def run(self) -> bool:
         """Do the work, in a worker thread; return False if it was withdrawn before it began."""

@@ -36,8 +36,7 @@ from seawall.runtime.functions import kind_of
 from seawall.runtime.process import usable_cores
 from seawall.runtime.result import Result
 
-MOST_WORKERS: Final = 10_000
-"""More threads than any machine should run; a larger number suggests a mistaken unit."""
+MOST_WORKERS: Final = 10_000  # a larger number suggests a mistaken unit
 
 A = TypeVar("A")
 P = ParamSpec("P")

@@ -40,9 +40,7 @@ VALUE, ERROR, UNREAD, UNSENT = b"v", b"e", b"u", b"s"
 """Kinds of replies: a value, an error, an unreadable item, a result that cannot be sent."""
 
 ITEM_LENGTH: Final = 200  # maximum length of an item's description in characters
-
-TRACE_LENGTH: Final = 10_000
-"""Maximum length of a returned traceback in characters; its end is kept."""
+TRACE_LENGTH: Final = 10_000  # characters of a returned traceback; its end is kept
 
 
 @dataclass(slots=True, eq=False, repr=False)

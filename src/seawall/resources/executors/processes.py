@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 BEAT: Final = 1.0  # interval in real seconds at which a silent process is checked
 START_WITHIN: Final = 60.0  # timeout in real seconds for a new process to be ready
 EXIT_WITHIN: Final = 2.0  # timeout in real seconds for a process to exit before it is killed
+START_TRIES: Final = 3  # processes in a row that may die at start; then calls are refused
 
-START_TRIES: Final = 3
-"""Number of consecutive processes that may die at start before calls are refused for a while."""
-
-FIRST_PAUSE: Final = 0.5
+FIRST_PAUSE: Final = 0.5  # seconds of that pause, doubled each time up to the longest
 LONGEST_PAUSE: Final = 60.0
-"""Seconds of that pause: the first one, doubled each time up to the longest."""
 
 
 class _Worker:

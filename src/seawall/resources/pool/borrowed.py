@@ -56,8 +56,7 @@ class Borrowed(Generic[T]):
         self.resource: Resource | None = None
         self.has_slot = False
         self._limit: Any = None
-        self._spoiled: bool | None = None
-        """Whether to close the resource after the block; None before use."""
+        self._spoiled: bool | None = None  # whether to close the resource; None before use
 
     def __repr__(self) -> str:
         state = "free" if self.resource is None else "borrowed"

@@ -37,8 +37,7 @@ class Closing:
         self._owned = owned
         self._task: Task[None] | None = None
         self._timer: TimerHandle | None = None
-        self._starts = iter((True,))
-        """One token: the caller that takes it starts the closing, so it starts only once."""
+        self._starts = iter((True,))  # one token: it starts only once
         self._over = False  # whether `finish` is due; it is called again if a signal interrupted it
 
     def begin(self) -> None:

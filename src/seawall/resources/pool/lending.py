@@ -92,8 +92,7 @@ class Lending:
         """Apply these settings from now on."""
         self.settings = self.upkeep.settings = settings
         self._idle_seconds = inf if settings.idle_timeout is None else settings.idle_timeout
-        self.keeping = False
-        """Whether an intact returned resource is kept without checking for a surplus."""
+        self.keeping = False  # whether an intact resource is kept without a look at the size
 
     def shorten(self, now: float) -> None:
         """Limit the remaining idle time and life of existing resources, counted from now."""
@@ -511,8 +510,7 @@ class _Visit:
 
     borrower: Borrower
     asked: float = 0.0  # seconds spent on validation so far
-    doubt: str | None = None
-    """Why it skips further idle resources, as the cause for which they would be closed."""
+    doubt: str | None = None  # why it skips idle resources: the cause to close them
 
 
 class _PoolWaiter(SlotWaiter):

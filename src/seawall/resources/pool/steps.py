@@ -28,8 +28,7 @@ class Work:
     seconds: float | None
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    instead: str = "`async with`"
-    """What to write instead if the function is async where it cannot be awaited."""
+    instead: str = "`async with`"  # what to write if the function is async and must not be
     awaited: bool = False
     expired: bool = False  # whether it was stopped at its time limit
     left: Any = NOTHING  # a result that arrived as its task was cancelled, and that has no owner

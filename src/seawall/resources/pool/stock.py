@@ -61,13 +61,11 @@ class Resource:
     value: Any = None
     alive: bool = True  # whether its closing has not started
     connected: bool = False  # whether there is something to close
-    loop: AbstractEventLoop | None = None
-    """The loop that it belongs to; None if a plain function created it."""
+    loop: AbstractEventLoop | None = None  # that it belongs to; None after a plain `connect`
     dies_at: float = -inf
     idle_until: float = -inf
     since: float | None = None  # time at which it was borrowed; None if it is not
-    borrower: tuple[CodeType, int] | None = None
-    """Location of its last borrower: code object and instruction."""
+    borrower: tuple[CodeType, int] | None = None  # the last one: code object, instruction
     reported: float | None = None  # start time of the borrow that was reported as a leak
 
     @property
@@ -111,8 +109,7 @@ class Stock:
         self.live: set[Resource] = set()  # connecting, borrowed and idle resources
         self.substitutes: set[Resource] = set()  # borrowed resources that do not belong to the pool
         self.closing: dict[Resource, Closing] = {}
-        self.lost: deque[Resource] = deque()
-        """Resources whose borrower was collected without returning them."""
+        self.lost: deque[Resource] = deque()  # the borrower was collected
         self.anywhere = Stack()
         self.stacks: dict[Any, Stack] = {None: self.anywhere}
         """Idle resources by the loop that they belong to, the one used last on top."""
