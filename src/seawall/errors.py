@@ -2,8 +2,8 @@
 
 docs/reference/errors.md, made from this file, has them in a table. A `Rejected` was never
 attempted, so it is safe to try again. After any other error, something may have happened at the
-other side. Each refusal is a new instance, so that tracebacks do not grow. What the guarded function
-itself raises passes through unchanged.
+other side. Each refusal is a new instance, so that tracebacks do not grow. What the guarded
+function itself raises passes through unchanged.
 """
 
 from __future__ import annotations
