@@ -29,7 +29,7 @@ class _PassageExpiry(Expiry):
         super().__init__(task, delay)
 
     def _fire(self) -> None:
-        self._fired = True
+        self.fired = True
         self._passage.cancel(EXPIRED)
 
 
