@@ -130,10 +130,7 @@ def split_report(stored: str) -> tuple[str, str]:
 
 
 def attribute_of(error: object, name: str, default: Any = None) -> Any:
-    """Return an attribute of a foreign error, or `default` if reading it raises.
-
-    `getattr` lets anything but an AttributeError through, which would replace the user's error.
-    """
+    """Return an attribute of a foreign error, or `default` whatever reading it raises."""
     try:
         return getattr(error, name, default)
     except Exception:  # noqa: BLE001 - a property or a `__getattr__` of a foreign error

@@ -139,7 +139,7 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
 
         store._core._connections.apart = apart  # type: ignore[method-assign,assignment]
         loop = asyncio.get_running_loop()
-        store._core._background._loop = loop
+        store._core._background.loop = loop
         store._core._background._begin(list(store._core._background._handles))
         store._core.health.failed("the first failure", certain=True)
         assert not store.up
@@ -152,7 +152,7 @@ def heals(faults: Sequence[str], *, at: str = "") -> bool:
         for task in asyncio.all_tasks():
             if task is not asyncio.current_task():
                 task.cancel()
-        store._core._background._loop = None
+        store._core._background.loop = None
         return up
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:
@@ -366,7 +366,7 @@ def test_a_slow_start_is_no_failure_of_the_store(connecting: float, *, up: bool)
     async def main() -> tuple[bool, float]:
         store = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         loop = asyncio.get_running_loop()
-        store._core._background._loop = loop
+        store._core._background.loop = loop
         store._core._clients.make = lambda _timeout: _SlowToConnect(connecting)  # type: ignore[method-assign,assignment,return-value]
         began = loop.time()
         while store.up and loop.time() < began + 2.0:
@@ -377,7 +377,7 @@ def test_a_slow_start_is_no_failure_of_the_store(connecting: float, *, up: bool)
                 assert loop.time() - asked < 0.06  # a caller waits no longer than ever
             await asyncio.sleep(0.01)  # noqa: TID251 - virtual
         ended = store.up, loop.time() - began
-        store._core._background._loop = None
+        store._core._background.loop = None
         return ended
 
     with virtual_time() as clock, quiet(), pytest.MonkeyPatch.context() as patch:

@@ -192,11 +192,7 @@ class EventLog:
         self.write_built(sort, usual, lambda: event)
 
     def write_built(self, sort: Hashable, usual: int, build: Callable[[], Event]) -> None:
-        """Write a line about the event that `build` returns, unless the limit is reached.
-
-        Lines are limited by `sort`. `usual` is the level if the log has none. The event is built
-        only if its line is written.
-        """
+        """Write a line about the event of `build`, unless the limit of its `sort` is reached."""
         level = usual if self._level is None else self._level
         # A log handler may itself be guarded: its events must not be logged without end.
         if getattr(self._busy, "writing", False) or not self._logger.isEnabledFor(level):

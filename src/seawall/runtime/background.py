@@ -122,27 +122,17 @@ class Background:
         self._mutex = Mutex()
         self._at_start = at_start
         self._at_end = at_end
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
         self._handles: list[Handle] = []
         self._closed = False
-
-    @property
-    def thread(self) -> threading.Thread | None:
-        """The thread, while it runs."""
-        return self._thread
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, once it runs."""
-        return self._loop
 
     def every(self, seconds: float, job: Job) -> Handle:
         """Run `job` every `seconds`, starting now or once the thread runs."""
         handle = Handle(self, seconds, job)
         with self._mutex:
             self._handles.append(handle)
-            loop = self._loop
+            loop = self.loop
         if loop is not None:
             self.submit_if_running(handle.begin)
         return handle
@@ -160,7 +150,7 @@ class Background:
         """Return the loop; start it if it does not run yet."""
         if self._closed:
             raise StoreUnavailable(f"the {self.owner} was closed")
-        loop = self._loop
+        loop = self.loop
         if loop is not None:
             return loop
         loop = asyncio.new_event_loop()
@@ -169,14 +159,14 @@ class Background:
             target=Context().run, args=(self._run, loop), name=f"seawall-{self.owner}", daemon=True
         )
         with self._mutex:
-            first = self._loop is None and not self._closed
+            first = self.loop is None and not self._closed
             if first:
                 loop.call_soon(self._begin, list(self._handles))
-                self._loop, self._thread = loop, thread
+                self.loop, self.thread = loop, thread
                 try:
                     thread.start()
                 except RuntimeError as error:  # the process has too many threads
-                    self._loop = self._thread = None
+                    self.loop = self.thread = None
                     loop.close()
                     raise StoreUnavailable(f"no background thread: {error}") from error
         if not first:
@@ -217,7 +207,7 @@ class Background:
 
     def submit_if_running(self, callback: Callable[..., object], *args: Any) -> bool:
         """Schedule `callback` in the loop if the thread runs; return whether it does."""
-        loop = self._loop
+        loop = self.loop
         if loop is None:
             return False
         try:
@@ -230,7 +220,7 @@ class Background:
         """Start to stop the thread; return a function that waits until it has ended."""
         with self._mutex:
             self._closed = True
-            loop, thread = self._loop, self._thread
+            loop, thread = self.loop, self.thread
         if loop is None or thread is None:
             return lambda: None
 
@@ -261,10 +251,10 @@ class Background:
 
     def after_fork(self) -> None:
         """Forget the thread, which did not survive the fork; jobs run again after a restart."""
-        if self._loop is not None:
-            _abandoned.append(self._loop)
+        if self.loop is not None:
+            _abandoned.append(self.loop)
         self._mutex = Mutex()
-        self._loop = self._thread = None
+        self.loop = self.thread = None
         for handle in self._handles:
             handle.after_fork()
 

@@ -93,10 +93,7 @@ class Room(NamedTuple):
 
 
 class _Schedule(Generic[A]):
-    """Chooses which item begins next, within `concurrency` and the limits of bulkheads.
-
-    Items whose bulkhead is full are held back while others go first; at most `concurrency` of them.
-    """
+    """Chooses which item begins next; holds back up to `concurrency` whose bulkhead is full."""
 
     def __init__(self, items: Iterable[A], concurrency: int, room: Callable[[A], Room]) -> None:
         self.items: list[A] = []  # the items taken from the source so far

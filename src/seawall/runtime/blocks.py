@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -128,21 +129,14 @@ def explained(method: str, call: Call) -> Iterator[None]:
         raise TypeError(f"{error}: {advice}") from error
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Attempts:
     """The value of `guard.attempts()`: each `for` or `async for` over it is one guarded call."""
 
-    def __init__(
-        self,
-        host: Host,
-        layers: Callable[[Kind], Sequence[Layer]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Attempt blocks of `host`, inside its `layers` for a kind of call."""
-        self._host = host
-        self._layers = layers
-        self._args = args
-        self._kwargs = kwargs
+    _host: Host
+    _layers: Callable[[Kind], Sequence[Layer]]
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
 
     def __iter__(self) -> Iterator[BlockAttempt]:
         block = self._block("sync")

@@ -30,7 +30,7 @@ class _Started:
         self._need = need_var.get()
 
     @contextmanager
-    def _context(self) -> Iterator[None]:
+    def context(self) -> Iterator[None]:
         """Set the context variables that the source saw at its first item, for one more step."""
         attempt = attempt_var.set(self._attempt)
         need = need_var.set(self._need)
@@ -42,26 +42,18 @@ class _Started:
 
     def step(self, how: Callable[[Any], Any], argument: Any) -> None:
         try:
-            with self._context():
+            with self.context():
                 self.item = how(argument)
         except StopIteration as stop:
             self.ended = True
             self.item = stop.value
 
-    def close(self) -> None:
-        with self._context():
-            self.source.close()
-
     async def astep(self, how: Callable[[Any], Any], argument: Any) -> None:
         try:
-            with self._context():
+            with self.context():
                 self.item = await how(argument)
         except StopAsyncIteration:
             self.ended = True
-
-    async def aclose(self) -> None:
-        with self._context():
-            await self.source.aclose()
 
 
 Pick = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Host, Sequence[Layer]]]
@@ -100,7 +92,8 @@ def guard_generator(
                 try:
                     sent = yield flow.item
                 except GeneratorExit:
-                    flow.close()
+                    with flow.context():
+                        flow.source.close()
                     enough = True
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means
@@ -146,7 +139,8 @@ def guard_async_generator(
                 try:
                     sent = yield flow.item
                 except GeneratorExit:
-                    await flow.aclose()
+                    with flow.context():
+                        await flow.source.aclose()
                     enough = True
                     raise
                 except BaseException as thrown:  # noqa: BLE001 - the source decides what it means

@@ -103,10 +103,7 @@ def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[At
 def _instead(
     call: Call, substitute: Callable[..., Any], need: Need | None
 ) -> Generator[Request, Any, None]:
-    """Run a substitute, which can look up why it runs.
-
-    It is not one of this call's attempts, unless a retry is around it: guards inside it may retry.
-    """
+    """Run a substitute, which can look up why. Guards inside it may retry."""
     repeated = call.is_repeated(len(call.tickets) - 1)
     attempt = attempt_var.set(attempt_var.get() if repeated else call.outer_attempt)
     token = need_var.set(need)

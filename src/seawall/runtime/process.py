@@ -135,10 +135,7 @@ def _forget(watch: Callable[[str, dict[str, int]], None]) -> None:
 
 
 class LagMonitor:
-    """Repeatedly schedules a timer on a loop and measures how late it runs.
-
-    It keeps neither the loop nor itself alive: the loop holds it, by a timer, while it is read.
-    """
+    """Measures how late a timer runs on a loop, which holds it as long as it is read."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -171,10 +168,7 @@ class LagMonitor:
             self._wait(loop)
 
     def lag(self) -> float:
-        """Return how late the loop was at the last check, or is by now if the check is overdue.
-
-        A monitor that has ended because it was not read starts again, from any thread.
-        """
+        """Return how late the loop is; a monitor that was not read for long starts again."""
         loop = self._loop()
         if loop is None or not loop.is_running():
             return 0.0

@@ -45,10 +45,7 @@ live_slots: Final[WeakSet[Slots]] = WeakSet()
 
 
 class Slot:
-    """One slot: an item of the deque while free, the ticket of a call while taken.
-
-    When no reference to it is left, it was lost: its holder is gone and never gave it back.
-    """
+    """One slot: an item of the deque while free, a ticket while taken, lost if collected."""
 
     __slots__ = ("began", "kind", "slots")
 
@@ -88,10 +85,7 @@ class Slots:
         discipline: QueueState | None = None,
         owner: object = None,
     ) -> None:
-        """Start with `limit` free slots and room for `room` waiters (None: `limit` waiters).
-
-        `owner` is the object that the slots belong to.
-        """
+        """Start with `limit` free slots, and room for as many waiters if `room` is None."""
         self.limit = limit
         self.room = room
         self.discipline = discipline
@@ -249,11 +243,7 @@ class Slots:
         return waiter
 
     def _longest_wait(self, now: float) -> float:
-        """Return how long the oldest waiter of all classes has waited.
-
-        If the most critical or the newest are served first, the next waiter has hardly waited: its
-        wait would never show that the queue is standing.
-        """
+        """Return the longest wait in the queue; that of the next may be short in any queue."""
         since = min((waiter.since for waiter in self.queue.oldest()), default=now)
         return max(0.0, now - since)
 
@@ -305,10 +295,7 @@ class AnonymousSlots(Slots):
 
 
 class SlotWaiter:
-    """One call waiting for a slot. Its state changes only under the lock of the slots.
-
-    Without a slot to claim, `refuse(why)` raises, or returns a ticket if the limit is not enforced.
-    """
+    """One call waiting for a slot. Its state changes only under the lock of the slots."""
 
     wake: Callable[[], bool]
 

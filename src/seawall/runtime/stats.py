@@ -50,10 +50,7 @@ class LastError(NamedTuple):
 
 
 class Stats:
-    """Plain integers and one histogram, written while calls run and read by observers.
-
-    A success costs one list append. The list is folded into the histogram four times a second.
-    """
+    """Counts and one histogram. A success costs one append, folded in four times a second."""
 
     def __init__(self, now: float) -> None:
         survives_fork(self)
@@ -85,11 +82,7 @@ class Stats:
         self._rate_previous_since = now
 
     def fold(self, now: float) -> None:
-        """Move the samples so far into the histogram and the counts; safe from any thread.
-
-        Do nothing if a fold is already in progress (in another thread, or in this one, interrupted
-        by the garbage collector).
-        """
+        """Move the samples into histogram and counts, from any thread, unless one does so."""
         if self._lock.acquire(blocking=False):
             try:
                 self._fold(now)
@@ -242,10 +235,7 @@ def service_time(host: Host, quantile: float = 0.5) -> CachedNumber:
 
 
 class ResponseTimes:
-    """How long calls took from this gate on, including waits further in.
-
-    A call costs one append; the list is folded into a histogram when it is read.
-    """
+    """How long calls took from this gate on, waits included; folded when it is read."""
 
     def __init__(self, window: float) -> None:
         self.samples: list[float] = []

@@ -35,10 +35,8 @@ class QuestionSubject(Protocol):
 class BatchedSubject(QuestionSubject, Protocol):
     """How to batch questions into one script call; questions about the same object go together."""
 
-    script: str
-    """The name of the script."""
-    most: int
-    """Maximum number of questions in one call."""
+    script: str  # the name of the script
+    most: int  # maximum number of questions in one call
 
     def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str | int | float]]:
         """Return keys and arguments of the script call for all `items`."""
@@ -61,8 +59,7 @@ class StoreQuestion:
         self.about: Any = about  # a `BatchedSubject` if a link answers
         self.item = item
         self.until = until
-        self.due = 0.0
-        """When the answering side gives up, on the clock of its event loop."""
+        self.due = 0.0  # when the answering side gives up, on the clock of its event loop
         self._add = add
         self._open = [True]
         self._wake: Callable[[], bool] | None = None
@@ -134,15 +131,11 @@ class WantedCharge(Protocol):
 
     key: Hashable
     cost: int
-    estimated: bool
-    """Whether the actual cost is reported later."""
+    estimated: bool  # whether the actual cost is reported later
 
 
 class Receipt(Protocol):
-    """A record of what was taken, for giving it back; only the share can read it.
-
-    After `LimitShare.see()` it may have `standings`, a `LimitStanding` by the number of each limit.
-    """
+    """What was taken, for giving it back; after `see()` perhaps with `standings` by limit."""
 
 
 class LimitVerdict(NamedTuple):
@@ -150,19 +143,15 @@ class LimitVerdict(NamedTuple):
 
     wait: float | None
     """0: taken. Otherwise microseconds until the same call would be admitted; None: never."""
-    first: int = 0
-    """Index of the first exceeded limit, if nothing was taken."""
-    longest: int = 0
-    """Index of the limit with the longest wait."""
-    receipt: Receipt | None = None
-    """The receipt, if it was taken."""
+    first: int = 0  # index of the first exceeded limit, if nothing was taken
+    longest: int = 0  # index of the limit with the longest wait
+    receipt: Receipt | None = None  # the receipt, if it was taken
 
 
 class LimitStanding(NamedTuple):
     """The current state of one limit."""
 
-    left: int
-    """How much may be taken now."""
+    left: int  # how much may be taken now
     rest: float
     """Microseconds until all usage is forgotten; in a receipt, until there is more to take."""
 
@@ -170,17 +159,14 @@ class LimitStanding(NamedTuple):
 class SpendPath(Protocol):
     """What a gate may spend from in its success path, in uninterruptible steps."""
 
-    open: Any
-    """The lot to spend from; an empty one if the share must be asked."""
-    cost: float
-    """Cost of a call, set by the policy; infinite if each call must be inspected."""
+    open: Any  # the lot to spend from; an empty one if the share must be asked
+    cost: float  # cost of a call, set by the policy; infinite if each call must be inspected
 
 
 class LimitShare(Protocol):
     """The limits of one policy, in a store. Every failure of the store is `StoreUnavailable`."""
 
-    sharing: str
-    """Mode of sharing: "exact", "leased" or "split"."""
+    sharing: str  # mode of sharing: "exact", "leased" or "split"
 
     door: SpendPath | None
     """Fast path for spending, for a single limit without keys; None if there is none."""
@@ -323,10 +309,7 @@ class BreakerShare(Protocol):
         """Start exchanging state with the store. Called often, without the lock."""
 
     def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> Waiter:
-        """Return a waiter for the store's decision; its `claim` returns what `admit` would.
-
-        It never raises: if the store cannot answer, the configured failure mode applies.
-        """
+        """Return a waiter that never raises; it claims what `admit` would return."""
 
     def update(self, settings: BreakerSettings) -> None:
         """Publish other settings from now on."""
@@ -355,8 +338,7 @@ class BreakerStore(Protocol):
         """Return what is shared under `name`."""
 
 
-MEMORY: Final = 3600.0
-"""Seconds for which a store remembers a member that is silent or has left."""
+MEMORY: Final = 3600.0  # seconds for which a store remembers a member that is silent or has left
 
 
 class MemberBeat(NamedTuple):
@@ -365,16 +347,14 @@ class MemberBeat(NamedTuple):
     member: str
     stamp: float
     """When it was written, by the store's clock; a different stamp means a new heartbeat."""
-    age: float
-    """Seconds since then, by the same clock."""
+    age: float  # seconds since then, by the same clock
 
 
 class Sighting(NamedTuple):
     """What the store knew of a group at one instant."""
 
     beats: list[MemberBeat]
-    left: list[str]
-    """Members that have left."""
+    left: list[str]  # members that have left
 
 
 class BeatShare(Protocol):

@@ -76,13 +76,18 @@ class ClosableThreads(WorkerPool):
 
     def until_idle(self, until: float) -> CallbackWaiter:
         """Return a waiter for the end of all work; it claims whether that has come."""
-        return CallbackWaiter(
-            self._await_idle, leave=self._forget, result=lambda: self.idle, until=until
-        )
 
-    def _await_idle(self, wake: Callable[[], bool]) -> None:
-        self._leavers.append(wake)
-        self.look()
+        def join(wake: Callable[[], bool]) -> None:
+            self._leavers.append(wake)
+            self.look()
+
+        def leave(wake: Callable[[], bool]) -> None:
+            try:
+                self._leavers.remove(wake)
+            except ValueError:
+                pass  # another thread has woken it
+
+        return CallbackWaiter(join, leave=leave, result=lambda: self.idle, until=until)
 
     def look(self) -> None:
         """Wake the waiters for the end of all work, if it has come."""
@@ -92,12 +97,6 @@ class ClosableThreads(WorkerPool):
             except IndexError:  # another thread was faster
                 return
             wake()
-
-    def _forget(self, wake: Callable[[], bool]) -> None:
-        try:
-            self._leavers.remove(wake)
-        except ValueError:
-            pass
 
 
 class Errand(ThreadDriver):
