@@ -15,6 +15,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from seawall.clock import VirtualClock
 from seawall.events.bus import muted
 from seawall.policies.breaker import Breaker
 from seawall.policies.retry import Retry, RetryBudget
@@ -50,16 +51,6 @@ class _Failure(Exception):
     """The failure of an attempt."""
 
 
-class _Time:
-    """A clock that does not move until it is set."""
-
-    def __init__(self) -> None:
-        self.instant = 0.0
-
-    def now(self) -> float:
-        return self.instant
-
-
 MakeHost = Callable[[tuple["Policy", ...], "Clock", Random], tuple["Host", list[Layer]]]
 """Makes the host and layers of such a stack, from the policies, a clock and a generator."""
 
@@ -85,18 +76,19 @@ def _copies(policies: Sequence[Policy]) -> list[Policy]:
 
 
 def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> Forecast:
-    time: Any = _Time()
+    clock = VirtualClock()
     rng = Random(SEED)  # noqa: S311 - a forecast is no secret
-    host, layers = make_host(policies, time, rng)
+    host, layers = make_host(policies, clock, rng)
     calls = RATE * SECONDS
     attempts = served = 0
     order = count()
     due: list[tuple[float, int, Call, Generator[Request, Any, None], Context]] = []
     for number in range(calls):
-        call = Call(host, layers, _never_called, (), {}, number / RATE)
+        call = Call(host, layers, lambda: None, (), {}, number / RATE)
         heappush(due, (number / RATE, next(order), call, interpret(call), Context()))
     while due:
-        time.instant, _, call, steps, context = heappop(due)
+        now, _, call, steps, context = heappop(due)
+        clock.advance_to(now)
         try:
             request = context.run(_step, steps, None)
             while isinstance(request, RunFunction):
@@ -107,14 +99,10 @@ def _run(policies: tuple[Policy, ...], make_host: MakeHost, failing: float) -> F
             served += call.error is None
         else:
             assert isinstance(request, float)  # noqa: S101 - no gate here ever waits
-            heappush(due, (time.instant + request, next(order), call, steps, context))
+            heappush(due, (now + request, next(order), call, steps, context))
     return Forecast(failing, attempts / calls, served / calls)
 
 
 def _step(steps: Generator[Request, Any, None], failure: _Failure | None) -> Request:
     with muted():
         return steps.send(None) if failure is None else steps.throw(failure)
-
-
-def _never_called() -> None:
-    """Stand in for the guarded function: chance decides the attempts."""

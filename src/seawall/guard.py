@@ -609,8 +609,6 @@ def _caller() -> str:
 class _CatchingAttempt:
     """Collects the outcome of one call."""
 
-    __slots__ = ("_began", "_error", "_guard", "_token", "_trace", "value")
-
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._trace = Trace(guard.name)
@@ -631,12 +629,9 @@ class _CatchingAttempt:
 
     def result(self) -> Result[Any]:
         trace, error = self._trace, self._error
-        # Break the cycle: the traceback refers to the caller's frame, and that to this.
-        self._error = None
-        # Break the same cycle through the degradation's error.
-        less, trace.degradation = trace.degradation, None
-        if error is not None:
-            less = None
+        less = None if error is not None else trace.degradation
+        # Break the cycle: both errors' tracebacks refer to the caller's frame, and that to this.
+        self._error = trace.degradation = None
         cause = None if less is None else less.error
         known = cause if error is None else error
         return Result(

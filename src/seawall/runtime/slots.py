@@ -243,7 +243,7 @@ class Slots:
         return waiter
 
     def _longest_wait(self, now: float) -> float:
-        """Return the longest wait in the queue; that of the next may be short in any queue."""
+        """Return the longest wait in the queue; the next to be served may have hardly waited."""
         since = min((waiter.since for waiter in self.queue.oldest()), default=now)
         return max(0.0, now - since)
 

@@ -24,9 +24,6 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-# --- Listening in front of another handler ---
-
-
 class _Link:
     """A handler in front of the previous one."""
 
@@ -103,9 +100,6 @@ def is_loop_handler(handler: Any) -> bool:
     """Return whether `handler` is the empty function that `loop.add_signal_handler` installs."""
     module = getattr(handler, "__module__", None) or ""
     return module.partition(".")[0] in {"asyncio", "uvloop"}
-
-
-# --- Our own handlers ---
 
 
 @contextmanager

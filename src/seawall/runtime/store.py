@@ -25,14 +25,7 @@ if TYPE_CHECKING:
     from seawall.runtime.mutex import Mutex
 
 
-class QuestionSubject(Protocol):
-    """The subject of a question."""
-
-    def unwanted(self, item: Any, answer: Any) -> None:
-        """Handle an answer that came too late: give back what was granted."""
-
-
-class BatchedSubject(QuestionSubject, Protocol):
+class BatchedSubject(Protocol):
     """How to batch questions into one script call; questions about the same object go together."""
 
     script: str  # the name of the script
@@ -44,19 +37,22 @@ class BatchedSubject(QuestionSubject, Protocol):
     def unpack(self, reply: Any, items: Sequence[Any]) -> Sequence[Any]:
         """Return the answers, one for each of `items`; raise on an invalid reply."""
 
+    def unwanted(self, item: Any, answer: Any) -> None:
+        """Handle an answer that came too late: give back what was granted."""
+
 
 class StoreQuestion:
     """One question, as a `Waiter`. If its caller gives up as it is answered, the first decides."""
 
     def __init__(
         self,
-        about: QuestionSubject,
+        about: Any,
         item: Any,
         until: float | None,
         add: Callable[[StoreQuestion], None],
     ) -> None:
         """Ask for `item`, waiting until `until`; the answering side has its own timeout."""
-        self.about: Any = about  # a `BatchedSubject` if a link answers
+        self.about = about  # has `unwanted`; a `BatchedSubject` if a link answers
         self.item = item
         self.until = until
         self.due = 0.0  # when the answering side gives up, on the clock of its event loop

@@ -3,17 +3,15 @@
     result = run(main())                    # like asyncio.run, but nothing sleeps
     result = run(main(), seed=7)            # and another, replayable order of what is ready
 
-**Time.** While any callback is ready, time does not move. When none is, it jumps exactly to the
-next timer's instant, so code that wakes at `t` reads exactly `t`. Timers of one instant run in the
-order they were made. A coroutine may move `loop.clock` itself, to simulate a callback that blocked
-the loop for that time.
+**Time** does not move while any callback is ready. When none is, it jumps exactly to the next
+timer's instant. Timers of one instant run in the order they were made. A coroutine may move
+`loop.clock` itself, to simulate a callback that blocked the loop for that time.
 
-**Threads and sockets** live in real time. What they have delivered is served before time jumps;
-what they have not yet delivered cannot be seen. Work given to `loop.run_in_executor` (and so to
-`asyncio.to_thread`) takes no virtual time: until its future is done, the loop really waits and a
-timeout around it does not fire. `loop.hold_time()` does the same for other threads, other processes
-and network peers. Each such wait lasts at most `patience` real seconds without a wake-up; then the
-thread counts as blocked, and time continues without it (this is how a test lets a timeout abandon a
+**Threads and sockets** live in real time. What they have delivered is served before time jumps.
+Work given to `loop.run_in_executor` (and so to `asyncio.to_thread`) takes no virtual time: until
+its future is done, the loop really waits. `loop.hold_time()` does the same for other threads,
+processes and network peers. Each such wait lasts at most `patience` real seconds without a wake-up;
+then the thread counts as blocked, and time continues (this is how a test lets a timeout abandon a
 thread). A cancelled future no longer holds time, though its thread may continue.
 
 **Order.** Without a seed, callbacks run first in, first out, as asyncio promises. With one, what is
@@ -27,8 +25,7 @@ ready in one iteration is permuted where asyncio promises no order:
 - the reader of the loop's own wake-up pipe runs first and draws no random number: its timing
   depends on the real speed of threads, and must not change what a seed means.
 
-The same seed and program give the same order, as long as no thread, process or network takes part:
-the moment at which they deliver is not under control.
+The same seed and program give the same order, if no thread, process or network takes part.
 """
 
 from __future__ import annotations

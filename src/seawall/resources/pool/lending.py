@@ -266,9 +266,8 @@ class Lending:
         if cause == "leaked":
             self.upkeep.report(resource)
         stock = self._stock
-        another = stock.size < self.settings.max_size or (
-            visit.doubt is None and stock.has_idle(loop)
-        )
+        idle = stock.stacks.get(loop) or stock.anywhere
+        another = stock.size < self.settings.max_size or (visit.doubt is None and idle)
         if another and self._slots.take():
             stock.retire(resource, cause)
             return None

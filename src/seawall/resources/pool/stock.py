@@ -140,10 +140,6 @@ class Stock:
         known = [*list(self.live), *list(self.substitutes)]
         return [(since, r) for r in known if (since := r.since) is not None]
 
-    def has_idle(self, loop: AbstractEventLoop | None) -> bool:
-        """Return whether there is an idle resource that may be used in `loop`."""
-        return bool(self.stacks.get(loop) or self.anywhere)
-
     def pop(self, loop: AbstractEventLoop | None) -> Resource | None:
         """Pop the most recently used idle resource that may be used in `loop`, if any."""
         for stack in (self.stacks.get(loop), self.anywhere):
@@ -201,17 +197,6 @@ class Stock:
             return self.lost.popleft()
         except IndexError:
             return None
-
-    def take_lost_substitute(self) -> Resource | None:
-        """Take a lost resource that does not belong to the pool, if there is one."""
-        for lost in list(self.lost):
-            if not lost.pooled:
-                try:
-                    self.lost.remove(lost)
-                except ValueError:  # another thread was faster
-                    continue
-                return lost
-        return None
 
     def evict(self, loop: AbstractEventLoop | None) -> tuple[Resource, str] | None:
         """Take out a resource that is useless in `loop`, to be closed; return it and the cause."""

@@ -81,7 +81,11 @@ class Upkeep:
                 yield resource, cause, True
             else:
                 slots.give_back()
-        while (substitute := stock.take_lost_substitute()) is not None:
+        for substitute in [lost for lost in list(stock.lost) if not lost.pooled]:
+            try:
+                stock.lost.remove(substitute)
+            except ValueError:  # another thread was faster
+                continue
             self.report(substitute)
             yield substitute, "leaked", False
         while stock.lost and slots.take():
