@@ -80,15 +80,11 @@ class Family:
         self.idempotent = check.flag("idempotent", idempotent)
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self._rng = None if rng is None else check.chance("rng", rng)
-        self.closed = False
-        """Whether `close()` was called."""
-        self.evicted = 0
-        """Number of keys evicted to make room."""
-        self.overflowed = 0
-        """Number of times a key found no room."""
+        self.closed = False  # whether `close()` was called
+        self.evicted = 0  # number of keys evicted to make room
+        self.overflowed = 0  # number of times a key found no room
         self._members: dict[Hashable, _Member] = {}
-        self._hand: list[Hashable] = []
-        """Keys not yet checked in the current eviction sweep."""
+        self._hand: list[Hashable] = []  # keys not yet checked in the current eviction sweep
         self._others: Guard | None = None
         self._gone: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}

@@ -9,7 +9,7 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any, Final, Self, overload
@@ -125,9 +125,6 @@ class Degradations(Sequence[Degraded]):
 
     def __len__(self) -> int:
         return len(self._events)
-
-    def __iter__(self) -> Iterator[Degraded]:
-        return iter(self._events)
 
     @overload
     def __getitem__(self, index: int) -> Degraded: ...

@@ -89,11 +89,11 @@ class Layer:
     `enter` and `leave` are None where there is nothing to do: the success path then skips them.
     """
 
-    takes_arguments = False
-    """Whether `enter` takes the call's own arguments, as `enter(now, *args, **kwargs)`."""
-
-    until_stopped = False
-    """Whether `leave` must wait until the work really stops, even if its caller gave up on it."""
+    takes_arguments = False  # `enter` takes the call's own: `enter(now, *args, **kwargs)`
+    until_stopped = False  # `leave` waits until the work really stops, even if it was given up
+    repeats = False  # a flow that may go down again with the same call
+    seldom_entered = False  # most calls pass without entering it: their ticket is None
+    inline: Inline | None = None  # lines of the success path, in place of `enter` and `leave`
 
     enter: Callable[..., Any] | None = None
     """`enter(now)` returns a ticket, raises a `Rejected`, or raises `Wait`."""
@@ -119,30 +119,15 @@ class Layer:
     begun: Callable[[Any, float, CallCount], None] | None = None
     """`begun(ticket, now, count)`: after a failed attempt, a stream or a block has begun."""
 
-    repeats = False
-    """Whether it is a flow that may go down again with the same call."""
-
-    seldom_entered = False
-    """Whether most calls pass without entering it: their ticket is None."""
-
-    inline: Inline | None = None
-    """Lines for the success path that replace the calls of `enter` and `leave`."""
-
-    suspend: Callable[[Any], None] | None = None
-    """`suspend(ticket)`: until `resume`, the code that runs is not part of the call."""
-
-    resume: Callable[[Any], None] | None = None
-    """`resume(ticket)`: the call continues."""
-
-    again: Callable[[Any], bool] | None = None
-    """`again(value)`: whether a flow wants to act on a returned value (rare)."""
+    suspend: Callable[[Any], None] | None = None  # `suspend(ticket)`: other code until `resume`
+    resume: Callable[[Any], None] | None = None  # `resume(ticket)`: the call continues
+    again: Callable[[Any], bool] | None = None  # `again(value)`: act on a returned value (rare)
 
 
 class Flow(Layer):
     """A layer that decides what happens with the result of what is inside it."""
 
-    passes_refusals = False
-    """Whether it ignores refusals from inside: then only `leave` must be called."""
+    passes_refusals = False  # it ignores refusals from inside: only `leave` must be called
 
     def settle(self, call: Call, ticket: Any) -> Next | None:
         """Return None to pass `call.value` or `call.error` on outwards, perhaps replaced."""
