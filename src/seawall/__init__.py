@@ -20,49 +20,86 @@ from seawall._lazy import lazily
 
 TYPE_CHECKING = False  # type checkers take it for True; importing typing costs more than this file
 if TYPE_CHECKING:
-    from seawall.config import guards_from_toml as guards_from_toml
-    from seawall.context import Criticality as Criticality
-    from seawall.context import check_deadline as check_deadline
-    from seawall.context import criticality as criticality
-    from seawall.context import current_deadline as current_deadline
-    from seawall.context import deadline as deadline
-    from seawall.errors import BulkheadFull as BulkheadFull
-    from seawall.errors import CircuitOpen as CircuitOpen
-    from seawall.errors import DeadlineExceeded as DeadlineExceeded
-    from seawall.errors import Overloaded as Overloaded
-    from seawall.errors import RateLimited as RateLimited
-    from seawall.errors import Rejected as Rejected
-    from seawall.errors import SeawallError as SeawallError
-    from seawall.errors import TimedOut as TimedOut
-    from seawall.events import subscribe as subscribe
-    from seawall.family import Family as Family
-    from seawall.guard import Guard as Guard
-    from seawall.models.backoff import full_jitter as full_jitter
-    from seawall.policies.adaptive_limit import AdaptiveLimit as AdaptiveLimit
-    from seawall.policies.breaker import Breaker as Breaker
-    from seawall.policies.bulkhead import Bulkhead as Bulkhead
-    from seawall.policies.bulkhead import ThreadBulkhead as ThreadBulkhead
-    from seawall.policies.cache import Cache as Cache
-    from seawall.policies.chaos import Chaos as Chaos
-    from seawall.policies.fallback import Fallback as Fallback
-    from seawall.policies.fallback import static as static
-    from seawall.policies.hedge import Hedge as Hedge
-    from seawall.policies.rate_limit import RateLimit as RateLimit
-    from seawall.policies.retry import Retry as Retry
-    from seawall.policies.retry import RetryBudget as RetryBudget
-    from seawall.policies.retry import transient as transient
-    from seawall.policies.shed import Shed as Shed
-    from seawall.policies.throttle import Throttle as Throttle
-    from seawall.policies.timeout import Timeout as Timeout
-    from seawall.redis.store import RedisStore as RedisStore
-    from seawall.registry import explain as explain
-    from seawall.registry import get_guard as get_guard
-    from seawall.registry import guards as guards
-    from seawall.registry import snapshot as snapshot
-    from seawall.runtime.batch import Batch as Batch
-    from seawall.runtime.degradation import degradations as degradations
-    from seawall.runtime.policy import Policy as Policy
-    from seawall.runtime.result import Result as Result
+    from seawall.config import guards_from_toml
+    from seawall.context import Criticality, check_deadline, criticality, current_deadline, deadline
+    from seawall.errors import (
+        BulkheadFull,
+        CircuitOpen,
+        DeadlineExceeded,
+        Overloaded,
+        RateLimited,
+        Rejected,
+        SeawallError,
+        TimedOut,
+    )
+    from seawall.events import subscribe
+    from seawall.family import Family
+    from seawall.guard import Guard
+    from seawall.models.backoff import full_jitter
+    from seawall.policies.adaptive_limit import AdaptiveLimit
+    from seawall.policies.breaker import Breaker
+    from seawall.policies.bulkhead import Bulkhead, ThreadBulkhead
+    from seawall.policies.cache import Cache
+    from seawall.policies.chaos import Chaos
+    from seawall.policies.fallback import Fallback, static
+    from seawall.policies.hedge import Hedge
+    from seawall.policies.rate_limit import RateLimit
+    from seawall.policies.retry import Retry, RetryBudget, transient
+    from seawall.policies.shed import Shed
+    from seawall.policies.throttle import Throttle
+    from seawall.policies.timeout import Timeout
+    from seawall.redis.store import RedisStore
+    from seawall.registry import explain, get_guard, guards, snapshot
+    from seawall.runtime.batch import Batch
+    from seawall.runtime.degradation import degradations
+    from seawall.runtime.policy import Policy
+    from seawall.runtime.result import Result
+
+__all__ = [
+    "AdaptiveLimit",
+    "Batch",
+    "Breaker",
+    "Bulkhead",
+    "BulkheadFull",
+    "Cache",
+    "Chaos",
+    "CircuitOpen",
+    "Criticality",
+    "DeadlineExceeded",
+    "Fallback",
+    "Family",
+    "Guard",
+    "Hedge",
+    "Overloaded",
+    "Policy",
+    "RateLimit",
+    "RateLimited",
+    "RedisStore",
+    "Rejected",
+    "Result",
+    "Retry",
+    "RetryBudget",
+    "SeawallError",
+    "Shed",
+    "ThreadBulkhead",
+    "Throttle",
+    "TimedOut",
+    "Timeout",
+    "check_deadline",
+    "criticality",
+    "current_deadline",
+    "deadline",
+    "degradations",
+    "explain",
+    "full_jitter",
+    "get_guard",
+    "guards",
+    "guards_from_toml",
+    "snapshot",
+    "static",
+    "subscribe",
+    "transient",
+]
 
 _HOMES = {
     "config": "guards_from_toml",
@@ -94,7 +131,7 @@ _HOMES = {
     "runtime.policy": "Policy",
     "runtime.result": "Result",
 }
-"""The public names by the module that defines them; `lazily` makes `__all__` of them."""
+"""The public names by the module that defines them."""
 
 if not TYPE_CHECKING:  # a type checker must report names that do not exist
     __getattr__, __dir__ = lazily(__name__, _HOMES, globals())

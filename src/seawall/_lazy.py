@@ -12,9 +12,6 @@ def lazily(
     package: str, homes: Mapping[str, str], namespace: dict[str, Any]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package; `homes` has the names by their modules."""
-    namespace.setdefault(
-        "__all__", sorted(name for names in homes.values() for name in names.split())
-    )
 
     def load(name: str) -> Any:
         for home, names in homes.items():

@@ -80,9 +80,12 @@ class Family:
         self.idempotent = check.flag("idempotent", idempotent)
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self._rng = None if rng is None else check.chance("rng", rng)
-        self.closed = False  # whether `close()` was called
-        self.evicted = 0  # number of keys evicted to make room
-        self.overflowed = 0  # number of times a key found no room
+        self.closed = False
+        """Whether `close()` was called."""
+        self.evicted = 0
+        """Number of keys evicted to make room."""
+        self.overflowed = 0
+        """Number of times a key found no room."""
         self._members: dict[Hashable, _Member] = {}
         self._hand: list[Hashable] = []  # keys not yet checked in the current eviction sweep
         self._others: Guard | None = None

@@ -113,7 +113,8 @@ class Guard:
         self.name = name
         self.made_at = ""
         """File and line that made the guard; see the registry's log record on too many guards."""
-        self.closed = False  # whether `close()` was called
+        self.closed = False
+        """Whether `close()` was called."""
         self.policies = policies
         self.max_wait = max_wait
         """Maximum total seconds a call may wait at all of its gates; None means no bound."""

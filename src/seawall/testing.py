@@ -184,9 +184,12 @@ class ScriptedService:
         """Follow `steps`. Slow sync calls need the `clock` on which they are slow."""
         if not steps:
             raise ValueError("ScriptedService(): give it a step, such as answer('hello')")
-        self.calls = 0  # number of calls that have begun
-        self.running = 0  # number of calls in progress
-        self.peak = 0  # maximum number of calls that were in progress at the same time
+        self.calls = 0
+        """Number of calls that have begun."""
+        self.running = 0
+        """Number of calls in progress."""
+        self.peak = 0
+        """Maximum number of calls that were in progress at the same time."""
         for step in steps:
             if not isinstance(step, Step):
                 raise TypeError(f"ScriptedService({step!r}): write answer({step!r}), fail(...)...")

@@ -38,7 +38,8 @@ class Bound:
 class Policy:
     """A rule around a call. The same object in two guards shares its state between them."""
 
-    kind: ClassVar[str] = ""  # the policy's name in errors, events and metrics
+    kind: ClassVar[str] = ""
+    """The policy's name in errors, events and metrics."""
 
     _needs_statistics: ClassVar[bool] = True  # if not, a policy used alone keeps none
 
