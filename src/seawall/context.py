@@ -112,6 +112,7 @@ class Deadline:
     __slots__ = ("at", "clock")
 
     def __init__(self, at: float, clock: Clock) -> None:
+        """Hold the instant `at` of `clock`."""
         self.at = check.at_least("instant", at, float("-inf"))
         self.clock = check_clock(clock)
 

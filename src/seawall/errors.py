@@ -232,6 +232,7 @@ class WorkerDied(SeawallError):
     reason = "worker_died"
 
     def __init__(self, message: str = "", *, item: str = "", exit_code: int | None = None) -> None:
+        """Store the item in progress, and how the process ended, if known."""
         super().__init__(message)
         self.item = item
         self.exit_code = exit_code
@@ -269,6 +270,7 @@ class JobFailed(SeawallError):
     def __init__(
         self, message: str = "", *, job: str = "", state: str = "", cause: str = ""
     ) -> None:
+        """Store the job's id, how it ended, and why."""
         super().__init__(message)
         self.job = job
         self.state = state
@@ -317,6 +319,7 @@ class RecordedFailure(SeawallError):
     reason = "recorded_failure"
 
     def __init__(self, kind: str, message: str = "") -> None:
+        """Store what the first call raised."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
         self.message = message

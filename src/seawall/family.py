@@ -108,6 +108,7 @@ class Family:
         return key in self._members
 
     def __getitem__(self, key: Hashable) -> Guard:
+        """Return the guard of `key`; make it if the key is new."""
         try:
             member = self._members[key]
         except KeyError:
