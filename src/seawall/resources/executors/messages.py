@@ -16,21 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.context import (
-    Attempt,
-    attempt_var,
-    attempts_from,
-    criticality,
-    current_criticality,
-    current_idempotency_key,
-    current_tenant,
-    current_tier,
-    deadline,
-    idempotency_key,
-    seconds_left,
-    tenant,
-    tier,
-)
+from seawall import context
 from seawall.errors import add_note
 
 if TYPE_CHECKING:
@@ -112,13 +98,16 @@ def pack(item: ProcessCall, luggage: Luggage) -> Any:
     """Pickle `item` and its caller's context, or raise TypeError."""
     from multiprocessing.reduction import ForkingPickler
 
+    attempts = context.attempts_from(context.attempt_var.get())
     carried = {
-        "attempts": [(one.number, one.guard) for one in attempts_from(attempt_var.get())],
-        "criticality": current_criticality(),
-        "deadline": seconds_left(),  # as seconds, because clocks of two processes differ
-        "idempotency_key": current_idempotency_key(),
-        "tenant": current_tenant(),
-        "tier": current_tier(),
+        "attempts": [
+            (one.number, one.guard) for one in context.attempts_from(context.attempt_var.get())
+        ],
+        "criticality": context.current_criticality(),
+        "deadline": context.seconds_left(),  # as seconds, because clocks of two processes differ
+        "idempotency_key": context.current_idempotency_key(),
+        "tenant": context.current_tenant(),
+        "tier": context.current_tier(),
     }
     try:
         return ForkingPickler.dumps(
@@ -231,12 +220,12 @@ def _call(
     for module, name, value in variables:
         getattr(import_module(module), name).set(value)
     for number, guard in reversed(carried["attempts"]):
-        attempt_var.set(Attempt(number, guard, attempt_var.get()))
+        context.attempt_var.set(context.Attempt(number, guard, context.attempt_var.get()))
     with ExitStack() as scopes:
-        scopes.enter_context(criticality(carried["criticality"]))
+        scopes.enter_context(context.criticality(carried["criticality"]))
         if carried["deadline"] is not None:
-            scopes.enter_context(deadline(max(0.0, carried["deadline"])))
-        for scope in (idempotency_key, tenant, tier):
+            scopes.enter_context(context.deadline(max(0.0, carried["deadline"])))
+        for scope in (context.idempotency_key, context.tenant, context.tier):
             value = carried[scope.__name__]
             if value is not None:
                 scopes.enter_context(scope(value))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COUNTED: Final = ("created", "connect_failed", "rejected", "degraded", "timed_out", "leaked")
 BORROWERS_LISTED: Final = 20  # maximum number of borrowers in a snapshot, the longest first
 
 
@@ -321,12 +322,7 @@ class Pool(Generic[T]):
             "waiting": self.slots.waiting,
             "queue_wait": self.slots.queue_wait(now),
             "borrowed": upkeep.uses.total,
-            "created": counts["created"],
-            "connect_failed": counts["connect_failed"],
-            "rejected": counts["rejected"],
-            "degraded": counts["degraded"],
-            "timed_out": counts["timed_out"],
-            "leaked": counts["leaked"],
+            **{name: counts[name] for name in COUNTED},
             "closed": dict(sorted(stock.causes.items())),
             "close_failed": stock.close_failed,
             "use": upkeep.uses.latency.snapshot(now),
