@@ -100,9 +100,7 @@ def pack(item: ProcessCall, luggage: Luggage) -> Any:
 
     attempts = context.attempts_from(context.attempt_var.get())
     carried = {
-        "attempts": [
-            (one.number, one.guard) for one in context.attempts_from(context.attempt_var.get())
-        ],
+        "attempts": [(one.number, one.guard) for one in attempts],
         "criticality": context.current_criticality(),
         "deadline": context.seconds_left(),  # as seconds, because clocks of two processes differ
         "idempotency_key": context.current_idempotency_key(),
