@@ -36,8 +36,7 @@ from seawall.tasks.messages import (
 
 __all__ = ["GuardedActors"]
 
-_OPTION: Final = "seawall"
-"""The option of a message that holds its headers."""
+_OPTION: Final = "seawall"  # the option of a message that holds its headers
 
 _current: ContextVar[Any] = ContextVar("_current", default=None)
 """The message that this thread works on, or did last."""

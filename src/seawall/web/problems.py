@@ -56,8 +56,7 @@ UPSTREAM: Final = "upstream"
 SPREAD: Final = 2.0
 """Maximum number of seconds added at random for callers that were shed."""
 
-_LONGEST_CHAIN: Final = 8
-"""Maximum number of causes of an exception that are examined."""
+_LONGEST_CHAIN: Final = 8  # maximum number of causes of an exception that are examined
 
 _rng: Final = Random()  # noqa: S311 - jitter needs no secure randomness
 
@@ -284,7 +283,10 @@ def problem_of(error: BaseException, *, rng: Random | None = None) -> Problem | 
         # A vendor's SDK may have wrapped it in an exception of its own.
         ours = next((cause for cause in chain if isinstance(cause, errors.SeawallError)), None)
         if ours is None:
-            if any(_is_mistake(cause) for cause in chain):
+            if any(
+                not names.isdisjoint(_MISTAKES) and names.isdisjoint(_NO_MISTAKES)
+                for names in map(_names, chain)
+            ):
                 return None
             kind = _UPSTREAM_LATE if _is_late(error) else _UPSTREAM
             return Problem(kind.status, kind.title, kind.detail, extensions={"reason": UPSTREAM})
@@ -338,11 +340,6 @@ def _wait(error: errors.SeawallError, kind: _Kind, rng: Random) -> float | None:
 
 def _names(error: BaseException) -> set[tuple[str, str]]:
     return {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__}
-
-
-def _is_mistake(error: BaseException) -> bool:
-    names = _names(error)
-    return not names.isdisjoint(_MISTAKES) and names.isdisjoint(_NO_MISTAKES)
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:

@@ -94,8 +94,9 @@ class Trust:
         `peer` is the address that the connection comes from, None for a unix socket.
         """
         known = self._ask(peer)
-        if known is None:
-            return _no_address(peer)
+        if known is None:  # a server or a test gave a name instead of an address
+            short = (peer or "")[:_LONGEST_HOP]
+            return short if short and short.isprintable() else "unknown"
         return self._origin(known, headers)[0].key if known.proxy else known.key
 
     def believes(self, peer: str | None, headers: Header = ()) -> bool:
@@ -211,12 +212,6 @@ def _key(address: IPv4Address | IPv6Address) -> str:
     host_bits = address.max_prefixlen - _NETWORK_BITS
     network = IPv6Address(int(address) >> host_bits << host_bits)
     return f"{network}/{_NETWORK_BITS}"
-
-
-def _no_address(peer: str | None) -> str:
-    """Return a name for a peer that a server or a test gave instead of an address."""
-    short = (peer or "")[:_LONGEST_HOP]
-    return short if short and short.isprintable() else "unknown"
 
 
 def _plain_node(hop: str) -> str | None:

@@ -14,7 +14,7 @@ from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.limits import fields as _limit_fields
-from seawall.web.limits.fields import ROUNDING
+from seawall.web.limits.groups import ROUNDING
 from seawall.web.principals import user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust

@@ -167,12 +167,9 @@ class LoopAdmissionGate(GateBound):
         self._loop = loop
         self._queued = self.slots.queue._lanes
         """Not empty while requests wait. Cheaper to check than the length of the queue."""
-        self._turning = False
-        """Whether a turn is in progress."""
-        self._dispatching = False
-        """Whether a turn for waiting requests is scheduled."""
-        self._open = False
-        """Whether new requests may join the current turn."""
+        self._turning = False  # whether a turn is in progress
+        self._dispatching = False  # whether a turn for waiting requests is scheduled
+        self._open = False  # whether new requests may join the current turn
         self._began = self._busy_since = 0.0
         self._begun = 0
         self._stood = 0
@@ -188,22 +185,19 @@ class LoopAdmissionGate(GateBound):
         """Whether the loop is overloaded."""
         self.free = True
         """Whether it is not: otherwise `refuse_if_full` may refuse, as that of a `SlotGate`."""
-        self._calm = 0.0
-        """Number of seconds for which windows have been calm."""
+        self._calm = 0.0  # number of seconds for which windows have been calm
         self._burst = True
         """Whether the queue is a burst: the loop was idle when it formed, a short time ago."""
         self._cheap = False
         self._slice = self.policy.slice
-        self._earlier = 0.0, 0
-        """CPU time and number of requests of the previous window."""
+        self._earlier = 0.0, 0  # CPU time and number of requests of the previous window
         self._open_window(self._now())
 
     def _open_window(self, now: float) -> None:
         self._window, self._cpu = now, thread_time()
         self._took = 0.0
         self.served = 0
-        self._held_back = 0
-        """Requests that arrived in this window minus those that started in it."""
+        self._held_back = 0  # requests that arrived in this window minus those that started in it
         self._emptied = not self._queued
         """Whether the queue was empty at some moment of this window."""
 

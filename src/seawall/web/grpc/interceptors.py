@@ -72,8 +72,7 @@ _CODES: Final[dict[Any, str]] = {
 }
 """Names by code, and by the numbers that aio contexts use for codes."""
 
-_SAME: Final = 0.001
-"""Seconds by which two clocks may differ for the same instant."""
+_SAME: Final = 0.001  # seconds by which two clocks may differ for the same instant
 
 
 class _FailureStatus(Exception):

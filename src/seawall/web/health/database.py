@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from seawall.runtime.driver import Steps, adrive, drive
 
 Connect: TypeAlias = Callable[[], Any]
 Execute: TypeAlias = Callable[[str], Any]
+
+_OF_CONNECTIONS: Final = ("cursor", "exec_driver_sql", "fetch")
 
 
 def reading(connect: Connect, statement: str) -> Any:
@@ -66,7 +68,8 @@ def _run(given: Any, steps: Callable[[Any, Execute], Steps[None]]) -> Any:
     if hasattr(given, "__aenter__") or hasattr(given, "__await__"):
         return _arun(given, steps)
     with ExitStack() as stack:
-        if not _is_connection(given) and hasattr(given, "__enter__"):
+        is_connection = any(hasattr(given, name) for name in _OF_CONNECTIONS)
+        if not is_connection and hasattr(given, "__enter__"):
             given = stack.enter_context(given)
         else:
             stack.callback(given.close)  # leaving the `with` of some connections closes nothing
@@ -85,10 +88,6 @@ async def _arun(given: Any, steps: Callable[[Any, Execute], Steps[None]]) -> Non
             stack.push_async_callback(connection.close)
         execute = getattr(connection, "exec_driver_sql", None) or connection.execute
         await adrive(steps(connection, execute), result)
-
-
-def _is_connection(given: Any) -> bool:
-    return hasattr(given, "cursor") or hasattr(given, "exec_driver_sql") or hasattr(given, "fetch")
 
 
 def _execute(connection: Any, statement: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from asyncio import wait
 from collections.abc import Callable, Mapping
+from functools import partial
 from json import dumps
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
@@ -142,15 +143,10 @@ class Health:
         takes to change the state for the worse or for the better.
         """
         if check_ is None:
-
-            def decorate(function: C) -> C:
-                self.add(
-                    name, function, level=level, timeout=timeout, ttl=ttl, critical=critical,
-                    failures=failures, successes=successes,
-                )  # fmt: skip
-                return function
-
-            return decorate
+            return partial(
+                self.add, name, level=level, timeout=timeout, ttl=ttl, critical=critical,
+                failures=failures, successes=successes,
+            )  # fmt: skip
         self._check_name(name)
         check.choice("level", level, LEVELS)
         self._watches[name] = Watch(

@@ -110,8 +110,7 @@ class Lifecycle:
         self._in_flight = 0
         self.sockets = 0
         """Number of websockets among them."""
-        self._loop: AbstractEventLoop | None = None
-        """The serving event loop; None before the start."""
+        self._loop: AbstractEventLoop | None = None  # the serving event loop; None before the start
         self._state: State = "starting"
         self.draining = False
         """Whether the service is draining: connections should be closed after the response."""
@@ -122,10 +121,8 @@ class Lifecycle:
         self._stop: Stop | None = None
         self._warming: Task[None] | None = None
         self._drain: Task[Drained] | None = None
-        self._over = 0.0
-        """Time at which draining ends at the latest."""
-        self._stops = False
-        """Whether the server may be stopped."""
+        self._over = 0.0  # time at which draining ends at the latest
+        self._stops = False  # whether the server may be stopped
         self._look: TimerHandle | None = None
         self._drain_begun = Event()
         self._hurry = Event()

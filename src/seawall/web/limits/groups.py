@@ -1,4 +1,4 @@
-"""Limits that are taken all or none: in this process, or in a store.
+"""Limits that are taken all or none, in this process or in a store, and their response headers.
 
 A `Group` is one `RateLimit` with a limit for each tier of each of its `RequestLimit`s. Which of
 them a request has to pass depends on its tier: that is computed once for each tier, as a `Part`.
@@ -6,8 +6,10 @@ them a request has to pass depends on its tier: that is computed once for each t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.clock import Clock
 from seawall.errors import RateLimited
@@ -19,13 +21,28 @@ from seawall.policies.rate_limit.fast_path import Quick, quick_taking
 from seawall.policies.rate_limit.meters import Meter
 from seawall.policies.rate_limit.reservation import Charge
 from seawall.runtime.driver import Steps
-from seawall.web.limits.fields import Header, state_header
 from seawall.web.principals import key_reader
+from seawall.wire.rate_fields import (
+    POLICY_HEADER,
+    STATE_HEADER,
+    RatePolicy,
+    RateState,
+    write_policies,
+    write_states,
+)
 
 if TYPE_CHECKING:
     from seawall.web.limits.limits import RequestLimit
     from seawall.web.request import Incoming
 
+
+Header = tuple[bytes, bytes]
+
+POLICY: Final = POLICY_HEADER.lower().encode("ascii")
+STATE: Final = STATE_HEADER.lower().encode("ascii")
+
+ROUNDING: Final = 1e-6
+"""Seconds that an instant may be off by the rounding of floats."""
 
 Standing = tuple[bytes, float, float]
 """A limit's name for a field, what remains, and the microseconds until there is more."""
@@ -369,3 +386,40 @@ class Group:
         if self.policy._sharing is not None:
             return {"limits": shown, "shared": self.policy._sharing.snapshot()}
         return {"limits": shown}
+
+
+# Response headers: `RateLimit-Policy`, `RateLimit` and `Retry-After`. Only limits of the individual
+# caller are reported: not the load of the service as a whole, nor its soft limits.
+
+
+def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
+    """Return the header with the limits, the same for all requests of a tier, or None."""
+    policies = []
+    for limit, rate in rates:
+        if limit.shown:
+            whole, part = divmod(rate.rate.period, MICROSECONDS)
+            policies.append(RatePolicy(limit.name, rate.rate.limit, None if part else whole))
+    return (POLICY, write_policies(policies).encode("ascii")) if policies else None
+
+
+def field_name(name: str) -> bytes:
+    """Return a limit's name as the start of its state; the remaining count follows."""
+    return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
+
+
+@lru_cache(maxsize=1000)
+def state_header(field: bytes, left: float, seconds: float) -> Header:
+    """Return the state of a limit: what remains, and the seconds until there is more.
+
+    It is cached: callers well within their limits get the same values repeatedly.
+    """
+    return STATE, b"%b%d;t=%d" % (field, left, seconds)
+
+
+def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
+    """Return the state for a refused request: nothing remains of the limits that it exceeds."""
+    after = error.retry_after
+    # A rounding error of the clock is no reason to write 11 for 10 seconds.
+    time = b"" if after is None else b";t=%d" % ceil(after - ROUNDING)
+    over = [limit.field for limit in limits if limit.shown and limit.name in error.violated]
+    return (STATE, b", ".join(b"%b0%b" % (field, time) for field in over)) if over else None

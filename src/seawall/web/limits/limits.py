@@ -34,8 +34,15 @@ from seawall.policies.rate_limit.limit import Algorithm, Cost
 from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
-from seawall.web.limits.fields import Header, field_name, policy_header, refused_header
-from seawall.web.limits.groups import Granted, Group, Part
+from seawall.web.limits.groups import (
+    Granted,
+    Group,
+    Header,
+    Part,
+    field_name,
+    policy_header,
+    refused_header,
+)
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
 
 if TYPE_CHECKING:
@@ -91,7 +98,7 @@ class RequestLimit:
             raise TypeError(f"tiers={tiers!r}: write rates by tier, such as {{'free': '60/min'}}")
         if callable(cost):
             plain_function("cost", cost)
-        key = None if self.by is None else _itself
+        key = None if self.by is None else lambda found: found  # keys are computed before
         self.rates: dict[str | None, Limit] = {}
         """The limit of each tier; None is the key of the limit for all other requests."""
         all_rates: dict[str | None, str] = {None: rate}
@@ -320,11 +327,6 @@ def _take_shared(plan: _Plan, granted: Granted, incoming: Incoming) -> Steps[Non
         granted.cancel()
         plan.describe(error)
         raise
-
-
-def _itself(key: Any) -> Any:
-    """Return `key`: a stand-in for the principal, as keys are computed before."""
-    return key
 
 
 def _without_spaces(rate: str) -> str:

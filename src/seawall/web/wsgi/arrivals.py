@@ -29,8 +29,7 @@ _LAST_RECEIVED_AT: Final = 52
 
 _START: Final = re.compile(r"(?:t=)?([0-9]{10,17}(?:\.[0-9]{1,6})?)", re.ASCII)
 _MILLISECONDS: Final = 1e11
-_MICROSECONDS: Final = 1e14
-"""Numbers from these on are in that unit."""
+_MICROSECONDS: Final = 1e14  # numbers from these on are in that unit
 
 LONGEST: Final = 3600.0
 """Longer waits are not believed: the clocks differ, or the text is something else."""

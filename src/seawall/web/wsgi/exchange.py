@@ -56,8 +56,7 @@ class WsgiExchange(HeldRequest):
     """One request in a WSGI edge, and its response: the server reads the body from it."""
 
     # Class attributes are set in few requests, or late: each assignment costs.
-    _parts: Iterator[bytes] | None = None
-    """The app's body, until it ends."""
+    _parts: Iterator[bytes] | None = None  # the app's body, until it ends
     _close: Callable[[], object] | None = None
     """Function that closes the app's body; None if there is none, or it was called."""
     around: Any = None
@@ -207,14 +206,15 @@ def scope_of(environ: Environ) -> dict[str, Any]:
     if not path.isascii():
         path = path.encode("latin-1").decode("utf-8", "replace")
         root = root.encode("latin-1").decode("utf-8", "replace")
-    address = environ.get("REMOTE_ADDR")
+    address, connection = environ.get("REMOTE_ADDR"), environ.get("gunicorn.socket")
+    on_unix_socket = connection is not None and connection.family == socket.AF_UNIX
     return {
         "type": "http",
         "method": environ["REQUEST_METHOD"],
         "path": path,
         "root_path": root,
         "client": (address, 0) if address else None,
-        "server": _ANY_SERVER if address or not _on_unix_socket(environ) else None,
+        "server": None if on_unix_socket and not address else _ANY_SERVER,
         "environ": environ,
     }
 
@@ -231,12 +231,6 @@ def headers_of(environ: Environ) -> Headers:
 def incoming_of(environ: Environ) -> Incoming:
     """Return the request that no edge has seen; nobody is trusted about it."""
     return Incoming({**scope_of(environ), "headers": headers_of(environ)}, Trust())
-
-
-def _on_unix_socket(environ: Environ) -> bool:
-    """Return whether the server listens on a unix socket; only gunicorn tells."""
-    connection = environ.get("gunicorn.socket")
-    return connection is not None and connection.family == socket.AF_UNIX
 
 
 @lru_cache(maxsize=_MOST_NAMES)
