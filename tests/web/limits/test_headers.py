@@ -13,7 +13,7 @@ from seawall import RateLimited
 from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
 from seawall.web.limits import Granted, RequestLimit, RequestLimits
-from seawall.web.limits import fields as _limit_fields
+from seawall.web.limits import groups as _limit_groups
 from seawall.web.limits.groups import ROUNDING
 from seawall.web.principals import user
 from seawall.web.request import Incoming
@@ -229,5 +229,5 @@ def test_what_is_told_parses_and_is_true(case: tuple[str, str, str, int]) -> Non
 
 def test_seconds_rounded_down_would_be_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who believed such a field would come back a moment before its time."""
-    monkeypatch.setattr(_limit_fields, "ceil", int)
+    monkeypatch.setattr(_limit_groups, "ceil", int)
     assert falsified(check_fields, CASES)

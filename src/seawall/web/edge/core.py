@@ -1,7 +1,7 @@
 """What an ASGI and a WSGI edge have in common: their parts, the order of the gates, the answers.
 
-The admission of a request is a generator: it yields a step for whatever takes time, and whoever
-runs it sets the step's `answer`, by awaiting or by blocking. Nearly all requests take none.
+The admission of a request is a generator: it yields a step for whatever takes time, and its caller
+runs the step by awaiting or by blocking. Nearly all requests need none.
 """
 
 from __future__ import annotations

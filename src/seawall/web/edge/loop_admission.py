@@ -172,7 +172,7 @@ class LoopAdmissionGate(GateBound):
         self._open = False  # whether new requests may join the current turn
         self._began = self._busy_since = 0.0
         self._begun = 0
-        self._stood = 0
+        self._windows_queued = 0
         """Number of windows for which requests have been waiting at the end of every turn."""
         self.unwatched = -inf
         """Time until which requests start unwatched."""
@@ -322,15 +322,15 @@ class LoopAdmissionGate(GateBound):
         self.load = self.busy * (1.0 + self._held_back / max(1, self.served))
         self._cheap = self.cost < self.policy.cheap
         self._slice = CHEAP_SLICE if self._cheap else self.policy.slice
-        self._stood = 0 if self._emptied else self._stood + 1
-        stands = self._stood > BURST_WINDOWS
-        if stands or not self._queued:
+        self._windows_queued = 0 if self._emptied else self._windows_queued + 1
+        persists = self._windows_queued > BURST_WINDOWS
+        if persists or not self._queued:
             self._burst = self.load < IDLE
         self._calm = 0.0 if self.load > CALM else self._calm + passed
         if self.strict:
             suspect = self._calm < (CALM_TIME if self.busy < IDLE else WINDOW)
         else:
-            suspect = stands and self.load > OVERLOAD
+            suspect = persists and self.load > OVERLOAD
         overloaded = suspect and not self._cheap
         if overloaded is not self.strict:
             self.strict, self.free = overloaded, not overloaded

@@ -183,7 +183,7 @@ class Lifecycle:
             self._warm_up()
 
     def start_serving(self) -> None:
-        """Accept requests from now on, and warm up; for servers that do not tell of their start."""
+        """Accept requests from now on, and warm up; for servers that do not report their start."""
         self._begin_to_accept()
         self._warm_up()
 

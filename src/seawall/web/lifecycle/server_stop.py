@@ -1,17 +1,13 @@
-"""The stop of a server by a signal: who hears of it, and what comes before the server itself.
-
-`ServerStop` tells responses that end only then. A server waits for open responses before it
-notifies the app of the stop (ASGI lifespan): an endless stream would wait for the server, and the
-server for the stream. `Signals` starts draining. A server that gets the signal first closes its
-port immediately, while load balancers still send requests there.
+"""Signals that stop the server: listeners of the stop, and a SIGTERM handler that drains first.
 
 Promises:
 
-- Listeners are called when SIGINT or SIGTERM arrives, under uvicorn, hypercorn and granian, and
-  when a hypercorn worker is stopped by its parent process. The server gets its signal as if there
-  were no listeners.
-- Draining starts with SIGTERM, and the server gets the signal after the delay. The handler is
-  installed in front of the server's own for as long as the app runs.
+- `ServerStop` calls its listeners when SIGINT or SIGTERM arrives, under uvicorn, hypercorn and
+  granian, and when a hypercorn worker is stopped by its parent process. It is for streams without
+  an end: a server waits for open responses before it notifies the app of the stop (ASGI lifespan).
+- `Signals` starts draining at SIGTERM, and passes the signal to the server after the delay. A
+  server that gets it first closes its port immediately, while load balancers still send requests
+  there. The handler is installed in front of the server's own, for as long as the app runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lifecycle of a service whose requests run in the threads of a server, as under WSGI.
 
-A WSGI server tells the app neither that it starts nor that it stops. So the lifecycle starts with
+A WSGI server notifies the app neither of its start nor of its stop. So the lifecycle starts with
 the first request or probe, in a background event loop, and draining starts when the gunicorn worker
-of this process is told to stop:
+of this process gets the signal to stop:
 
 - In front of gunicorn's handler of SIGTERM, if this object is made in the main thread of a worker
   (the usual way), or its first request runs there (a sync worker). Then the lifecycle's `delay`

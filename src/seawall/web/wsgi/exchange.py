@@ -229,7 +229,7 @@ def headers_of(environ: Environ) -> Headers:
 
 
 def incoming_of(environ: Environ) -> Incoming:
-    """Return the request that no edge has seen; nobody is trusted about it."""
+    """Return a request that no edge has seen, without trust in any peer."""
     return Incoming({**scope_of(environ), "headers": headers_of(environ)}, Trust())
 
 
