@@ -129,6 +129,13 @@ def split_report(stored: str) -> tuple[str, str]:
     return said, "\n".join(printable(line, LONGEST_TRACEBACK) for line in lines)
 
 
+def log_failure(message: str, *args: object, error: BaseException | None = None) -> None:
+    """Log `error`, or the exception that is being handled, as an error of a user's function."""
+    from logging import getLogger
+
+    getLogger("seawall").error(message, *args, exc_info=error or True)
+
+
 def attribute_of(error: object, name: str, default: Any = None) -> Any:
     """Return an attribute of a foreign error, or `default` whatever reading it raises."""
     try:

@@ -1,12 +1,15 @@
-"""Classification of a user's function, without importing `inspect`."""
+"""Classification of a user's function: how it runs, and whether it takes arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import update_wrapper
 from typing import Any, Final, NoReturn
 
 from seawall._checks import ASYNC_GENERATOR, COROUTINE, GENERATOR, FunctionKind, function_kind
 
+VARIADIC: Final = 0x0C  # flags of functions with *args or **kwargs
 NO_CALL: Final = GENERATOR | ASYNC_GENERATOR  # flags of functions that no guard can call
 NO_PLAIN_CALL: Final = NO_CALL | COROUTINE  # or not without `await`
 
@@ -42,6 +45,34 @@ def is_async(function: Any) -> bool:
     """Return whether `function` is an `async def`, quickly; False if that needs a closer look."""
     code = getattr(function, "__code__", None)
     return code is not None and bool(code.co_flags & COROUTINE)
+
+
+def takes_arguments(function: Callable[..., Any]) -> bool:
+    """Return whether `function` takes arguments; True if that cannot be known."""
+    if isinstance(getattr(function, "__self__", None), ContextVar):
+        return False  # its `get` takes a default, not the call's first argument
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if code is not None:
+        own = plain is not function  # a method's `self` is not an argument of the call
+        return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & VARIADIC)
+    import inspect  # a partial, or an object that can be called
+
+    try:
+        return bool(inspect.signature(function).parameters)
+    except ValueError:  # some callables written in C have no signature
+        return True
+
+
+def with_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as one that accepts a call's arguments, even if it ignores them."""
+    if takes_arguments(function):
+        return function
+
+    def without_arguments(*_args: Any, **_kwargs: Any) -> Any:
+        return function()
+
+    return update_wrapper(without_arguments, function)
 
 
 def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:

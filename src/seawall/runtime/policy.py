@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from weakref import ref
 
 from seawall import _checks as check
 from seawall._failures import said_by
+from seawall.clock import current_clock
 from seawall.errors import Rejected
 from seawall.events import CallRejected, SettingsChanged
-from seawall.events.bus import emit, listening
+from seawall.events.bus import Event, emit, listening
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,8 +61,7 @@ class Policy:
         if not changes:
             raise TypeError(f"{type(self).__name__}.update(): name what to change")
         self._update(changes)
-        for bound in bindings_of(self):
-            emit(SettingsChanged, bound.host.name, policy=self.kind, changes=changes)
+        emit_for(self, SettingsChanged, policy=self.kind, changes=changes)
 
     def _bind(self, host: Host) -> Bound:
         """Return the part of this policy that belongs to `host`."""
@@ -74,11 +74,17 @@ class Policy:
     def _update(self, changes: dict[str, Any]) -> None:
         raise TypeError(f"{type(self).__name__} has nothing that can be changed at run time")
 
-    def _reject_unknown(self, changes: dict[str, Any], known: tuple[str, ...]) -> None:
+    @classmethod
+    def _reject_unknown(cls, changes: dict[str, Any], known: Iterable[str]) -> None:
         for name in changes:
             if name not in known:
-                listed = ", ".join(known)
-                raise TypeError(f"{type(self).__name__}.update({name}=...): it takes {listed}")
+                raise TypeError(f"{cls.__name__}.update({name}=...): it takes {', '.join(known)}")
+
+    @classmethod
+    def _changed(cls, changes: dict[str, Any], **today: Any) -> Self:
+        """Return a new policy with the settings `today` after `changes`; invalid ones raise."""
+        cls._reject_unknown(changes, today)
+        return cls(**{**today, **changes})
 
 
 def bind(policy: Policy, host: Host) -> Bound:
@@ -92,6 +98,18 @@ def bind(policy: Policy, host: Host) -> Bound:
 def bindings_of(policy: Policy) -> list[Bound]:
     """Return the bounds of `policy` in the guards that it is part of."""
     return [bound for known in policy._bindings if (bound := known()) is not None]  # noqa: SLF001
+
+
+def emit_for(policy: Policy, event: type[Event], /, **fields: Any) -> None:
+    """Emit an event for each guard that `policy` is part of."""
+    for bound in bindings_of(policy):
+        emit(event, bound.host.name, **fields)
+
+
+def now_of(policy: Policy) -> float:
+    """Return the time of the clock of its guards; of the current one, if there are none."""
+    clocks = (bound.host.clock for bound in bindings_of(policy))
+    return next(clocks, current_clock()).now()
 
 
 class GatePolicy(Policy):
