@@ -26,10 +26,9 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
 from seawall.models.histogram import Tally
 from seawall.policies.breaker import Breaker
-from seawall.policies.rate_limit.limit import asked
 from seawall.rules import switches
 from seawall.runtime.batch import CONCURRENCY, Batch, Room, arun_batch, run_batch
-from seawall.runtime.functions import kind_of
+from seawall.runtime.functions import kind_of, with_arguments
 from seawall.runtime.generators import guard_async_generator, guard_generator
 from seawall.runtime.layers import Inline, Layer, Outcome
 from seawall.runtime.policy import Bound, GateBound, GatePolicy, Policy, bindings_of
@@ -519,7 +518,7 @@ def _add_state(summary: dict[str, Any], policy: Policy) -> None:
 
 
 def _calculated(by: Callable[..., Hashable]) -> KeyOf:
-    ask = asked(by)
+    ask = with_arguments(by)
     return lambda args, kwargs: ask(*args, **kwargs)
 
 

@@ -91,37 +91,31 @@ _FUNCTIONS: Final = (
     "when",
 )
 """Arguments that are functions (or a store), and so are passed by name in `names`."""
+
+
+def _by_name(*builders: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {builder.__name__: builder for builder in builders}
+
+
 BUILDERS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "attempts": {"adaptive": adaptive_attempts},
-    "backoff": {
-        "constant": constant,
-        "decorrelated_jitter": decorrelated_jitter,
-        "exponential": exponential,
-        "full_jitter": full_jitter,
-        "linear": linear,
-    },
-    "break_for": {"growing": growing},
-    "delay": {"quantile": quantile},
-    "limit": {"aimd": aimd, "gradient2": gradient2, "vegas": vegas},
-    "rules": {
-        "by_chance": by_chance,
-        "by_cost": by_cost,
-        "by_criticality": by_criticality,
-        "by_deadline": by_deadline,
-        "by_fraction": by_fraction,
-        "by_latency": by_latency,
-        "by_queue": by_queue,
-        "by_tier": by_tier,
-    },
-    "shed": {"adaptive_lifo": adaptive_lifo, "codel": codel},
+    "backoff": _by_name(constant, decorrelated_jitter, exponential, full_jitter, linear),
+    "break_for": _by_name(growing),
     "budget": {
         "in_flight_ratio": InFlightRatio,
         "request_ratio": RequestRatio,
         "success_deposit": SuccessDeposit,
     },
-    "probes": {"n_of_m": n_of_m, "ramp": ramp, "single": single_probe, "slow_start": slow_start},
+    "delay": _by_name(quantile),
+    "limit": _by_name(aimd, gradient2, vegas),
+    "probes": {"single": single_probe, **_by_name(n_of_m, ramp, slow_start)},
+    "rules": _by_name(
+        by_chance, by_cost, by_criticality, by_deadline, by_fraction, by_latency, by_queue, by_tier
+    ),
     "seconds": {"adaptive": adaptive_timeout},
+    "shed": _by_name(adaptive_lifo, codel),
 }
+"""Functions that make the value of a setting, by the `kind` in its table."""
 
 
 def guards_from_toml(
@@ -221,12 +215,7 @@ def _argument(key: str, value: Any, names: Names) -> Any:
         return _exception(value, names)
     if key == "budget" and isinstance(value, bool):
         return RetryBudget() if value else None
-    return _built(key, value) if key in BUILDERS and isinstance(value, Mapping) else value
-
-
-def _built(key: str, value: Table) -> Any:
-    built = _build(key, value)
-    return RetryBudget(built) if key == "budget" else built
+    return _build(key, value) if key in BUILDERS and isinstance(value, Mapping) else value
 
 
 def _listed(key: str, value: Any) -> list[Any]:
@@ -264,7 +253,8 @@ def _build(key: str, value: Table) -> Any:
     jitter = arguments.get("jitter")
     if isinstance(jitter, Mapping) and set(jitter) == {"plus_minus"}:
         arguments["jitter"] = plus_minus(jitter["plus_minus"])
-    return builders[kind](**arguments)
+    built = builders[kind](**arguments)
+    return RetryBudget(built) if key == "budget" else built
 
 
 def _exception(name: Any, names: Names, key: str = "on") -> Any:

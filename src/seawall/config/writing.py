@@ -28,6 +28,7 @@ from seawall.models.shedding.codel import AdaptiveLifo, Codel
 from seawall.policies.breaker.policy import NeverRaising
 from seawall.policies.hedge.policy import QuantileDelay
 from seawall.policies.rate_limit import Limit
+from seawall.policies.rate_limit.limit import USUAL
 from seawall.policies.retry import RetryBudget
 from seawall.policies.retry.policy import AdaptiveAttempts, own_retry_after
 from seawall.policies.throttle import REFUSALS
@@ -68,12 +69,10 @@ _ELSEWHERE: Final = {
 }
 """Where a policy keeps an argument, if not under its own name."""
 
-_LIMIT: Final = ("burst", "algorithm", "key", "cost", "settle", "max_debt")
-"""Arguments that a rate limit has for all of its limits."""
-
 _UNWRITTEN: Final = frozenset({"chaos", "shed"})
 """Policies that are made of functions and values of the user's own."""
 
+_PLAIN: Final = (bool, int, float, str, list, tuple)
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -128,7 +127,7 @@ def argument_of(policy: Any, name: str) -> Any:
         return value.function if isinstance(value, NeverRaising) else value
     if name == "on" and kind in ("retry", "throttle"):
         return (*policy._types, *policy._predicates)  # noqa: SLF001 - no public name for both
-    if kind == "rate_limit" and name in _LIMIT:
+    if kind == "rate_limit" and name in USUAL:
         return policy._options[name]  # noqa: SLF001 - as above
     value = policy
     for part in _ELSEWHERE.get((kind, name), name).split("."):
@@ -143,7 +142,8 @@ def _written(kind: str, name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if name == "on" or isinstance(value, ErrorTypes):
-        return _names(value.types if isinstance(value, ErrorTypes) else value)
+        types = value.types if isinstance(value, ErrorTypes) else value
+        return [getattr(one, "__name__", type(one).__name__) for one in types]
     if name == LISTS.get(kind):
         return [_item(name, item) for item in value]
     if isinstance(value, Mapping):
@@ -151,18 +151,14 @@ def _written(kind: str, name: str, value: Any) -> Any:
     return _built(name, value)
 
 
-def _names(types: Iterable[Any]) -> list[str]:
-    return [getattr(one, "__name__", type(one).__name__) for one in types]
-
-
 def _item(name: str, item: Any) -> Any:
     """Return a level of a fallback, or a limit of a rate limit."""
     if name == "levels":
         return str(item).partition("(")[0].rpartition("<locals>.")[2]
     if isinstance(item, Limit):
-        given = {key: _written("", key, getattr(item, key)) for key in (*_LIMIT, "name")}
-        usual = {"algorithm": "token_bucket", "cost": 1, "name": item.text}
-        changed = {key: value for key, value in given.items() if value != usual.get(key)}
+        usual = {**USUAL, "name": item.text}
+        given = {key: _written("", key, getattr(item, key)) for key in usual}
+        changed = {key: value for key, value in given.items() if value != usual[key]}
         return {"rate": item.text, **changed}
     return item
 
@@ -182,7 +178,8 @@ def _built(name: str, value: Any) -> Any:
         if isinstance(value, AdaptiveAttempts) and value.load is not None:
             raise Unwritable(name)
         known = {key: getattr(value, key) for key in parameters if hasattr(value, key)}
-        return _table(name, kind, {key: one for key, one in known.items() if _is_plain(one)})
+        plain = {key: one for key, one in known.items() if isinstance(one, _PLAIN)}
+        return _table(name, kind, plain)
     if callable(value) and name not in BUILDERS:
         return str(getattr(value, "__name__", type(value).__name__))
     if name == "shared":
@@ -210,10 +207,6 @@ def _table(name: str, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     parameters = signature(BUILDERS[name][kind]).parameters
     changed = {key: value for key, value in given.items() if value != parameters[key].default}
     return {"kind": kind, **changed}
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str, list, tuple))
 
 
 # Text

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seawall.models.rate.rates import ROUND
-from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meters import Meter
 from seawall.runtime.interpreter import refuse_expired
 from seawall.runtime.layers import Inline
@@ -60,14 +59,13 @@ def unkeyed_buckets(meters: Sequence[Meter]) -> Inline:
     )
 
 
-def keyed_bucket(
-    meter: Meter, key: Key, slowly: Callable[..., object], *, takes_arguments: bool
-) -> Inline:
+def keyed_bucket(meter: Meter, slowly: Callable[..., object], *, takes_arguments: bool) -> Inline:
     """Return the lines for one bucket with keys; `slowly(key, now)` takes under the lock."""
-    names = {"key": key, "meter": meter, "states": meter.states, "slowly": slowly}
+    key: Any = meter.limit._ask_key
+    names = {"key": key, "meter": meter, "states": meter.states, "slowly": slowly, "str": str}
     arguments = "{arguments}" if takes_arguments else ""
     return Inline(
-        names={**names, "str": str, "KeyError": KeyError},
+        names=names,
         enter=(
             f"{{own}} = {{key}}({arguments})",
             "if type_({own}) is {str}:",
@@ -80,7 +78,7 @@ def keyed_bucket(
             "        if {tat} - {us} <= {meter}.slack:",
             "            {states}[{own}] = {tat}",
             "            {ticket} = {own}, {us}",
-            "    except {KeyError}:",
+            "    except KeyError_:",
             "        pass",
             "if {ticket} is ABSENT_:",
             "    {ticket} = {slowly}({own}, now_)",
@@ -137,9 +135,9 @@ def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | 
             key_0 = read_0(call)
             try:
                 tat_0 = states_0[key_0]
+                tat_1 = meter_1.tat
             except KeyError:
                 return None
-            tat_1 = meter_1.tat
             if tat_0 < us:
                 tat_0 = us
             tat_0 += meter_0.step
@@ -149,44 +147,38 @@ def quick_taking(meters: Sequence[Meter], readers: Sequence[Reader]) -> Quick | 
             if tat_0 - us <= meter_0.slack and tat_1 - us <= meter_1.slack:
                 states_0[key_0] = tat_0
                 meter_1.tat = tat_1
-                return (key_0,), (tat_0, tat_1)
-            return None
+                return (key_0, ), (tat_0, tat_1, )
     """
     if not LOCK_FREE or not meters or not all(meter.plain for meter in meters):
         return None
     names: dict[str, Any] = {"KeyError": KeyError, "__builtins__": {}}
-    read, find, alone, add, take = [], [], [], [], []
+    read, find, add, take, keys = [], [], [], [], []
     keyed = iter(readers)
     for n, meter in enumerate(meters):
         names[f"meter_{n}"] = meter
-        if meter.limit.key is None:
-            alone.append(f"    tat_{n} = meter_{n}.tat")
-            take.append(f"        meter_{n}.tat = tat_{n}")
-        else:
-            names[f"states_{n}"] = meter.states
-            names[f"read_{n}"] = next(keyed)
+        place = f"meter_{n}.tat"
+        if meter.limit.key is not None:
+            names |= {f"states_{n}": meter.states, f"read_{n}": next(keyed)}
             read.append(f"    key_{n} = read_{n}(call)")
-            find.append(f"        tat_{n} = states_{n}[key_{n}]")
-            take.append(f"        states_{n}[key_{n}] = tat_{n}")
-        add += [
-            f"    if tat_{n} < us:",
-            f"        tat_{n} = us",
-            f"    tat_{n} += meter_{n}.step",
-        ]
-    keys = "".join(f"key_{n}, " for n, meter in enumerate(meters) if meter.limit.key is not None)
-    fits = " and ".join(f"tat_{n} - us <= meter_{n}.slack" for n in range(len(meters)))
-    found = ["    try:", *find, "    except KeyError:", "        return None"] if find else []
-    states = "".join(f"tat_{n}, " for n in range(len(meters)))
+            keys.append(f"key_{n}, ")
+            place = f"states_{n}[key_{n}]"
+        find.append(f"        tat_{n} = {place}")
+        add += [f"    if tat_{n} < us:", f"        tat_{n} = us", f"    tat_{n} += meter_{n}.step"]
+        take.append(f"        {place} = tat_{n}")
+    numbers = range(len(meters))
+    fits = " and ".join(f"tat_{n} - us <= meter_{n}.slack" for n in numbers)
+    states = "".join(f"tat_{n}, " for n in numbers)
     lines = [
         "def taken(us, call):",
         *read,
-        *found,
-        *alone,
+        "    try:",
+        *find,
+        "    except KeyError:",
+        "        return None",
         *add,
         f"    if {fits}:",
         *take,
-        f"        return ({keys}), ({states})",
-        "    return None",
+        f"        return ({''.join(keys)}), ({states})",
     ]
     exec(compile("\n".join(lines), "seawall quick limits", "exec"), names)  # noqa: S102 - fixed text, no user data
     taken: Quick = names["taken"]

@@ -14,16 +14,16 @@ from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, RateLimited, Rejected
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit.fast_path import keyed_bucket, unkeyed_buckets
-from seawall.policies.rate_limit.limit import Key
 from seawall.policies.rate_limit.meters import Blocked, Meter
 from seawall.policies.rate_limit.reservation import Charge, Reservation
 from seawall.runtime.call import STREAMED, patience
+from seawall.runtime.functions import takes_arguments
 from seawall.runtime.layers import OK, UNUSED, Host, Outcome, Wait
 from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
-    from seawall.policies.rate_limit.meters import Blocked, KeyQueue, Meters
+    from seawall.policies.rate_limit.meters import KeyQueue, Meters
     from seawall.policies.rate_limit.policy import RateLimit
 
 
@@ -32,17 +32,30 @@ class RateGate(GateBound):
 
     policy: RateLimit
 
-    def __init__(self, policy: RateLimit, host: Host) -> None:
+    def __init__(self, policy: RateLimit, host: Host, *, keyed: bool = False) -> None:
+        """Belong to `host`; if `keyed`, with a success path for a single bucket with keys."""
         super().__init__(policy, host)
-        self.takes_arguments = any(limit._wants_arguments for limit in policy.limits)
+        functions = [f for limit in policy.limits for f in (limit.key, limit.cost) if callable(f)]
+        self.takes_arguments = any(map(takes_arguments, functions))
         self.settles = any(limit.settle is not None for limit in policy.limits)
         meters = policy._meters.all
-        if LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
+        if keyed:
+            self.inline = keyed_bucket(
+                meters[0], self._enter_key, takes_arguments=self.takes_arguments
+            )
+        elif LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
             self.inline = unkeyed_buckets(meters)
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take what the call costs, refuse it, or let it wait."""
         return self.ask(self.policy._charges(args, kwargs), now)
+
+    def _enter_key(self, key: Hashable, now: float) -> object:
+        """Enter with a key that is known already."""
+        meter = self.policy._meters.all[0]
+        limit = meter.limit
+        cost = limit._cost_of((), {})
+        return self.ask([Charge(meter, limit._check_key(key), cost, estimated=False)], now)
 
     def ask(self, charges: Sequence[Charge], now: float) -> object:
         """Take given charges under the lock, refuse the call, or let it wait."""
@@ -55,18 +68,12 @@ class RateGate(GateBound):
                 meters.take(charges, us)
         if blocked is None:
             return self.ticket(charges)
-        if policy.mode == "enforce" and policy.max_wait:
-            waiter = RateWaiter(self, charges, now)
-            error = waiter.refusal_if_late(blocked, now)
-            if error is None:
-                raise Wait(waiter)
-            try:
-                self.refuse(error)
-            finally:
-                del error  # Break the reference cycle between the exception and this frame.
-        else:
+        if policy.mode != "enforce" or not policy.max_wait:
             self.refuse(self.over(blocked, now))
-        return None
+            return None
+        waiter = RateWaiter(self, charges, now)
+        waiter.refuse_if_late(blocked, now)
+        raise Wait(waiter)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
         """Give back what was not used and settle what is known now. A call that was sent keeps it.
@@ -75,8 +82,12 @@ class RateGate(GateBound):
         nothing for a call that waited in inner layers for longer than its cost takes to refill.
         """
         if outcome is UNUSED:
+            meters = self.policy._meters.all
             if isinstance(ticket, float):
-                ticket = self._quick(((meter, None) for meter in self.policy._meters.all), ticket)
+                ticket = self._quick(((meter, None) for meter in meters), ticket)
+            elif isinstance(ticket, tuple):
+                key, mark = ticket
+                ticket = self._quick([(meters[0], key)], mark)
             if ticket is not None:
                 ticket.cancel()
         elif self.settles and ticket is not None:
@@ -106,13 +117,6 @@ class RateGate(GateBound):
         """Return the refusal."""
         return self.policy._over(blocked, now, why, f"guard {self.host.name!r}: ")
 
-    def late(self, blocked: Blocked) -> DeadlineExceeded:
-        """Return the refusal of a call whose deadline leaves no time to wait."""
-        name = blocked.first.meter.limit.name
-        return DeadlineExceeded(
-            f"guard {self.host.name!r}: the deadline leaves no time to wait for the limit {name!r}"
-        )
-
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the limits, what is left of them, and the number of waiting calls."""
         meters = self.policy._meters
@@ -134,71 +138,8 @@ class RateGate(GateBound):
         }
 
 
-class KeyedRateGate(RateGate):
-    """One token or leaky bucket for each key, with the same cost for all calls."""
-
-    def __init__(self, policy: RateLimit, host: Host, meter: Meter) -> None:
-        super().__init__(policy, host)
-        self._meter = meter
-        self._states = meter.states
-        self._key: Key = meter.limit._ask_key or (lambda: None)
-        self.inline = keyed_bucket(
-            meter, self._key, self._slowly, takes_arguments=self.takes_arguments
-        )
-
-    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Take what the call costs, refuse it, or let it wait."""
-        meter, states = self._meter, self._states
-        key = self._key(*args, **kwargs)
-        if type(key) is str:
-            us = whole_microseconds(now)
-            try:
-                # Nothing can interrupt from here on: no call, no loop, and text is compared without
-                # running Python code. So the value read is still current when it is written.
-                tat = states[key]
-                if tat < us:  # noqa: PLR1730 - max() would be a call
-                    tat = us
-                tat += meter.step
-                if tat - us <= meter.slack:
-                    states[key] = tat
-                    return key, us
-            except KeyError:
-                pass
-        return self._slowly(key, now)
-
-    def _slowly(self, key: Hashable, now: float) -> object:
-        """Enter under the lock."""
-        limit = self._meter.limit
-        key = limit._check_key(key)
-        return self.ask([Charge(self._meter, key, limit._cost_of((), {}), estimated=False)], now)
-
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not used."""
-        if outcome is UNUSED and isinstance(ticket, tuple):
-            key, mark = ticket
-            ticket = self._quick([(self._meter, key)], mark)
-        super().leave(ticket, outcome, detail, now)
-
-
 class RateWaiter:
     """A call on its way into a guard. Its state changes only under the lock of its meters."""
-
-    __slots__ = (
-        "_charges",
-        "_gate",
-        "_give_up",
-        "_late",
-        "_meters",
-        "_patience",
-        "_state",
-        "_wake",
-        "_woken",
-        "charge",
-        "number",
-        "queue",
-        "until",
-        "wants",
-    )
 
     def __init__(self, gate: RateGate, charges: Sequence[Charge], now: float) -> None:
         """Request `charges` within the policy's `max_wait`, and before the deadline."""
@@ -218,17 +159,14 @@ class RateWaiter:
         """The time at which the guard's `max_wait` is used up."""
         self._give_up = min(now + gate.policy.max_wait, self._patience)
         left = seconds_left()
-        if left is not None:
-            limit = now + left
-            if limit < self._give_up:
-                self._give_up = limit
-                self._late = True
+        if left is not None and now + left < self._give_up:
+            self._give_up = now + left
+            self._late = True
 
-    def refusal_if_late(self, blocked: Blocked, now: float) -> Rejected | None:
-        """Return the refusal of a call whose turn cannot come in time; None if it can."""
+    def refuse_if_late(self, blocked: Blocked, now: float) -> None:
+        """Refuse a call whose turn cannot come in time."""
         if not self._in_time(blocked, whole_microseconds(now)):
-            return self._refusal(blocked, now, self.too_long())
-        return None
+            self._gate.refuse(self._refusal(blocked, now, self.too_long()))
 
     def too_long(self) -> str:
         """Return the reason for refusing a call whose turn would come too late."""
@@ -251,9 +189,12 @@ class RateWaiter:
         return now > whole_microseconds(self._give_up)
 
     def _refusal(self, blocked: Blocked, now: float, why: str) -> Rejected:
-        if self._late and blocked.wait is not None:
-            return self._gate.late(blocked)
-        return self._gate.over(blocked, now, why)
+        if not self._late or blocked.wait is None:
+            return self._gate.over(blocked, now, why)
+        what = (
+            f"the deadline leaves no time to wait for the limit {blocked.first.meter.limit.name!r}"
+        )
+        return DeadlineExceeded(f"guard {self._gate.host.name!r}: {what}")
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queue, or wake immediately if granted or refused."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
@@ -11,6 +10,7 @@ from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate, whole_microseconds
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
+from seawall.runtime.functions import with_arguments
 
 Algorithm = Literal[
     "token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_log"
@@ -24,6 +24,16 @@ _WINDOWS: Final[dict[str, Callable[[Rate], RateRule[Any]]]] = {
     "sliding_counter": SlidingCounter,
     "sliding_log": SlidingLog,
 }
+
+USUAL: Final[dict[str, Any]] = {
+    "burst": None,
+    "algorithm": "token_bucket",
+    "key": None,
+    "cost": 1,
+    "settle": None,
+    "max_debt": None,
+}
+"""Settings that `RateLimit` has for all of its limits, with their defaults."""
 
 BELIEVED: Final = 60.0
 """Seconds for which a vendor's report may apply at least, however short the limit's period."""
@@ -68,49 +78,34 @@ class Limit:
         """Maximum number of seconds for which a vendor's report applies."""
         rule = self._rule()
         self._most, self._capacity = rule.most, rule.capacity
-        self.cost = (
-            check.plain_function("cost", cost) if callable(cost) else check.count("cost", cost)
-        )
-        self._ask_key = None if key is None else asked(key)
-        self._ask_cost = asked(cost) if callable(cost) else lambda *_, **__: cost
+        self.cost = cost
+        self._ask_key = None if key is None else with_arguments(key)
+        self._ask_cost = with_arguments(cost) if callable(cost) else lambda *_, **__: cost
         self.settle = None if settle is None else check.plain_function("settle", settle)
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name={name!r}: write text, such as name='user'")
         self.name = name or self.text
-        if isinstance(self.cost, int):
-            most = self._capacity
-            if most is not None and self.cost > most:
-                raise ValueError(
-                    f"cost={cost!r}: {self.text} never admits more than {most} at once"
-                )
-            check.count("cost", self.cost, maximum=self._most)
+        if callable(cost):
+            check.plain_function("cost", cost)
+            return
+        most = self._capacity
+        if most is not None and check.count("cost", cost) > most:
+            raise ValueError(f"cost={cost!r}: {self.text} never admits more than {most} at once")
+        check.count("cost", cost, maximum=self._most)
 
     def __repr__(self) -> str:
-        given = {
-            "burst": (self.burst, None),
-            "algorithm": (self.algorithm, "token_bucket"),
-            "key": (self.key, None),
-            "cost": (self.cost, 1),
-            "settle": (self.settle, None),
-            "max_debt": (self.max_debt, None),
-            "name": (self.name, self.text),
-        }
-        options = "".join(f", {name}={v!r}" for name, (v, usual) in given.items() if v != usual)
-        return f"Limit({self.text!r}{options})"
+        usual = {**USUAL, "name": self.text}
+        given = {name: getattr(self, name) for name in usual}
+        changed = (f", {name}={given[name]!r}" for name in given if given[name] != usual[name])
+        return f"Limit({self.text!r}{''.join(changed)})"
 
     def _rule(self) -> RateRule[Any]:
-        """Return the algorithm with these settings."""
         debt = None if self.max_debt is None else whole_microseconds(self.max_debt)
         if self.algorithm == "token_bucket":
             return TokenBucket(self.rate, self.burst or self.rate.limit, debt)
         if self.algorithm == "leaky_bucket":
             return LeakyBucket(self.rate, debt)
         return _WINDOWS[self.algorithm](self.rate)
-
-    @property
-    def _wants_arguments(self) -> bool:
-        """Whether `key` or `cost` use the call's arguments."""
-        return any(_wants_arguments(f) for f in (self.key, self.cost) if callable(f))
 
     @property
     def _estimates(self) -> bool:
@@ -137,7 +132,6 @@ class Limit:
         return key
 
     def _cost_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the cost of a call."""
         if isinstance(self.cost, int):
             return self.cost
         return self._checked_cost(self._ask_cost(*args, **kwargs))
@@ -159,22 +153,3 @@ class Limit:
             and self.settle is other.settle
             and functions[0] is functions[1]
         )
-
-
-def asked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as one that accepts a call's arguments, even if it ignores them."""
-    if _wants_arguments(function):
-        return function
-    return lambda *_args, **_kwargs: function()
-
-
-def _wants_arguments(function: Callable[..., Any]) -> bool:
-    """Return whether `function` takes arguments; True if that cannot be known."""
-    if isinstance(getattr(function, "__self__", None), ContextVar):
-        return False  # its `get` takes a default, not the call's first argument
-    plain = getattr(function, "__func__", function)
-    code = getattr(plain, "__code__", None)
-    if code is None:
-        return True
-    own = plain is not function  # a method's `self` is not an argument of the call
-    return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & 0x0C)

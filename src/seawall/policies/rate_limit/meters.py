@@ -38,7 +38,7 @@ SHUT: Final = -1.0
 """The slack of a meter whose success path is closed."""
 
 NEVER: Final = float("-inf")
-"""The state of a bucket from which nothing was taken."""
+"""A time before all others; also the state of a bucket from which nothing was taken."""
 
 SHARED: Final = 1024
 """Number of shared buckets for keys without a state of their own."""
@@ -69,8 +69,6 @@ class _Other:
 
 class KeyedCaps:
     """Caps of one limit, by the place of their key. False while there are none."""
-
-    __slots__ = ("_beside", "_caps", "_hand")
 
     def __init__(self, beside: Callable[[Hashable], Hashable]) -> None:
         """Use `beside(place)` to find the shared place of that key."""
@@ -115,32 +113,7 @@ class KeyedCaps:
 class Meter:
     """The state and the rule of one limit."""
 
-    __slots__ = (
-        "_hand",
-        "_horizon",
-        "_opened",
-        "_origin",
-        "_others",
-        "_resets",
-        "_shared",
-        "accounts",
-        "caps",
-        "limit",
-        "max_keys",
-        "plain",
-        "queues",
-        "rule",
-        "settled",
-        "since",
-        "single",
-        "slack",
-        "states",
-        "step",
-        "tat",
-    )
-
     def __init__(self, limit: Limit, max_keys: int) -> None:
-        """Start with nothing taken."""
         self.queues: dict[Hashable, KeyQueue] = {}
         self.states: dict[Hashable, Any] = {}
         self.accounts: dict[Hashable, Account] = {}
@@ -148,7 +121,7 @@ class Meter:
         self.caps = KeyedCaps(self._beside)
         self._others: dict[Hashable, _Other] = {}
         self._hand: list[Hashable] = []
-        self._horizon = float("-inf")
+        self._horizon = NEVER
         """The latest time at which a state was evicted. A new one must not start earlier."""
         self._shared: list[_Stripe] = []
         self.step = self._opened = 0.0
@@ -158,7 +131,7 @@ class Meter:
 
         Until something was taken it is `NEVER`, which fits any clock: the guard brings its own.
         """
-        self.since = float("-inf")
+        self.since = NEVER
         """Takings up to this time, under other settings, are not given back."""
         self._resets: dict[Hashable, float] = {}
         """When the count at a place was reset. Earlier takings are never given back.
@@ -353,10 +326,7 @@ class Meter:
         if charge.rule is not self.rule:
             return False
         resets = self._resets
-        if not resets:
-            return True
-        never = float("-inf")
-        return charge.at >= max(resets.get(None, never), resets.get(charge.place, never))
+        return charge.at >= max(resets.get(None, NEVER), resets.get(charge.place, NEVER))
 
     def _give_back(self, charge: Charge, used: int, now: float) -> bool:
         place, settled = charge.place, self.settled
@@ -528,6 +498,17 @@ class Blocked(NamedTuple):
     wait: float | None
     """Minimum wait in microseconds; None if the call can never go."""
 
+    @classmethod
+    def by(cls, waits: Sequence[tuple[Charge, float | None]]) -> Blocked | None:
+        """Return what these charges and their waits mean for a call; None if there are none."""
+        if not waits:
+            return None
+        for charge, wait in waits:
+            if wait is None:
+                return cls(charge, charge, None)
+        longest, most = max(waits, key=lambda one: one[1] or 0.0)
+        return cls(waits[0][0], longest, most)
+
 
 class Meters:
     """The limits of one policy, checked and taken together: `with meters.mutex, meters:`.
@@ -536,13 +517,12 @@ class Meters:
     """
 
     def __init__(self, meters: Sequence[Meter], max_waiting: int) -> None:
-        """Allow up to `max_waiting` waiters, for all limits and keys together."""
         self.all = tuple(meters)
         self.max_waiting = max_waiting
         self.waiting = 0
         self.numbers = count()
         """Sequence numbers of waiters: a lower number began to wait earlier."""
-        self._latest = float("-inf")
+        self._latest = NEVER
         self._nesting = Nesting()
         self.mutex = Mutex()
         survives_fork(self)
@@ -588,20 +568,8 @@ class Meters:
                 charge.place = meter.place(charge.key, now)
             if meter.queues:
                 self._pass_over(charge, now, waiter)
-        first = longest = None
-        most = 0.0
-        for charge in charges:
-            if not charge.cost:
-                continue
-            wait = charge.meter.wait(charge, now, waiter)
-            if wait == 0:
-                continue
-            first = first or charge
-            if wait is None:
-                return Blocked(charge, charge, None)
-            if longest is None or wait > most:
-                longest, most = charge, wait
-        return None if first is None or longest is None else Blocked(first, longest, most)
+        waits = [(one, one.meter.wait(one, now, waiter)) for one in charges if one.cost]
+        return Blocked.by([(charge, wait) for charge, wait in waits if wait != 0])
 
     def take(self, charges: Sequence[Charge], now: float) -> None:
         """Take all of the charges."""

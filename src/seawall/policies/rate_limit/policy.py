@@ -25,15 +25,15 @@ from seawall.events.bus import emit
 from seawall.models.rate.buckets import LeakyBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule
-from seawall.policies.rate_limit.gate import KeyedRateGate, RateGate
-from seawall.policies.rate_limit.limit import Algorithm, Cost, Key, Limit, Settle
+from seawall.policies.rate_limit.gate import RateGate
+from seawall.policies.rate_limit.limit import USUAL, Algorithm, Cost, Key, Limit, Settle
 from seawall.policies.rate_limit.meters import Blocked, Meter, Meters
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import LOCK_FREE
-from seawall.runtime.policy import GatePolicy, Mode, bindings_of
+from seawall.runtime.policy import GatePolicy, Mode, bindings_of, now_of
 from seawall.runtime.store import LimitStore
 
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
@@ -103,15 +103,14 @@ class RateLimit(GatePolicy):
         self.sharing = sharing
         self.batch = batch
         self.on_store_failure = on_store_failure
-        self._sharing = Sharing.of(self, shared, name, sharing, batch, on_store_failure)
+        self._sharing = Sharing.of(self)
 
     def _checked(self, limits: tuple[str | Limit, ...]) -> tuple[Limit, ...]:
         if not limits:
             raise TypeError("RateLimit(): give it a rate, such as RateLimit('60/s')")
         texts = [limit for limit in limits if not isinstance(limit, Limit)]
         options = self._options
-        usual = dict.fromkeys(options) | {"algorithm": "token_bucket", "cost": 1}
-        if not texts and options != usual:
+        if not texts and options != USUAL:
             raise TypeError("RateLimit(Limit(...), ...): say it inside Limit(...), for each limit")
         made = tuple(
             limit if isinstance(limit, Limit) else Limit(limit, **options)  # type: ignore[arg-type]
@@ -159,15 +158,17 @@ class RateLimit(GatePolicy):
         all limits if none does. Shared limits block until the store replies: in an event loop, use
         `await areserve(...)`.
         """
-        charges = self._charges(args, kwargs, cost, by_hand=True)
-        return self._reserve(charges) if self._sharing is None else self._sharing.reserve(charges)
+        charges, sharing = self._charges(args, kwargs, cost, by_hand=True), self._sharing
+        if sharing is None:
+            return self._reserve(charges)
+        return sharing.run("reserve", sharing.reserving(charges))
 
     async def areserve(self, *args: Any, cost: int | None = None, **kwargs: Any) -> Reservation:
         """Async twin of `reserve`."""
-        charges = self._charges(args, kwargs, cost, by_hand=True)
-        if self._sharing is None:
+        charges, sharing = self._charges(args, kwargs, cost, by_hand=True), self._sharing
+        if sharing is None:
             return self._reserve(charges)
-        return await self._sharing.areserve(charges)
+        return await sharing.arun(sharing.reserving(charges))
 
     def _reserve(self, charges: Sequence[Charge]) -> Reservation:
         """Reserve from the limits counted in this process."""
@@ -206,18 +207,18 @@ class RateLimit(GatePolicy):
         loop, use `await atake_up_to(...)`.
         """
         check.count("most", most, minimum=0)
-        charges = self._charges(args, kwargs, 1, by_hand=True)
-        if self._sharing is None:
+        charges, sharing = self._charges(args, kwargs, 1, by_hand=True), self._sharing
+        if sharing is None:
             return self._take_up_to(most, charges)
-        return self._sharing.take_up_to(most, charges)
+        return sharing.run("take_up_to", sharing.taking(most, charges))
 
     async def atake_up_to(self, most: int, *args: Any, **kwargs: Any) -> int:
         """Async twin of `take_up_to`."""
         check.count("most", most, minimum=0)
-        charges = self._charges(args, kwargs, 1, by_hand=True)
-        if self._sharing is None:
+        charges, sharing = self._charges(args, kwargs, 1, by_hand=True), self._sharing
+        if sharing is None:
             return self._take_up_to(most, charges)
-        return await self._sharing.atake_up_to(most, charges)
+        return await sharing.arun(sharing.taking(most, charges))
 
     def _take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
         """Take up to `most` from the estimated limits counted in this process."""
@@ -256,13 +257,18 @@ class RateLimit(GatePolicy):
         return await self._aquota_for(charges)
 
     def _quota_for(self, charges: Sequence[Charge]) -> Quota:
-        return self._peek(charges) if self._sharing is None else self._sharing.peek(charges)
+        sharing = self._sharing
+        if sharing is None:
+            return self._peek(charges)
+        return sharing.run("peek", sharing.peeking(charges))
 
     async def _aquota_for(self, charges: Sequence[Charge]) -> Quota:
-        return self._peek(charges) if self._sharing is None else await self._sharing.apeek(charges)
+        sharing = self._sharing
+        if sharing is None:
+            return self._peek(charges)
+        return await sharing.arun(sharing.peeking(charges))
 
     def _peek(self, charges: Sequence[Charge]) -> Quota:
-        """Return the quota by the counts of this process."""
         now = self._now()
         us = whole_microseconds(now)
         with self._meters.mutex, self._meters:
@@ -354,19 +360,19 @@ class RateLimit(GatePolicy):
         limits block until the store has reset it for all pods, or raise `StoreUnavailable`: then it
         is reset in this process only. In an event loop, use `await areset(...)`.
         """
-        charges = self._reset_charges(args, kwargs, limit)
-        if self._sharing is not None:
-            self._sharing.refuse_reset()
-        self._reset(charges)
-        if self._sharing is not None:
-            self._sharing.reset(charges)
+        charges, sharing = self._reset_charges(args, kwargs, limit), self._sharing
+        if sharing is None:
+            self._reset(charges)
+        else:
+            sharing.run("reset", sharing.resetting(charges))
 
     async def areset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
         """Async twin of `reset`."""
-        charges = self._reset_charges(args, kwargs, limit)
-        self._reset(charges)
-        if self._sharing is not None:
-            await self._sharing.areset(charges)
+        charges, sharing = self._reset_charges(args, kwargs, limit), self._sharing
+        if sharing is None:
+            self._reset(charges)
+        else:
+            await sharing.arun(sharing.resetting(charges))
 
     def _reset_charges(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
@@ -381,7 +387,6 @@ class RateLimit(GatePolicy):
         ]
 
     def _reset(self, charges: Sequence[Charge]) -> None:
-        """Reset the counts in this process."""
         now = whole_microseconds(self._now())
         with self._meters.mutex, self._meters:
             for charge in charges:
@@ -463,8 +468,7 @@ class RateLimit(GatePolicy):
 
     def _report_implausible(self, limit: Limit, what: str, reported: float, counted: float) -> None:
         fields = {"policy": self.kind, "limit": limit.name, "what": what}
-        guards = [bound.host.name for bound in bindings_of(self)] or [self.name or limit.name]
-        for guard in guards:
+        for guard in [one.host.name for one in bindings_of(self)] or [self.name or limit.name]:
             emit(ImplausibleReport, guard, **fields, reported=reported, counted=counted)
 
     def _over(self, blocked: Blocked, now: float, why: str = "", who: str = "") -> RateLimited:
@@ -482,8 +486,7 @@ class RateLimit(GatePolicy):
         return error
 
     def _now(self) -> float:
-        clocks = (bound.host.clock for bound in bindings_of(self))
-        return next(clocks, current_clock()).now()
+        return now_of(self)
 
     def _align(self, clock: Clock) -> None:
         """Align windows with those in a store. Only this method reads the time of day."""
@@ -497,17 +500,13 @@ class RateLimit(GatePolicy):
         if self._sharing is not None:
             return SharedRateGate(self, host, self._sharing)
         first, *more = self._meters.all
-        if LOCK_FREE and not more and first.plain and first.limit.key is not None:
-            return KeyedRateGate(self, host, first)
-        return RateGate(self, host)
+        keyed = LOCK_FREE and not more and first.plain and first.limit.key is not None
+        return RateGate(self, host, keyed=keyed)
 
     def _update(self, changes: dict[str, Any]) -> None:
         known = ("limits", "burst", "max_wait", "max_waiting", "max_keys", "mode")
         self._reject_unknown(changes, known)
-        with (
-            self._meters.mutex,
-            self._meters,
-        ):  # serialise concurrent updates, so that both take effect
+        with self._meters.mutex, self._meters:  # concurrent updates both take effect
             self._change(changes)
 
     def _change(self, changes: dict[str, Any]) -> None:

@@ -60,9 +60,10 @@ class Charge:
         self.receipt: Any = None
         """The store's receipt, shared by all charges of the call."""
 
-    def again(self) -> Charge:
-        """Return a copy that is not taken yet."""
-        return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=self.times)
+    def again(self, times: int | None = None) -> Charge:
+        """Return a copy that is not taken yet, for `times` as many pods."""
+        times = self.times if times is None else times
+        return Charge(self.meter, self.key, self.asked, estimated=self.estimated, times=times)
 
     def known(self, cost: int) -> Charge:
         """Return a copy with its actual cost: `cost` if it is estimated, else its own."""
@@ -87,10 +88,7 @@ class Reservation:
     __slots__ = ("_asked", "_held", "_policy")
 
     def __init__(
-        self,
-        policy: RateLimit,
-        charges: Sequence[Charge],
-        asked: Sequence[Charge] | None = None,
+        self, policy: RateLimit, charges: Sequence[Charge], asked: Sequence[Charge] | None = None
     ) -> None:
         """Hold what was taken. `asked` is what was requested, if nothing was taken for it."""
         self._policy = policy

@@ -7,6 +7,7 @@ at the time that the store has named; when it leaves, the next one asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,15 +44,13 @@ class SharedRateGate(RateGate):
         """Return the layer for calls of that kind. It decides how the store is asked."""
         return self._sides[kind]
 
-    def enter_from(
-        self, kind: Kind, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> object:
+    def enter_from(self, kind: Kind, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take what the call costs, refuse it, or let it wait for the store or for its turn."""
         charges = self.policy._charges(args, kwargs)
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
             return ticket
-        return self._wait(kind, charges, self.sharing.look(charges, now), now)
+        return self._wait(kind, charges, self.sharing.exhausted.look(charges, now), now)
 
     async def enter_async(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Async twin of `enter_from`: await the store's reply here."""
@@ -63,7 +62,7 @@ class SharedRateGate(RateGate):
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
             return ticket
-        known = sharing.look(charges, now) if sharing.exhausted.known else None
+        known = sharing.exhausted.look(charges, now)
         if known is not None or policy._meters.waiting:
             return self._wait("async", sharing.own(charges), known, now)
         number = next(policy._meters.numbers)
@@ -83,16 +82,16 @@ class SharedRateGate(RateGate):
         ticket = self._at_once(charges, now)
         if ticket is not ASK:
             return ticket
-        waiter: Waiter | float
-        try:
-            return self._wait("sync", sharing.own(charges), sharing.look(charges, now), now)
-        except Wait as wait:
-            waiter = wait.waiter
+        waiter: Waiter | None = None
         while True:
             try:
-                return wait_sync(waiter, clock)
-            except Wait as again:
-                waiter = again.waiter
+                if waiter is not None:
+                    return wait_sync(waiter, clock)
+                return self._wait(
+                    "sync", sharing.own(charges), sharing.exhausted.look(charges, now), now
+                )
+            except Wait as wait:
+                waiter = wait.waiter
 
     def _at_once(self, charges: Sequence[Charge], now: float) -> object:
         """Return the ticket of a call that need not ask the store, or `ASK`."""
@@ -176,12 +175,7 @@ class _Side(Layer):
     def __init__(self, gate: SharedRateGate, kind: Kind) -> None:
         self.takes_arguments = gate.takes_arguments
         self.leave = gate.leave
-        enter_from = gate.enter_from
-
-        def enter(now: float, /, *args: Any, **kwargs: Any) -> object:
-            return enter_from(kind, now, args, kwargs)
-
-        self.enter = enter
+        self.enter = partial(gate.enter_from, kind)
         # If the guard bounds all waits together, the interpreter waits and counts them.
         if kind == "async" and gate.host.max_wait is None:
             self.inline = awaited_store(
@@ -194,8 +188,6 @@ class _Side(Layer):
 
 class SharedWaiter(RateWaiter):
     """A call on its way into a guard: it waits for the store's reply, or in the queue."""
-
-    __slots__ = ("_asked_at", "_blocked", "_kind", "_question", "turn")
 
     _gate: SharedRateGate
 
@@ -235,8 +227,7 @@ class SharedWaiter(RateWaiter):
 
     def _behind(self, now: float) -> Blocked | None:
         """Return the queue that it has to join, and the minimum wait there."""
-        first = longest = None
-        most = 0.0
+        waits: list[tuple[Charge, float | None]] = []
         for charge in self._charges:
             self._meters._pass_over(charge, now, self)
             queue = charge.meter.queues.get(charge.place) if charge.cost else None
@@ -249,10 +240,8 @@ class SharedWaiter(RateWaiter):
                 wait += rule.amount(queue.total - head.wants + charge.cost)
             elif isinstance(rule, Bucket):
                 wait += rule.amount(queue.total)
-            first = first or charge
-            if longest is None or wait > most:
-                longest, most = charge, wait
-        return None if first is None or longest is None else Blocked(first, longest, most)
+            waits.append((charge, wait))
+        return Blocked.by(waits)
 
     def _wait_for(self, blocked: Blocked, now: float) -> None:
         self._state = "waiting"
@@ -333,10 +322,8 @@ class SharedWaiter(RateWaiter):
                 self._meters.part(self)
         if self._state == "waiting":
             raise Wait(self)
-        if gate.policy.max_wait:
-            gate.refuse(self._over(blocked, now))
-        else:
-            gate.refuse(gate.over(blocked, now))
+        over = self._over if gate.policy.max_wait else gate.over
+        gate.refuse(over(blocked, now))
         return None
 
     def _leave(self) -> None:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from weakref import ref
 
 from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
 from seawall.events import SettingsDiffer, StoreModeChanged
-from seawall.events.bus import emit
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
-from seawall.runtime.policy import bindings_of
-from seawall.runtime.store import LimitShare, LimitStore, LimitVerdict, Receipt
+from seawall.runtime.driver import Steps, adrive, drive
+from seawall.runtime.policy import emit_for
+from seawall.runtime.store import LimitShare, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
     from seawall.policies.rate_limit.policy import RateLimit
 
+T = TypeVar("T")
 SharingKind = Literal["exact", "leased", "split"]
 OnStoreFailure = Literal["local", "open", "closed"]
 
@@ -37,45 +39,31 @@ AGAIN: Final = 1.0
 class Sharing:
     """How a policy's limits are shared."""
 
-    def __init__(
-        self, policy: RateLimit, share: LimitShare, failing: OnStoreFailure, batch: int | None
-    ) -> None:
-        """Let `share` decide. While its store is unreachable, follow `failing`."""
+    def __init__(self, policy: RateLimit, share: LimitShare) -> None:
         self._policy = policy
         self.share = share
-        self._failing = failing
-        self._batch = batch
         self.exhausted = RefusalCache()
         self.spends = share.sharing != "exact"
         """Whether calls may spend tokens that this pod already holds."""
         self.alone = 0
         """Number of calls that were decided without the store."""
-        self.usual: tuple[Charge, ...] = self._usual()
-        """The charges of every call, if all are the same; else empty.
-
-        Shared by all calls, so immutable.
-        """
-        self._set_door()
+        self.usual: tuple[Charge, ...] = ()
+        """The charges of every call, if all are the same; else empty. Never changed."""
+        self._find_usual()
 
     @classmethod
-    def of(
-        cls,
-        policy: RateLimit,
-        store: LimitStore | None,
-        name: str | None,
-        sharing: SharingKind,
-        batch: int | None,
-        on_store_failure: OnStoreFailure,
-    ) -> Sharing | None:
-        """Return how limits are shared; None if they are not. Invalid settings raise."""
+    def of(cls, policy: RateLimit) -> Sharing | None:
+        """Return how the limits of `policy` are shared; None if not. Invalid settings raise."""
+        store, name, sharing = policy.shared, policy.name, policy.sharing
+        batch, failing = policy.batch, policy.on_store_failure
         check.choice("sharing", sharing, ("exact", "leased", "split"))
-        check.choice("on_store_failure", on_store_failure, ("local", "open", "closed"))
+        check.choice("on_store_failure", failing, ("local", "open", "closed"))
         if batch is not None:
             check.count("batch", batch)
             if sharing != "leased":
                 raise ValueError(f"batch={batch!r}: it is for sharing='leased'")
         if store is None:
-            if name is not None or sharing != "exact" or on_store_failure != "local":
+            if name is not None or sharing != "exact" or failing != "local":
                 raise TypeError(
                     "name=, sharing= and on_store_failure= are for shared limits: write"
                     " RateLimit(..., shared=store, name='vendor')"
@@ -93,12 +81,12 @@ class Sharing:
             [meter.rule for meter in policy._meters.all],
             sharing=sharing,
             batch=batch,
-            on_store_failure=on_store_failure,
+            on_store_failure=failing,
             changed=listener.changed,
             differs=listener.differs,
             rerule=listener.rerule,
         )
-        return cls(policy, share, on_store_failure, batch)
+        return cls(policy, share)
 
     def __repr__(self) -> str:
         return f"shared={self.share.store_name!r}, name={self._policy.name!r}"
@@ -113,48 +101,38 @@ class Sharing:
 
     def check(self, rules: Sequence[RateRule[Any]]) -> None:
         """Raise if these rules are not possible with the settings."""
+        batch = self._policy.batch
         for rule in rules:
-            if self._batch is not None and rule.capacity and self._batch > rule.capacity:
+            if batch is not None and rule.capacity and batch > rule.capacity:
                 raise ValueError(
-                    f"batch={self._batch}: more than {rule.capacity} is never granted at once;"
-                    f" a limit that has batch={self._batch} cannot be lowered to that"
+                    f"batch={batch}: more than {rule.capacity} is never granted at once;"
+                    f" a limit that has batch={batch} cannot be lowered to that"
                 )
 
     def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         """Apply changed rules."""
         self.share.configure(rules)
         self.exhausted.clear()
-        self.usual = self._usual()
-        self._set_door()
+        self._find_usual()
 
-    def _set_door(self) -> None:
+    def _find_usual(self) -> None:
         """Let gates spend directly, if every call takes the same and counts."""
+        policy = self._policy
+        varies = any(one.key or callable(one.cost) or one.settle for one in policy.limits)
+        self.usual = () if varies else tuple(policy._charges((), {}))
         if self.share.door is not None:
-            costs = [charge.cost for charge in self.usual if self._policy.mode != "off"]
-            self.share.door.cost = costs[0] if costs and costs[0] else float("inf")
-
-    def _usual(self) -> tuple[Charge, ...]:
-        limits = self._policy.limits
-        if any(limit.key or callable(limit.cost) or limit.settle for limit in limits):
-            return ()
-        return tuple(self._policy._charges((), {}))
+            cost = self.usual[0].cost if self.usual and policy.mode != "off" else 0
+            self.share.door.cost = cost or float("inf")
 
     @property
     def failing(self) -> OnStoreFailure:
         """What to do without the store. A split limit always continues with its own part."""
         divided = self.share.away and self.share.mode == "shared"
-        return "local" if divided else self._failing
+        return "local" if divided else self._policy.on_store_failure
 
     def own(self, charges: Sequence[Charge]) -> Sequence[Charge]:
         """Return a private copy of the charges for one call, which may change them."""
         return self._policy._charges((), {}) if charges is self.usual else charges
-
-    def look(self, charges: Sequence[Charge], now: float) -> Blocked | None:
-        """Return why the store would certainly refuse `charges`; None if it has to be asked."""
-        known = self.exhausted.look(charges, whole_microseconds(now))
-        if known is not None:
-            self.exhausted.used += 1
-        return known
 
     # Replies of the store
 
@@ -206,11 +184,7 @@ class Sharing:
     def part(self, charges: Sequence[Charge]) -> list[Charge]:
         """Return the same charges as taken by one of several pods from its part of the limits."""
         self.alone += 1
-        times = self.share.times
-        return [
-            Charge(charge.meter, charge.key, charge.asked, estimated=charge.estimated, times=times)
-            for charge in charges
-        ]
+        return [charge.again(self.share.times) for charge in charges]
 
     def tell(self, charges: Sequence[Charge]) -> None:
         """Let the store count calls admitted without it, if it is reachable but was late.
@@ -234,35 +208,43 @@ class Sharing:
         error.reason = StoreUnavailable.reason
         return error
 
-    # Outside of guards
+    # Outside of guards: an operation is a generator of requests, each a method and its arguments
 
-    def reserve(self, charges: Sequence[Charge]) -> Reservation:
-        """Take the charges, or raise. Blocks this thread until the store replies."""
-        if self.share.away:
-            return self._reserve_alone(charges)
-        _refuse_in_loop("reserve", "areserve")
-        try:
-            verdict = self.share.decide(charges)
-        except StoreUnavailable:
-            return self._reserve_alone(charges)
-        return self._reserved(charges, verdict)
+    def run(self, name: str, steps: Steps[T]) -> T:
+        """Run the operation `name`, which blocks this thread until the store replies."""
+        if not self.share.away:
+            _refuse_in_loop(name)
 
-    async def areserve(self, charges: Sequence[Charge]) -> Reservation:
-        """Async twin of `reserve`."""
-        if self.share.away:
-            return self._reserve_alone(charges)
-        try:
-            verdict = await self.share.adecide(charges)
-        except StoreUnavailable:
-            return self._reserve_alone(charges)
-        return self._reserved(charges, verdict)
+        def answer(request: tuple[Any, ...]) -> Any:
+            method, *arguments = request
+            return getattr(self.share, method)(*arguments)
 
-    def _reserved(self, charges: Sequence[Charge], verdict: LimitVerdict) -> Reservation:
+        return drive(steps, answer)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Async twin of `run`."""
+
+        async def answer(request: tuple[Any, ...]) -> Any:
+            method, *arguments = request
+            return await getattr(self.share, f"a{method}")(*arguments)
+
+        return await adrive(steps, answer)
+
+    def _asking(self, method: str, *arguments: Any) -> Steps[Any]:
+        """Return the reply of the store; None without the store."""
+        if not self.share.away:
+            try:
+                return (yield method, *arguments)
+            except StoreUnavailable:
+                pass
+        return None
+
+    def reserving(self, charges: Sequence[Charge]) -> Steps[Reservation]:
+        """Take the charges, or raise."""
         policy = self._policy
-        return policy._reserved(charges, self.blocked(charges, verdict), policy._now())
-
-    def _reserve_alone(self, charges: Sequence[Charge]) -> Reservation:
-        policy = self._policy
+        verdict = yield from self._asking("decide", charges)
+        if verdict is not None:
+            return policy._reserved(charges, self.blocked(charges, verdict), policy._now())
         taken = Reservation(policy, [], charges)
         if self.failing == "local":
             taken = policy._reserve(self.part(charges))
@@ -273,29 +255,12 @@ class Sharing:
         self.tell(charges)
         return taken
 
-    def take_up_to(self, most: int, charges: Sequence[Charge]) -> int:
-        """Take what is left, up to `most`. Blocks this thread until the store replies."""
-        if self.share.away:
-            return self._take_alone(most, charges)
-        _refuse_in_loop("take_up_to", "atake_up_to")
-        try:
-            taken = self.share.take_up_to(most, charges)
-        except StoreUnavailable:
-            return self._take_alone(most, charges)
-        return self._policy._enforced(taken, most)
-
-    async def atake_up_to(self, most: int, charges: Sequence[Charge]) -> int:
-        """Async twin of `take_up_to`."""
-        if self.share.away:
-            return self._take_alone(most, charges)
-        try:
-            taken = await self.share.atake_up_to(most, charges)
-        except StoreUnavailable:
-            return self._take_alone(most, charges)
-        return self._policy._enforced(taken, most)
-
-    def _take_alone(self, most: int, charges: Sequence[Charge]) -> int:
+    def taking(self, most: int, charges: Sequence[Charge]) -> Steps[int]:
+        """Take what is left, up to `most`."""
         policy = self._policy
+        taken: int | None = yield from self._asking("take_up_to", most, charges)
+        if taken is not None:
+            return policy._enforced(taken, most)
         if self.failing == "local":
             taken = policy._take_up_to(most, self.part(charges))
         else:
@@ -305,101 +270,56 @@ class Sharing:
             self.tell([charge.known(taken) for charge in charges])
         return taken
 
-    def peek(self, charges: Sequence[Charge]) -> Quota:
-        """Return the quota without taking anything. Blocks this thread until the store replies."""
-        if self.share.away:
-            return self._policy._peek(self.part(charges))
-        _refuse_in_loop("peek", "apeek")
-        try:
-            verdict, standings = self.share.peek(charges)
-        except StoreUnavailable:
-            return self._policy._peek(self.part(charges))
-        return self._seen(charges, verdict, standings)
-
-    async def apeek(self, charges: Sequence[Charge]) -> Quota:
-        """Async twin of `peek`."""
-        if self.share.away:
-            return self._policy._peek(self.part(charges))
-        try:
-            verdict, standings = await self.share.apeek(charges)
-        except StoreUnavailable:
-            return self._policy._peek(self.part(charges))
-        return self._seen(charges, verdict, standings)
-
-    def refuse_reset(self) -> None:
-        """Raise where waiting for the store would block an event loop."""
-        if not self.share.away:
-            _refuse_in_loop("reset", "areset")
-
-    def reset(self, charges: Sequence[Charge]) -> None:
-        """Forget what was counted, in all pods. Blocks this thread until that is done."""
-        self.share.reset(self._places(charges))
-        self._freed(charges)
-
-    async def areset(self, charges: Sequence[Charge]) -> None:
-        """Async twin of `reset`."""
-        await self.share.areset(self._places(charges))
-        self._freed(charges)
-
-    def _places(self, charges: Sequence[Charge]) -> list[tuple[int, Hashable]]:
-        return [(self._policy._meters.all.index(charge.meter), charge.key) for charge in charges]
-
-    def _seen(
-        self,
-        charges: Sequence[Charge],
-        verdict: LimitVerdict,
-        standings: Sequence[tuple[int, float]],
-    ) -> Quota:
+    def peeking(self, charges: Sequence[Charge]) -> Steps[Quota]:
+        """Return the quota without taking anything."""
         policy = self._policy
-        return policy._quota(charges, standings, self.blocked(charges, verdict), policy._now())
+        reply = yield from self._asking("peek", charges)
+        if reply is None:
+            return policy._peek(self.part(charges))
+        verdict, standings = reply
+        blocked = self.blocked(charges, verdict)
+        return policy._quota(charges, standings, blocked, policy._now())
+
+    def resetting(self, charges: Sequence[Charge]) -> Steps[None]:
+        """Forget what was counted, here and then in all pods; raise if the store fails."""
+        self._policy._reset(charges)
+        meters = self._policy._meters.all
+        yield "reset", [(meters.index(charge.meter), charge.key) for charge in charges]
+        self._freed(charges)
 
 
 class _ShareListener:
     """Receives changes from the share, for a policy that may no longer exist."""
 
     def __init__(self, policy: RateLimit) -> None:
-        from weakref import ref
-
         self._policy = ref(policy)
 
     def changed(self, before: str, after: str, cause: str) -> None:
         """Emit an event for each guard: the deciding party has changed."""
         policy = self._policy()
-        if policy is None or policy._sharing is None:
-            return
-        policy._sharing.exhausted.clear()
-        fields = {"policy": policy.kind, "store": policy._sharing.share.store_name}
-        for bound in bindings_of(policy):
-            emit(
-                StoreModeChanged,
-                bound.host.name,
-                **fields,
-                before=before,
-                after=after,
-                cause=cause,
-            )
+        if policy is not None and (sharing := policy._sharing) is not None:
+            sharing.exhausted.clear()
+            fields = {"policy": policy.kind, "before": before, "after": after, "cause": cause}
+            emit_for(policy, StoreModeChanged, store=sharing.share.store_name, **fields)
 
     def differs(self, own: str, other: str) -> None:
-        """Report to all guards that another pod has different rules."""
         policy = self._policy()
         if policy is not None:
-            fields = {"policy": policy.kind, "shared_name": policy.name, "own": own, "other": other}
-            for bound in bindings_of(policy):
-                emit(SettingsDiffer, bound.host.name, **fields)
+            fields = {"policy": policy.kind, "own": own, "other": other}
+            emit_for(policy, SettingsDiffer, shared_name=policy.name, **fields)
 
     def rerule(self, rules: Iterable[RateRule[Any]]) -> None:
-        """Let the meters follow other rules."""
         policy = self._policy()
         if policy is not None:
             policy._rerule(rules)
 
 
-def _refuse_in_loop(name: str, twin: str) -> None:
+def _refuse_in_loop(name: str) -> None:
     """Raise in an event loop, which would block until the store replies."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         raise RuntimeError(
-            f"{name}() of a shared limit would block the event loop: write `await limit.{twin}()`"
+            f"{name}() of a shared limit would block the event loop: write `await limit.a{name}()`"
         )
 
 
@@ -423,7 +343,6 @@ class RefusalCache:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.known: dict[tuple[int, Hashable], tuple[int, float, float]] = {}
         """By limit and key: the refused cost, until when, and how long the entry is valid."""
         self._freed: dict[tuple[int, Hashable], float] = {}
@@ -433,11 +352,10 @@ class RefusalCache:
 
     def note(self, limit: int, key: Hashable, cost: int, asked: float, until: float) -> None:
         """Record a cost that was refused until `until`. Times are in microseconds."""
-        if self._freed:
-            freed = self._freed.get((limit, key))
-            if freed is not None and asked < freed + ON_ITS_WAY:
-                return
-            self._freed.pop((limit, key), None)
+        freed = self._freed.get((limit, key))
+        if freed is not None and asked < freed + ON_ITS_WAY:
+            return
+        self._freed.pop((limit, key), None)
         if len(self.known) >= KNOWN and (limit, key) not in self.known:
             try:
                 del self.known[next(iter(self.known))]  # the oldest
@@ -460,8 +378,8 @@ class RefusalCache:
         """Return why the charges would certainly be refused; None if the store must be asked."""
         if not self.known:
             return None
-        first = longest = None
-        most = 0.0
+        now = whole_microseconds(now)
+        waits: list[tuple[Charge, float | None]] = []
         for limit, charge in enumerate(charges):
             known = self.known.get((limit, charge.key)) if charge.cost else None
             if known is None:
@@ -469,14 +387,10 @@ class RefusalCache:
             cost, until, believed = known
             if believed <= now:
                 self.known.pop((limit, charge.key), None)
-                continue
-            later = _later(charge, cost)
-            if later is None:
-                continue
-            first = first or charge
-            if longest is None or until + later - now > most:
-                longest, most = charge, until + later - now
-        return None if first is None or longest is None else Blocked(first, longest, most)
+            elif (later := _later(charge, cost)) is not None:
+                waits.append((charge, until + later - now))
+        self.used += bool(waits)
+        return Blocked.by(waits)
 
 
 def _later(charge: Charge, cost: int) -> float | None:
