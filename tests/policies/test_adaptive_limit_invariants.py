@@ -311,7 +311,7 @@ def test_without_partitions_a_rush_takes_all(monkeypatch: pytest.MonkeyPatch) ->
 
 def _enter_first_come(gate: PartitionedGate, now: float, /) -> object:
     name = gate._partitions.name(None)
-    slot = gate._slots.take()
+    slot = gate.slots.take()
     if slot is not None:
         slot.began, slot.kind = now, name
         gate._partitions.take(name)

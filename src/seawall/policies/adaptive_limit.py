@@ -14,10 +14,10 @@ The rules are in `seawall.models.concurrency.algorithms` and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.context import current_tier
 from seawall.errors import ErrorKinds, Overloaded, Rejected, error_predicate
@@ -27,7 +27,7 @@ from seawall.models.concurrency.partitions import Partitions
 from seawall.models.concurrency.samples import Windows
 from seawall.models.shedding.codel import QueueShed
 from seawall.models.waiting import Order
-from seawall.policies.slots import SlotGate, SlotPolicy
+from seawall.policies.slots import BEYOND, SlotGate, SlotPolicy
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome, Wait
 from seawall.runtime.policy import GateBound, Mode
@@ -35,10 +35,6 @@ from seawall.runtime.slots import GRANTED, Refusal, Slot, SlotWaiter
 
 DropRule = Callable[[Exception | None, Any], bool]
 """`is_drop(error, value)`: whether a call that raised `error`, or returned `value`, was dropped."""
-
-
-_BEYOND: Final = None
-"""The ticket of a call admitted beyond the limit, where it is not enforced. It is not a sample."""
 
 
 class AdaptiveLimit(SlotPolicy):
@@ -73,7 +69,9 @@ class AdaptiveLimit(SlotPolicy):
         `is_drop(error, value)`, or types of errors, defines which calls the dependency dropped
         because of overload; calls that timed out always count as dropped.
         """
-        self.model = _check_limit(limit).fresh()
+        if limit is not None and not isinstance(limit, ConcurrencyLimit):
+            raise TypeError(f"limit={limit!r}: write vegas(), gradient2() or aimd(slow_after=0.5)")
+        self.model = vegas() if limit is None else limit.fresh()
         self.windows = Windows(check.seconds("window", window))
         super().__init__(self.model.limit, max_wait, max_waiting, order, shed, mode)
         self.partitions: Partitions | None = None
@@ -118,30 +116,21 @@ class AdaptiveLimit(SlotPolicy):
         return AdaptiveGate(self, host) if self.partitions is None else PartitionedGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        names = (
-            "minimum",
-            "maximum",
-            "window",
-            "max_wait",
-            "max_waiting",
-            "partitions",
-            "shed",
-            "mode",
-        )
-        self._reject_unknown(changes, names)
         model, known = self.model.fresh(), self.partitions
-        bounds = [changes.get(name, getattr(model, name)) for name in ("minimum", "maximum")]
-        model.bound(*bounds)
-        shares = changes.get("partitions", None if known is None else known.shares)
-        fresh = AdaptiveLimit(
-            model,
-            window=changes.get("window", self.windows.shortest),
-            max_wait=changes.get("max_wait", self.max_wait),
-            max_waiting=changes.get("max_waiting", self.slots.room),
-            partitions=shares,
-            shed=changes.get("shed", self.shed),
-            mode=changes.get("mode", self.mode),
-        )
+        bounds = {"minimum": model.minimum, "maximum": model.maximum}
+        settings: dict[str, Any] = {
+            "window": self.windows.shortest,
+            "max_wait": self.max_wait,
+            "max_waiting": self.slots.room,
+            "partitions": None if known is None else known.shares,
+            "shed": self.shed,
+            "mode": self.mode,
+        }
+        self._reject_unknown(changes, (*bounds, *settings))
+        for name, value in changes.items():
+            (bounds if name in bounds else settings)[name] = value
+        model.bound(**bounds)
+        fresh = AdaptiveLimit(model, **settings)
         given = set() if fresh.partitions is None else set(fresh.partitions.shares)
         if given != (set() if known is None else set(known.shares)):
             raise ValueError("update(partitions=...): write new shares for the same classes")
@@ -150,21 +139,13 @@ class AdaptiveLimit(SlotPolicy):
             self.windows.shortest = fresh.windows.shortest
             if known is not None and fresh.partitions is not None:
                 known.shares = fresh.partitions.shares
-            self.model.bound(*bounds)
+            self.model.bound(**bounds)
             self._resize(fresh.slots.room)
 
     def _after_fork(self) -> None:
         """Reset in a child process: slots of threads that no longer exist are free again."""
         if self.partitions is not None:
             self.partitions.forget_in_flight()
-
-
-def _check_limit(limit: ConcurrencyLimit | None) -> ConcurrencyLimit:
-    if limit is None:
-        return vegas()
-    if not isinstance(limit, ConcurrencyLimit):
-        raise TypeError(f"limit={limit!r}: write vegas(), gradient2() or aimd(slow_after=0.5)")
-    return limit
 
 
 class _AdaptiveWaiter(SlotWaiter):
@@ -175,7 +156,7 @@ class _AdaptiveWaiter(SlotWaiter):
     def claim(self) -> Any:
         """Return the slot, if the call got one: the call starts now."""
         slot = super().claim()
-        if slot is not _BEYOND:
+        if slot is not BEYOND:
             slot.began = self.clock.now()
         return slot
 
@@ -184,18 +165,17 @@ class AdaptiveGate(SlotGate):
     """The limit inside one guard. A ticket is the slot, which stores when its call began."""
 
     policy: AdaptiveLimit
-    beyond = _BEYOND
+    waiter_type = _AdaptiveWaiter
+    refusal_type = Overloaded
 
     def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
         super().__init__(policy, host)
-        self._slots = policy.slots
-        self._free = policy.slots.free
         self._windows = windows = policy.windows
         if policy.is_drop is None:
             self.inline = Inline(
                 names={
-                    "free": self._free,
-                    "slots": self._slots,
+                    "free": self.free,
+                    "slots": self.slots,
                     "sample": windows.samples.append,
                     "windows": windows,
                     "look": self._look,
@@ -223,41 +203,22 @@ class AdaptiveGate(SlotGate):
 
     def enter(self, now: float, /) -> object:
         """Take a free slot. While calls wait there is none: slots are handed over directly."""
-        try:
-            slot = self._free.pop()
-        except IndexError:
-            pass
-        else:
-            slot.began = now
-            return slot
-        return self._enter_busy(now)
+        slot = self.slots.take()
+        if slot is None:
+            return self._enter_busy(now)
+        slot.began = now
+        return slot
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
         """Return the slot, and learn from the duration of the call."""
-        if ticket is _BEYOND:
-            return
-        began = ticket.began
-        self._slots.give_back(ticket)
-        if outcome is OK and self.policy.is_drop is None:
-            windows = self._windows
-            windows.samples.append(now - began)
-            if now >= windows.due:
-                self._look(now)
-        else:
+        if ticket is not BEYOND:
+            began = ticket.began
+            self.slots.give_back(ticket)
             self._learn(began, outcome, detail, now)
 
     def _enter_busy(self, now: float) -> object:
-        policy = self.policy
-        policy._crowded = True
-        if policy.mode != "enforce" or not policy.max_wait:
-            self.refuse(self.full("all are in use"))
-            return _BEYOND
-        raise Wait(self.queue(now))
-
-    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
-        """Return a waiter for a slot."""
-        clock = self.host.clock
-        return _AdaptiveWaiter(self._slots, clock, now, max_wait, self.turned_away)
+        self.policy._crowded = True
+        return super()._enter_busy(now)
 
     def _learn(self, began: float, outcome: Outcome, detail: Any, now: float) -> None:
         """Count the call as served or dropped. Failed and cancelled calls are not counted."""
@@ -283,26 +244,19 @@ class AdaptiveGate(SlotGate):
             return False
         try:
             return bool(is_drop(detail, None) if failed else is_drop(None, detail))
-        except Exception:
-            import logging
-
-            logging.getLogger("seawall").exception(
-                "is_drop of guard %r failed; the call counts as not dropped", self.host.name
-            )
+        except Exception:  # noqa: BLE001 - logged
+            name = self.host.name
+            log_failure("is_drop of guard %r failed; the call counts as not dropped", name)
             return False
 
     def _look(self, now: float) -> None:
         """End the window if it is over; slightly later if called by the garbage collector."""
         rng = self.host.rng.random
-        self._slots.mutex.do(lambda: self.policy._end_window(now, rng))
+        self.slots.mutex.do(lambda: self.policy._end_window(now, rng))
 
     def typical(self) -> float | None:
-        """Return the duration of a typical call, after which a slot may be free."""
+        """Return the duration of a typical call."""
         return self._windows.typical
-
-    def full(self, why: str) -> Overloaded:
-        """Return the refusal of a call for which there is no slot."""
-        return Overloaded(self.no_slot(why), retry_after=self.typical())
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the limit, its basis, slots in use and waiters."""
@@ -318,7 +272,6 @@ class _PartitionWaiter(_AdaptiveWaiter):
     partitions: Partitions
 
     def grant(self) -> bool:
-        """Receive a slot. Return False if the waiter is gone."""
         self.slot.kind = self.kind
         self.partitions.take(self.kind)
         if super().grant():
@@ -328,9 +281,8 @@ class _PartitionWaiter(_AdaptiveWaiter):
         return False
 
     def claim(self) -> Any:
-        """Return the slot and the class of the call."""
         slot = super().claim()
-        return slot if slot is _BEYOND else (slot, self.kind)
+        return slot if slot is BEYOND else (slot, self.kind)
 
     def _give_up(self) -> None:
         if self.state == GRANTED:
@@ -345,19 +297,19 @@ class PartitionedGate(AdaptiveGate):
     def __init__(self, policy: AdaptiveLimit, host: Host) -> None:
         super().__init__(policy, host)
         assert policy.partitions is not None  # noqa: S101 - for the type checker
-        self._partitions = policy.partitions
+        self._partitions = places = policy.partitions
         self.takes_arguments = policy.partition is not None
         self.inline = None
-        self._refused = dict.fromkeys(policy.partitions.in_flight, 0)
-        policy.slots.lost = partial(_count_out, policy.partitions)
+        self._refused = dict.fromkeys(places.in_flight, 0)
+        policy.slots.lost = lambda name: None if name is None else places.give_back(name)
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take a free slot that the call's class may have."""
         partition, places = self.policy.partition, self._partitions
         name = places.name(current_tier() if partition is None else partition(*args, **kwargs))
-        with self._slots.mutex:
-            if places.admits(name) and self._free:
-                slot = self._free.pop()  # all takers hold the lock
+        with self.slots.mutex:
+            if places.admits(name) and self.free:
+                slot = self.free.pop()  # all takers hold the lock
                 slot.began, slot.kind = now, name
                 places.take(name)
                 return slot, name
@@ -367,10 +319,10 @@ class PartitionedGate(AdaptiveGate):
 
     def leave(self, ticket: Any, outcome: Outcome, detail: object, now: float) -> None:
         """Return the slot, and learn from the duration of the call."""
-        if ticket is not _BEYOND:
+        if ticket is not BEYOND:
             slot, name = ticket
             began = slot.began
-            self._slots.mutex.do(lambda: self._give_back(slot, name))
+            self.slots.mutex.do(lambda: self._give_back(slot, name))
             self._learn(began, outcome, detail, now)
 
     def refuse_if_full(self, now: float) -> None:
@@ -379,29 +331,29 @@ class PartitionedGate(AdaptiveGate):
     def _give_back(self, slot: Slot, name: str) -> None:
         self._partitions.give_back(name)
         slot.kind = None
-        self._slots.free.append(slot)
-        if self._slots.attention:
-            self._slots.serve()
+        self.slots.free.append(slot)
+        if self.slots.attention:
+            self.slots.serve()
 
     def _enter_full(self, now: float, name: str) -> object:
         policy = self.policy
         if policy.mode != "enforce" or not policy.max_wait:
             self._count(name)
             self.refuse(self.full(f"those for {name!r} are in use"))
-            return _BEYOND
+            return BEYOND
         raise Wait(self.queue(now, (None, name)))
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         """Return a waiter for a slot of the class of this call."""
-        clock, (_, name) = self.host.clock, ticket
-        turned_away = partial(self._turned_away_from, name)
-        waiter = _PartitionWaiter(self._slots, clock, now, max_wait, turned_away, name)
+        _, name = ticket
+
+        def turned_away(why: Refusal) -> object:
+            self._count(name)
+            return self.turned_away(why)
+
+        waiter = _PartitionWaiter(self.slots, self.host.clock, now, max_wait, turned_away, name)
         waiter.partitions = self._partitions
         return waiter
-
-    def _turned_away_from(self, name: str, why: Refusal) -> object:
-        self._count(name)
-        return self.turned_away(why)
 
     def _count(self, name: str) -> None:
         self._refused[name] += self.policy.mode == "enforce"
@@ -419,9 +371,3 @@ class PartitionedGate(AdaptiveGate):
             for name, in_flight in places.in_flight.items()
         }
         return {**super().snapshot(now), "partitions": classes}
-
-
-def _count_out(partitions: Partitions, name: str | None) -> None:
-    """Uncount a call whose slot was lost. Needs the lock."""
-    if name is not None:
-        partitions.give_back(name)

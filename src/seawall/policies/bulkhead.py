@@ -17,15 +17,12 @@ from seawall.errors import BulkheadFull
 from seawall.models.shedding.codel import QueueShed
 from seawall.models.waiting import Order
 from seawall.policies.slots import SlotGate, SlotPolicy
-from seawall.runtime.layers import Host, Inline, Kind, Outcome, Wait
+from seawall.runtime.layers import Host, Inline, Kind, Outcome
 from seawall.runtime.policy import Bound, Mode, Policy, bindings_of
-from seawall.runtime.slots import Slot, SlotWaiter
+from seawall.runtime.slots import Slot
 from seawall.runtime.stats import service_time
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
-
-_BEYOND = object()
-"""The ticket of a call admitted beyond the limit, where the bulkhead is not enforced."""
 
 KNOWN_AFTER: Final = 3
 """Calls that each slot must have served before their duration is used to judge a queue."""
@@ -70,13 +67,13 @@ class Bulkhead(SlotPolicy):
         return _BulkheadGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        self._reject_unknown(changes, ("limit", "max_wait", "max_waiting", "shed", "mode"))
-        fresh = Bulkhead(
-            changes.get("limit", self.limit),
-            max_wait=changes.get("max_wait", self.max_wait),
-            max_waiting=changes.get("max_waiting", self.slots.room),
-            shed=changes.get("shed", self.shed),
-            mode=changes.get("mode", self.mode),
+        fresh = Bulkhead._changed(
+            changes,
+            limit=self.limit,
+            max_wait=self.max_wait,
+            max_waiting=self.slots.room,
+            shed=self.shed,
+            mode=self.mode,
         )
         self._take_over(fresh)
         self.slots.resize(fresh.limit, fresh.slots.room)
@@ -86,15 +83,13 @@ class _BulkheadGate(SlotGate):
     """The bulkhead inside one guard."""
 
     policy: Bulkhead
-    beyond = _BEYOND
+    refusal_type = BulkheadFull
 
     def __init__(self, policy: Bulkhead, host: Host) -> None:
         super().__init__(policy, host)
-        self._slots = slots = policy.slots
-        self._free = slots.free
         self._typical = service_time(host)
         self.inline = Inline(
-            names={"free": slots.free, "slots": slots, "beyond": _BEYOND},
+            names={"free": self.free, "slots": self.slots},
             enter=(
                 "try:",
                 "    {ticket} = {free}.pop()",
@@ -104,7 +99,7 @@ class _BulkheadGate(SlotGate):
                 "    {ticket} = {enter}(now_)",
             ),
             leave=(
-                "if {left} is not {beyond}:",
+                "if {left} is not None:",
                 "    {free}.append({left})",
                 "    if {slots}.attention:",
                 "        {slots}.attend()",
@@ -113,32 +108,15 @@ class _BulkheadGate(SlotGate):
 
     def enter(self, now: float) -> object:
         """Take a free slot. While calls wait there is none: slots are handed over directly."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            pass
-        return self._enter_busy(now)
+        slot = self.slots.take()
+        return self._enter_busy(now) if slot is None else slot
 
     def leave(self, ticket: object, outcome: Outcome, detail: object, now: float) -> None:
-        """Return the slot, or hand it to the next waiter."""
         if isinstance(ticket, Slot):
-            self._slots.give_back(ticket)
-
-    def _enter_busy(self, now: float) -> object:
-        policy = self.policy
-        if policy.mode != "enforce" or not policy.max_wait:
-            self.refuse(self.full("all are in use"))
-            return _BEYOND
-        raise Wait(self.queue(now))
-
-    def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
-        return SlotWaiter(self._slots, self.host.clock, now, max_wait, self.turned_away)
+            self.slots.give_back(ticket)
 
     def typical(self) -> float | None:
         return self._typical(self.host.clock.now())
-
-    def full(self, why: str) -> BulkheadFull:
-        return BulkheadFull(self.no_slot(why), retry_after=self.typical())
 
 
 class ThreadBulkhead(Policy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
 from seawall.context import current_criticality
@@ -14,7 +14,10 @@ from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.call import patience
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import Refusal, Slots, SlotWaiter
+from seawall.runtime.slots import Discipline, Refusal, Slots, SlotWaiter
+
+BEYOND: Final = None
+"""The ticket of a call admitted beyond the limit, where it is not enforced."""
 
 MOST: Final = 1_000_000
 """Maximum limit: each slot takes some bytes, and a larger limit has no effect in practice."""
@@ -32,7 +35,6 @@ class SlotPolicy(GatePolicy):
         shed: QueueShed | None,
         mode: Mode,
     ) -> None:
-        """Create `limit` slots."""
         super().__init__(mode)
         if limit > MOST:
             raise ValueError(
@@ -40,12 +42,14 @@ class SlotPolicy(GatePolicy):
             )
         self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
         room = None if max_waiting is None else check.count("max_waiting", max_waiting)
-        self.shed = _check_shed(shed, self.max_wait)
+        if check_queue_shed(shed) is not None and not self.max_wait:
+            raise ValueError(f"shed={shed!r}: only who waits can be shed; write max_wait=... too")
+        self.shed = shed
         self.slots = Slots(
             limit,
             order=check.choice("order", order, ORDERS),
             room=room,
-            discipline=None if shed is None else shed.start(self._service_time),
+            discipline=self._discipline(),
             owner=self,
         )
 
@@ -88,8 +92,10 @@ class SlotPolicy(GatePolicy):
         self.mode, self.max_wait = fresh.mode, fresh.max_wait
         if fresh.shed is not self.shed:
             self.shed = fresh.shed
-            begun = None if self.shed is None else self.shed.start(self._service_time)
-            self.slots.discipline = begun
+            self.slots.discipline = self._discipline()
+
+    def _discipline(self) -> Discipline | None:
+        return None if self.shed is None else self.shed.start(self._service_time)
 
 
 class SlotGate(GateBound):
@@ -97,12 +103,12 @@ class SlotGate(GateBound):
 
     policy: SlotPolicy
     until_stopped = True
-    beyond: object = None
-    """The ticket of a call admitted beyond the limit, where it is not enforced."""
+    waiter_type: ClassVar[type[SlotWaiter]] = SlotWaiter
+    refusal_type: ClassVar[type[Rejected]]
 
     def __init__(self, policy: SlotPolicy, host: Host) -> None:
-        """Belong to `host`."""
         super().__init__(policy, host)
+        self.slots = policy.slots
         self.free = policy.slots.free
         """The free slots. While there are none, `refuse_if_full` may refuse."""
 
@@ -127,27 +133,26 @@ class SlotGate(GateBound):
 
     def _enter_busy(self, now: float) -> object:
         """Refuse a call for which no slot is free, or raise `Wait` if it may wait for one."""
-        raise NotImplementedError
+        if self.policy.mode != "enforce" or not self.policy.max_wait:
+            self.refuse(self.full("all are in use"))
+            return BEYOND
+        raise Wait(self.queue(now))
 
     def full(self, why: str) -> Rejected:
         """Return the refusal of a call for which there is no slot."""
-        raise NotImplementedError
-
-    def no_slot(self, why: str) -> str:
-        """Return the text of such a refusal."""
-        return f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}"
+        text = f"guard {self.host.name!r}: no free slot of {self.policy.limit}: {why}"
+        return self.refusal_type(text, retry_after=self.typical())
 
     def waiter(self, now: float, max_wait: float, ticket: Any = None) -> SlotWaiter:
         """Return a waiter for a slot; `ticket` is that of a call that had one before."""
-        raise NotImplementedError
+        return self.waiter_type(self.slots, self.host.clock, now, max_wait, self.turned_away)
 
     def queue(self, now: float, ticket: Any = None) -> SlotWaiter:
         """Return a waiter for `max_wait`, or for the rest of the guard's if that is less."""
         wait, left = self.policy.max_wait, patience(self.host)
-        if wait <= left:
-            return self.waiter(now, wait, ticket)
-        waiter = self.waiter(now, left, ticket)
-        waiter.bounded_by_guard()
+        waiter = self.waiter(now, min(wait, left), ticket)
+        if left < wait:
+            waiter.bounded_by_guard()
         return waiter
 
     def readmit(self, ticket: Any, now: float) -> Any:
@@ -156,7 +161,7 @@ class SlotGate(GateBound):
         While no slot is free it waits in the queue with the others, however long that takes: a call
         that has begun can no longer be refused. Raises `Wait`, as `enter` does.
         """
-        if ticket is self.beyond:
+        if ticket is BEYOND:
             return ticket
         enforced = self.policy.mode == "enforce"
         waiter = self.waiter(now, inf if enforced else 0.0, ticket)
@@ -166,7 +171,7 @@ class SlotGate(GateBound):
     def turned_away(self, why: Refusal) -> object:
         """Refuse a call that waited in vain; admit it if the limit is not enforced."""
         self.refuse(self._error(why))
-        return self.beyond
+        return BEYOND
 
     def _error(self, why: Refusal) -> Rejected:
         """Return the refusal.
@@ -197,9 +202,3 @@ class SlotGate(GateBound):
             "recovered": self.policy.slots.recovered,
             "queue_wait": self.policy.queue_wait(now),
         }
-
-
-def _check_shed(shed: QueueShed | None, max_wait: float) -> QueueShed | None:
-    if check_queue_shed(shed) is not None and not max_wait:
-        raise ValueError(f"shed={shed!r}: only who waits can be shed; write max_wait=... too")
-    return shed
