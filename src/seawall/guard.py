@@ -22,7 +22,7 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.fallback import Fallback
 from seawall.policies.retry import Retry, RetryBudget
 from seawall.policies.retry.conditions import On
-from seawall.policies.retry.policy import AdaptiveAttempts, RetryBound
+from seawall.policies.retry.policy import AdaptiveAttempts, RetryFlow
 from seawall.policies.slots import SlotPolicy
 from seawall.policies.timeout import Timeout
 from seawall.policies.timeout.policy import AdaptiveSeconds, Sync
@@ -521,7 +521,7 @@ class Guard:
             policies: Iterable[Policy] = getattr(host, "policies", ())
             if any(isinstance(policy, Retry) for policy in policies):
                 for bound in self.bounds:
-                    if isinstance(bound, RetryBound):
+                    if isinstance(bound, RetryFlow):
                         bound.note_retried_by(host.name)
 
     def snapshot(self) -> dict[str, Any]:

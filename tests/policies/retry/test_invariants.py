@@ -28,7 +28,7 @@ from seawall.events import CallRetried
 from seawall.models.budget import BUCKETS
 from seawall.policies.retry import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.policies.retry import policy as retry
-from seawall.policies.retry.policy import _RetryFlow
+from seawall.policies.retry.policy import RetryFlow
 from seawall.policies.timeout import adaptive_timeout
 from seawall.runtime.call import Call
 from seawall.testing import run_virtual, virtual_time
@@ -119,7 +119,7 @@ def test_without_the_limit_of_attempts_there_are_more(monkeypatch: pytest.Monkey
     def decide(_: Any, call: Call, memory: Any, __: float) -> tuple[str | None, float]:
         return ("attempts", 0.0) if call.attempts >= 20 else (None, next(memory.delays))
 
-    monkeypatch.setattr(_RetryFlow, "_decide", decide)
+    monkeypatch.setattr(RetryFlow, "_decide", decide)
     assert falsified(_check_attempts, SCRIPTS)
 
 
@@ -387,13 +387,13 @@ def test_without_being_told_the_budget_is_wrong(
     rule: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keep one thing from the budget, and the property is falsified."""
-    tell = _RetryFlow._note
+    tell = RetryFlow._note
 
     def forgetful(self: Any, what: str, now: float) -> None:
         if what != note:
             tell(self, what, now)
 
-    monkeypatch.setattr(_RetryFlow, "_note", forgetful)
+    monkeypatch.setattr(RetryFlow, "_note", forgetful)
     assert falsified(_check_budget, TRAFFIC.map(lambda case: case._replace(rule=rule)))
 
 

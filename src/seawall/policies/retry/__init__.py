@@ -3,11 +3,7 @@
 from seawall.models.budget import InFlightRatio, RequestRatio, SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies.retry.conditions import transient
-from seawall.policies.retry.policy import (
-    Retry,
-    RetryBudget,
-    adaptive_attempts,
-)
+from seawall.policies.retry.policy import Retry, RetryBudget, adaptive_attempts
 
 __all__ = [
     "InFlightRatio",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from seawall import _checks as check
-from seawall._failures import attribute_of, described, reason_of
+from seawall._failures import attribute_of, described, log_failure, reason_of
 from seawall._forks import survives_fork
 from seawall.context import current_idempotency_key, retried_above
 from seawall.errors import Rejected, add_note
@@ -58,10 +58,7 @@ NOT_RETRIED: Final = {
 class RetrySwitch:
     """Lets tests make all retries instant, or turn them off; see `seawall.testing.retries`."""
 
-    __slots__ = ("instant", "off")
-
     def __init__(self) -> None:
-        """Start with retries as configured, or as set in the environment."""
         mode = check.environment("SEAWALL_RETRIES", ("instant", "off"))
         self.instant = mode == "instant"
         self.off = mode == "off"
@@ -81,10 +78,7 @@ AttemptsRule = RetryThresholds | Callable[[Pressure], int]
 class AdaptiveAttempts:
     """As many attempts as the pressure allows. Created by `adaptive_attempts(...)`."""
 
-    __slots__ = ("load", "maximum", "rule")
-
     def __init__(self, maximum: int, rule: AttemptsRule | None, signals: Iterable[Load]) -> None:
-        """Never make more than `maximum` attempts."""
         self.maximum = check.count("maximum", maximum, minimum=2)
         if rule is not None and not isinstance(rule, RetryThresholds):
             rule = check.plain_function(
@@ -146,8 +140,9 @@ class RetryBudget:
     def __repr__(self) -> str:
         return f"RetryBudget({self.rule!r})"
 
-    def _report(self, note: Callable[[float], None], now: float) -> None:
-        """Report an event to the rule, under the lock."""
+    def _note(self, what: str, now: float) -> None:
+        """Report an event to the rule, such as "failed", under the lock."""
+        note = getattr(self.rule, what)
         self._mutex.do(lambda: note(now))
 
     def try_retry(self, now: float) -> bool:
@@ -252,28 +247,66 @@ class Retry(Policy):
             predicate(error, None) for predicate in self._predicates
         )
 
-    def _bind(self, host: Host) -> RetryBound:
-        return RetryBound(self, host)
+    def _bind(self, host: Host) -> RetryFlow:
+        return RetryFlow(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        self._reject_unknown(changes, ("attempts", "backoff", "max_retry_after"))
-        fresh = Retry(
-            on=Exception,
-            attempts=changes.get("attempts", self.attempts),
-            backoff=changes.get("backoff", self.backoff),
-            max_retry_after=changes.get("max_retry_after", self.max_retry_after),
-        )
-        self.attempts, self.backoff = fresh.attempts, fresh.backoff
-        self.max_retry_after = fresh.max_retry_after
+        settings = ("attempts", "backoff", "max_retry_after")
+        self._reject_unknown(changes, settings)
+        today = {name: getattr(self, name) for name in settings}
+        fresh = Retry(on=Exception, **{**today, **changes})
+        for name in settings:
+            setattr(self, name, getattr(fresh, name))
 
 
-class RetryBound(Bound):
-    """The retry inside one guard."""
+class _RetryMemory:
+    """State of one call: its own schedule of delays, and the tries so far.
+
+    A try is not always an attempt: it may have been refused before the function was started.
+    """
+
+    __slots__ = ("delays", "earlier", "failure", "left_out", "made", "retrying", "tries")
+
+    def __init__(self, delays: Iterator[float]) -> None:
+        self.delays = delays
+        self.earlier: list[str] = []
+        """The failures that were retried, as text, so that the errors are not kept alive."""
+        self.left_out = 0
+        self.made = ""
+        """The line of the latest real attempt. Others were refused before an attempt."""
+        self.failure: BaseException | None = None
+        """The error of the latest attempt that was really made."""
+        self.tries = 0
+        self.retrying = False
+
+    def note(self, call: Call) -> None:
+        """Record a description of what is about to be retried."""
+        error = call.error
+        what = "the value was not accepted" if error is None else described(error)
+        if call.reached:
+            line = self.made = f"attempt {call.attempts}: {what}"
+        else:
+            line = f"before attempt {call.attempts + 1}: {what}"
+        self.earlier.append(line)
+        if len(self.earlier) > MOST_EARLIER:
+            del self.earlier[1]
+            self.left_out += 1
+
+    def notes(self, *, raised: bool) -> list[str]:
+        """Return a line for each recorded failure; with `raised`, except the latest attempt's."""
+        lines = [line for line in self.earlier if not (raised and line is self.made)]
+        if self.left_out:
+            lines.insert(1, f"(attempts not named here: {self.left_out})")
+        return lines
+
+
+class RetryFlow(Flow, Bound):
+    """The retry inside one guard: decides after each attempt whether there is another."""
 
     policy: Retry
+    repeats = True
 
     def __init__(self, policy: Retry, host: Host) -> None:
-        """Start without retries."""
         super().__init__(policy, host)
         self.retries = 0
         self.stopped: dict[str, int] = {}
@@ -285,11 +318,22 @@ class RetryBound(Bound):
         self._succeeded = 0
         self.retried_by: set[str] = set()
         """Outer guards that also retry, for `explain()`."""
-        self._layer = _RetryFlow(self)
+        self._watch_at = float("-inf")
+        self._budget = budget = policy.budget
+        if budget is not None:
+            self.leave = self._ended
+            if budget.rule.counts_calls:
+                self.enter = self._started
+            elif isinstance(budget.rule, SuccessDeposit):
+                self._deposit = budget.rule
+                self.leave = self._deposited
+        if policy.looks_at_values:
+            self.again = self._wants_value
+        self.passes_refusals = not policy._retries_refusals
 
-    def layer(self, kind: Kind) -> _RetryFlow:
+    def layer(self, kind: Kind) -> RetryFlow:
         """Return the flow, the same one for sync and async."""
-        return self._layer
+        return self
 
     def note_retried_by(self, guard: str) -> None:
         """Remember an outer guard that also retries, up to a maximum number."""
@@ -334,74 +378,9 @@ class RetryBound(Bound):
         elif outcome is FAILED or (outcome is UNUSED and memory.failure is not None):
             self.failed_after_retry += 1
 
-
-class _RetryMemory:
-    """State of one call: its own schedule of delays, and the tries so far.
-
-    A try is not always an attempt: it may have been refused before the function was started.
-    """
-
-    __slots__ = ("delays", "earlier", "failure", "left_out", "made", "retrying", "tries")
-
-    def __init__(self, delays: Iterator[float]) -> None:
-        self.delays = delays
-        self.earlier: list[str] = []
-        """The failures that were retried, as text, so that the errors are not kept alive."""
-        self.left_out = 0
-        self.made = ""
-        """The line of the latest real attempt. Others were refused before an attempt."""
-        self.failure: BaseException | None = None
-        """The error of the latest attempt that was really made."""
-        self.tries = 0
-        self.retrying = False
-
-    def note(self, call: Call) -> None:
-        """Record a description of what is about to be retried."""
-        error = call.error
-        what = "the value was not accepted" if error is None else described(error)
-        if call.reached:
-            line = self.made = f"attempt {call.attempts}: {what}"
-        else:
-            line = f"before attempt {call.attempts + 1}: {what}"
-        self.earlier.append(line)
-        if len(self.earlier) > MOST_EARLIER:
-            del self.earlier[1]
-            self.left_out += 1
-
-    def notes(self, *, raised: bool) -> list[str]:
-        """Return a line for each recorded failure; with `raised`, except the latest attempt's."""
-        lines = [line for line in self.earlier if not (raised and line is self.made)]
-        if self.left_out:
-            lines.insert(1, f"(attempts not named here: {self.left_out})")
-        return lines
-
-
-class _RetryFlow(Flow):
-    """Decides after each attempt whether there is another."""
-
-    repeats = True
-
-    def __init__(self, bound: RetryBound) -> None:
-        self._bound = bound
-        self._policy = policy = bound.policy
-        self._watch_at = float("-inf")
-        self._budget = budget = policy.budget
-        if budget is not None:
-            if budget.rule.counts_calls:
-                self.enter = self._started
-                self.leave = self._ended
-            elif isinstance(budget.rule, SuccessDeposit):
-                self._deposit = budget.rule
-                self.leave = self._deposited
-            else:
-                self.leave = self._ended
-        if policy.looks_at_values:
-            self.again = self._wants_value
-        self.passes_refusals = not policy._retries_refusals
-
     def _wants_value(self, value: Any) -> bool:
         try:
-            return self._policy.wants(None, value)
+            return self.policy.wants(None, value)
         except BaseException:  # noqa: BLE001 - it will raise again in settle, and is handled there
             return True
 
@@ -420,7 +399,7 @@ class _RetryFlow(Flow):
 
     def _note(self, what: str, now: float) -> None:
         if self._budget is not None:
-            self._budget._report(getattr(self._budget.rule, what), now)
+            self._budget._note(what, now)
 
     def settle(self, call: Call, ticket: None) -> Next | None:
         """Try again if the error, the attempts, the budget and the deadline allow it."""
@@ -440,7 +419,7 @@ class _RetryFlow(Flow):
         if todo is None:
             call.memory.pop(self, None)
             outcome = call.outcome()
-            self._bound.count(outcome, memory)
+            self.count(outcome, memory)
             if self.leave is not None:
                 self.leave(ticket, outcome, None, now)
             failure = None if memory is None else memory.failure
@@ -459,14 +438,14 @@ class _RetryFlow(Flow):
     def _worth_another(self, call: Call) -> bool:
         if call.error is None:
             looked_at = not call.streaming and call.value is not STREAMED
-            return looked_at and self._policy.wants(None, call.value)
+            return looked_at and self.policy.wants(None, call.value)
         started = call.reached or isinstance(call.error, Rejected)
-        return started and self._policy.wants(call.error, None)
+        return started and self.policy.wants(call.error, None)
 
     def _next(self, call: Call, memory: _RetryMemory | None, now: float) -> Next | None:
         self._note("failed", now)
         if memory is None:
-            delays = self._policy.backoff.delays(call.host.rng.random)
+            delays = self.policy.backoff.delays(call.host.rng.random)
             memory = call.memory[self] = _RetryMemory(delays)
             watch = call.host.stats.watch
             if watch is not None and now >= self._watch_at:
@@ -479,10 +458,9 @@ class _RetryFlow(Flow):
         name = call.host.name
         failed = _how(call.error) if listening() else {"reason": ""}
         if cause is not None:
-            stopped = self._bound.stopped
-            stopped[cause] = stopped.get(cause, 0) + 1
-            if call.error is not None and cause in NOT_RETRIED:
-                add_note(call.error, f"not retried: {NOT_RETRIED[cause]}", "not retried: ")
+            self.stopped[cause] = self.stopped.get(cause, 0) + 1
+            if cause in NOT_RETRIED:
+                _note_why(call, NOT_RETRIED[cause])
             trace = current_trace(name)
             if trace is not None and cause == "deadline":
                 trace.short_of_time = True
@@ -490,8 +468,8 @@ class _RetryFlow(Flow):
             return None
         memory.retrying = True
         memory.note(call)
-        self._bound.values_retried += call.error is None
-        self._bound.retries += 1
+        self.values_retried += call.error is None
+        self.retries += 1
         call.host.stats.retries += 1
         emit(CallRetried, name, attempt=memory.tries, delay=delay, **failed)
         return Next(delay=delay)
@@ -501,7 +479,7 @@ class _RetryFlow(Flow):
         cause = self._own_objection(call, memory)
         if cause is not None:
             return cause, 0.0
-        asked = _server_asks(self._policy.retry_after, call.error)
+        asked = _server_asks(self.policy.retry_after, call.error)
         cause = self._server_objection(call, asked)
         if cause is not None:
             return cause, 0.0
@@ -518,7 +496,7 @@ class _RetryFlow(Flow):
         return None, delay
 
     def _own_objection(self, call: Call, memory: _RetryMemory) -> str | None:
-        attempts = self._policy.attempts
+        attempts = self.policy.attempts
         if isinstance(attempts, AdaptiveAttempts):
             attempts = attempts.allowed(call.host.pressure_on(call))
         if memory.tries >= attempts or switch.off:
@@ -526,12 +504,11 @@ class _RetryFlow(Flow):
         above = retried_above(call.outer_attempt)
         if above is not None:
             if above.guard is not None:
-                self._bound.note_retried_by(above.guard)
-            if call.error is not None:
-                add_note(call.error, f"not retried: {above.reason}", "not retried: ")
+                self.note_retried_by(above.guard)
+            _note_why(call, above.reason)
             return "retried above"
         # An outer Retry of the same guard is retrying.
-        if any(other is not self and isinstance(other, _RetryFlow) for other in call.memory):
+        if any(other is not self and isinstance(other, RetryFlow) for other in call.memory):
             return "retried above"
         if not call.host.idempotent and not _is_safe(call.error):
             return "not idempotent"
@@ -542,12 +519,10 @@ class _RetryFlow(Flow):
             return None
         if not asked >= 0:  # negative or NaN
             return "server said no"
-        most = self._policy.max_retry_after
+        most = self.policy.max_retry_after
         if asked <= most:
             return None
-        if call.error is not None:
-            reason = f"the server asks for {asked:g} s, max_retry_after is {most:g} s"
-            add_note(call.error, f"not retried: {reason}", "not retried: ")
+        _note_why(call, f"the server asks for {asked:g} s, max_retry_after is {most:g} s")
         return "retry_after too long"
 
     def _give_notes(
@@ -562,6 +537,12 @@ class _RetryFlow(Flow):
         add_note(error, f"{made}{refused}", " attempt", *earlier)
 
 
+def _note_why(call: Call, reason: str) -> None:
+    """Add to the error, if there is one, why there is no further attempt."""
+    if call.error is not None:
+        add_note(call.error, f"not retried: {reason}", "not retried: ")
+
+
 def _ends_too_late(call: Call, now: float, delay: float) -> bool:
     """Return whether there is no time for a typical call after a pause of `delay` seconds."""
     until = call.until()
@@ -573,7 +554,6 @@ def _ends_too_late(call: Call, now: float, delay: float) -> bool:
 
 
 def _how(error: BaseException | None) -> dict[str, str]:
-    """Return how an attempt failed, as event fields."""
     if error is None:
         return {"reason": "value"}
     return {"reason": reason_of(error), "failure": described(error)}
@@ -581,16 +561,10 @@ def _how(error: BaseException | None) -> dict[str, str]:
 
 def _report_broken_decision(call: Call, error: Exception) -> None:
     """Keep the call's own error, and add that the retry decision failed."""
-    import logging
-
-    logging.getLogger("seawall").error(
-        "on=, attempts=, retry_after= or backoff= of guard %r failed: not retried",
-        call.host.name,
-        exc_info=error,
-    )
+    what = "on=, attempts=, retry_after= or backoff="
+    log_failure(f"{what} of guard %r failed: not retried", call.host.name, error=error)
     assert call.error is not None  # noqa: S101 - for the type checker
-    reason = f"not retried, as on=, attempts=, retry_after= or backoff= failed: {error!r}"
-    add_note(call.error, reason, "not retried, as on=")
+    add_note(call.error, f"not retried, as {what} failed: {error!r}", "not retried, as on=")
 
 
 def _is_safe(error: BaseException | None) -> bool:
@@ -608,9 +582,7 @@ def own_retry_after(error: Exception) -> float | None:
 
 def _server_asks(read: RetryAfter, error: BaseException | None) -> float | None:
     """Return the seconds the server asks for; negative for no retry, None if not given."""
-    if not isinstance(error, Exception):
-        return None
-    asked = read(error)
+    asked = read(error) if isinstance(error, Exception) else None
     if asked is None:
         return None
     try:
