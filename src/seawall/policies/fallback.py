@@ -11,7 +11,6 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from seawall.context import Scope, check_reserve, end_scope, reserve_scope
@@ -19,6 +18,7 @@ from seawall.errors import CacheMiss, add_note, matches
 from seawall.policies.cache import Cache
 from seawall.runtime.call import Need, need_var
 from seawall.runtime.degradation import STALE, Degradation, source_name, unwrapped
+from seawall.runtime.functions import with_arguments
 from seawall.runtime.layers import Flow, Host, Inline, Kind, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 
@@ -38,7 +38,6 @@ class Static:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        """Answer with `value` itself, not a copy."""
         self.value = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +92,7 @@ class Fallback(Policy):
         types = (on,) if isinstance(on, type) or not isinstance(on, Iterable) else tuple(on)
         if not types or not all(isinstance(t, type) and issubclass(t, Exception) for t in types):
             raise TypeError(f"on={on!r}: write exception types, such as on=ConnectionError")
-        self.levels = tuple(_with_arguments(level) for level in levels)
+        self.levels = tuple(map(with_arguments, levels))
         self.names = _names(levels)
         self.on = types
         self.reserve = check_reserve(reserve)
@@ -108,57 +107,44 @@ class Fallback(Policy):
         """Whether it catches every `Exception`."""
         return Exception in self.on
 
-    def _bind(self, host: Host) -> _FallbackBound:
-        return _FallbackBound(self, host)
-
-
-class _FallbackBound(Bound):
-    """The fallback inside one guard."""
-
-    policy: Fallback
-
-    def __init__(self, policy: Fallback, host: Host) -> None:
-        super().__init__(policy, host)
-        self.used = [0] * len(policy.levels)
-        self._layer = _FallbackFlow(self)
-
-    def layer(self, kind: Kind) -> _FallbackFlow:
-        return self._layer
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
+    def _bind(self, host: Host) -> _FallbackFlow:
+        return _FallbackFlow(self, host)
 
 
 class _FallbackMemory(Need):
     """State of one call: why a fallback is needed, and which level is next."""
-
-    __slots__ = ("level",)
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.level = 0
 
 
-class _FallbackFlow(Flow):
-    """Goes from level to level until one answers."""
+class _FallbackFlow(Flow, Bound):
+    """The fallback inside one guard: goes from level to level until one answers."""
 
+    policy: Fallback
     seldom_entered = True
 
-    def __init__(self, bound: _FallbackBound) -> None:
-        self._bound = bound
-        self._policy = bound.policy
+    def __init__(self, policy: Fallback, host: Host) -> None:
+        super().__init__(policy, host)
+        self.used = [0] * len(policy.levels)
         self.inline = Inline(
             names={},
             enter=("if held_ is not None:", "    {ticket} = held_ = {enter}(now_)"),
             leave=("if {ticket} is not None:", "    {ticket}[3] = None"),
         )
 
+    def layer(self, kind: Kind) -> _FallbackFlow:
+        return self
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
+
     def enter(self, _now: float) -> Scope | None:
         """Keep back some of the caller's time for the levels, if it has a deadline."""
-        return reserve_scope(self._policy.reserve)
+        return reserve_scope(self.policy.reserve)
 
     def leave(self, ticket: Scope | None, outcome: Outcome, detail: object, now: float) -> None:
-        """Give the time back."""
         if ticket is not None:
             end_scope(ticket)
 
@@ -169,11 +155,11 @@ class _FallbackFlow(Flow):
         memory: _FallbackMemory | None = call.memory.get(self)
         error = call.error
         if memory is None:
-            if not isinstance(error, Exception) or not matches(error, self._policy.on):
+            if not isinstance(error, Exception) or not matches(error, self.policy.on):
                 return None
             memory = call.memory[self] = _FallbackMemory(error)
-        if isinstance(error, Exception) and memory.level < len(self._policy.levels):
-            level = self._policy.levels[memory.level]
+        if isinstance(error, Exception) and memory.level < len(self.policy.levels):
+            level = self.policy.levels[memory.level]
             memory.level += 1
             memory.age = None
             return Next(instead=level, need=memory)
@@ -185,13 +171,13 @@ class _FallbackFlow(Flow):
         return None
 
     def _answered(self, call: Call, memory: _FallbackMemory) -> None:
-        source = self._policy.names[memory.level - 1]
+        source = self.policy.names[memory.level - 1]
         less = Degradation(source, memory.level, memory.error, memory.age)
         call.degradation = less
         call.host.stats.degraded += 1
         if less.age is not None:
             call.host.stats.stale += 1
-        self._bound.used[memory.level - 1] += 1
+        self.used[memory.level - 1] += 1
         less.report(call.host.name)
 
     def _give_up(self, call: Call, memory: _FallbackMemory) -> None:
@@ -216,29 +202,3 @@ def _source(level: Any) -> str:
     if isinstance(level, Static):
         return "static"
     return STALE if getattr(level, "__func__", None) is Cache.stale else source_name(level)
-
-
-def _with_arguments(level: Level) -> Level:
-    """Return a level that takes the call's arguments, even if the given function takes none."""
-    if _takes_arguments(level):
-        return level
-
-    def without_arguments(*_args: Any, **_kwargs: Any) -> Any:
-        return level()
-
-    update_wrapper(without_arguments, level)
-    return without_arguments
-
-
-def _takes_arguments(level: Level) -> bool:
-    code = getattr(level, "__code__", None)
-    if code is not None:
-        bound = getattr(level, "__self__", None) is not None
-        takes_any = code.co_flags & 0x0C  # *args or **kwargs
-        return bool(code.co_argcount + code.co_kwonlyargcount - bound or takes_any)
-    import inspect  # a partial, or an object that can be called
-
-    try:
-        return bool(inspect.signature(level).parameters)
-    except ValueError:  # some callables written in C have no signature
-        return True

@@ -1,13 +1,23 @@
-"""The answers in a cache, and the running calls that will bring more."""
+"""Cache policy: answer from memory while fresh, and with stale answers when the call fails.
+
+Promises:
+- Concurrent calls for one key make one call (single flight), across threads and loops.
+- If that one is cancelled, or failed because its deadline was nearer, another takes its place, once
+  for each caller.
+- Only real answers are kept, never those of a fallback.
+- The map is bounded and evicts the least recently used entry.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
+from seawall import _checks as check
 from seawall._forks import survives_fork
+from seawall.clock import Clock, current_clock
 from seawall.context import (
     LEAST_RESERVE,
     attempt_var,
@@ -17,81 +27,231 @@ from seawall.context import (
     retried_above,
     seconds_left,
 )
-from seawall.errors import DeadlineExceeded
-from seawall.runtime.call import Trace, current_trace, trace_var
+from seawall.errors import CacheMiss, DeadlineExceeded
+from seawall.runtime.call import Trace, current_trace, need_var, trace_var
 from seawall.runtime.degradation import STALE, Degradation
+from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.interpreter import count_refusal
-from seawall.runtime.layers import Host
+from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import LOCK_FREE, Mutex
+from seawall.runtime.policy import Bound, Policy
 
 AGAIN: Final = object()
 """Result for a follower whose leader was cancelled, or had less time than it: look again."""
 
 
-class CacheEntry:
+class Cache(Policy):
+    """Keep answers for `ttl` seconds."""
+
+    kind: ClassVar[str] = "cache"
+
+    def __init__(
+        self,
+        ttl: float,
+        *,
+        stale_if_error: float = 0.0,
+        key: Callable[..., Hashable] | None = None,
+        max_entries: int = 1024,
+    ) -> None:
+        """Answer from memory for `ttl` seconds, and for `stale_if_error` more when the call fails.
+
+        `key` maps the call's arguments to a cache key. By default the key is the arguments
+        themselves, and then the cache serves one function only.
+        """
+        super().__init__()
+        self.ttl = check.seconds("ttl", ttl)
+        self.stale_if_error = check.seconds("stale_if_error", stale_if_error, zero=True)
+        self.max_entries = check.count("max_entries", max_entries)
+        self.key = None if key is None else check.plain_function("key", key)
+        self._function: object = None
+        self._answers = Answers(self)
+        self._clock: Clock | None = None
+
+    def __repr__(self) -> str:
+        return f"Cache({self.ttl:g}, stale_if_error={self.stale_if_error:g})"
+
+    def __len__(self) -> int:
+        return len(self._answers.entries)
+
+    def stale(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the answer for these arguments, fresh or stale: a level for `Fallback`.
+
+        Raises `CacheMiss` if there is none, or it is too old even for a failure.
+        """
+        entry = self._answers.entries.get(self._key_of(args, kwargs))
+        now = (self._clock or current_clock()).now()
+        if entry is None or now >= entry.stale_until:
+            raise CacheMiss("nothing kept for these arguments")
+        need = need_var.get()
+        if need is not None:
+            need.age = now - entry.since
+        return entry.value
+
+    def clear(self) -> None:
+        """Discard all answers. Running calls continue, and their answers are not kept."""
+        self._answers.clear()
+
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        if self.key is not None:
+            key = self.key(*args, **kwargs)
+        else:
+            key = (args, tuple(sorted(kwargs.items())))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise TypeError(
+                f"Cache: {error}; give Cache(..., key=...), a function of the call's arguments"
+                " that returns something hashable"
+            ) from None
+        return key
+
+    def _serve(self, function: object) -> None:
+        """Refuse a second function whose answers could be confused with the first's."""
+        if self.key is None and self._function not in (None, function):
+            raise TypeError(
+                f"this Cache keeps the answers of {self._function!r} already: make another Cache"
+                " for another function, or give key=..., which tells their answers apart"
+            )
+        self._function = function
+
+    def _bind(self, host: Host) -> _CacheBound:
+        self._clock = host.clock
+        return _CacheBound(self, host)
+
+    def _update(self, changes: dict[str, Any]) -> None:
+        settings = ("ttl", "stale_if_error", "max_entries")
+        fresh = Cache._changed(changes, **{name: getattr(self, name) for name in settings})
+        for name in settings:
+            setattr(self, name, getattr(fresh, name))
+
+
+class _CacheBound(Driver, Bound):
+    """The cache inside one guard: runs the inner layers only when there is no answer in memory."""
+
+    policy: Cache
+
+    def __init__(self, policy: Cache, host: Host) -> None:
+        super().__init__(policy, host)
+        self.hits = 0
+        self.misses = 0
+        self.shared = 0
+
+    def layer(self, kind: Kind) -> _CacheBound:
+        return self
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        return {
+            "entries": len(self.policy),
+            "hits": self.hits,
+            "misses": self.misses,
+            "shared": self.shared,
+        }
+
+    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+        self.policy._serve(function)
+        clock = self.host.clock
+
+        def cached(*args: Any, **kwargs: Any) -> Any:
+            found = self._look(self.policy._key_of(args, kwargs))
+            if isinstance(found, CacheEntry):
+                return found.value
+
+            def answer(request: Follower | None) -> Any:
+                return inner(*args, **kwargs) if request is None else wait_sync(request, clock)
+
+            return drive(found, answer)
+
+        async def acached(*args: Any, **kwargs: Any) -> Any:
+            found = self._look(self.policy._key_of(args, kwargs))
+            if isinstance(found, CacheEntry):
+                return found.value
+
+            async def answer(request: Follower | None) -> Any:
+                if request is None:
+                    return await inner(*args, **kwargs)
+                return await wait_async(request, clock)
+
+            return await adrive(found, answer)
+
+        return acached if kind == "async" else cached
+
+    def _look(self, key: Hashable) -> CacheEntry | Steps[Any]:
+        """Return a fresh entry, or the steps to the answer."""
+        found = self.policy._answers.find(key, self.host)
+        if isinstance(found, CacheEntry):
+            self.hits += 1
+            return found
+        return self._fetching(key, found)
+
+    def _fetching(self, key: Hashable, found: CacheEntry | Lead | Follower) -> Steps[Any]:
+        """Wait for another caller's answer (a `Follower`), or run the inner layers (None)."""
+        outlasted = False
+        while True:
+            if isinstance(found, CacheEntry):
+                self.hits += 1
+                return found.value
+            try:
+                if isinstance(found, Lead):
+                    self.misses += 1
+                    with found:
+                        found.flight.value = yield None
+                    return found.flight.value
+                self.shared += 1
+                found.has_outlasted = outlasted
+                answer = yield found
+                if answer is not AGAIN:
+                    return answer
+                outlasted = found.has_outlasted
+            finally:
+                del found  # Break a reference cycle: it refers to the error.
+            found = self.policy._answers.find(key, self.host)
+
+
+class CacheEntry(NamedTuple):
     """A real answer, when it was received, and how long it may be used."""
 
-    __slots__ = ("fresh_until", "since", "stale_until", "value")
-
-    def __init__(self, value: Any, since: float, fresh_until: float, stale_until: float) -> None:
-        self.value = value
-        self.since = since
-        self.fresh_until = fresh_until
-        self.stale_until = stale_until
-
-
-class CacheSettings(Protocol):
-    """Settings of a cache."""
-
-    ttl: float
-    stale_if_error: float
-    max_entries: int
+    value: Any
+    since: float
+    fresh_until: float
+    stale_until: float
 
 
 class Answers:
     """A bounded map of answers, with at most one running call for each key."""
 
-    def __init__(self, settings: CacheSettings) -> None:
-        """Start empty. `settings` may change."""
-        self._settings = settings
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
         self._mutex = Mutex()
-        self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
+        self.entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
         self._flights: dict[Hashable, Flight] = {}
         survives_fork(self)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: Hashable) -> CacheEntry | None:
-        """Return the entry for `key`, however old."""
-        return self._entries.get(key)
-
     def entry(self, value: Any, now: float) -> CacheEntry:
         """Return a new entry, fresh from now on."""
-        fresh_until = now + self._settings.ttl
-        return CacheEntry(value, now, fresh_until, fresh_until + self._settings.stale_if_error)
+        fresh_until = now + self._cache.ttl
+        return CacheEntry(value, now, fresh_until, fresh_until + self._cache.stale_if_error)
 
     def clear(self) -> None:
         """Discard all answers. Running calls continue, and their answers are not kept."""
         with self._mutex:
-            self._entries.clear()
+            self.entries.clear()
             self._flights.clear()
 
     def find(self, key: Hashable, host: Host) -> CacheEntry | Lead | Follower:
         """Return a fresh entry, a lead to fetch it, or a follower to wait for another call."""
         now = host.clock.now()
         if LOCK_FREE:
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
             if entry is not None and now < entry.fresh_until:
                 try:
-                    self._entries.move_to_end(key)
+                    self.entries.move_to_end(key)
                 except KeyError:
                     pass  # just evicted by another thread
                 return entry
         with self._mutex:
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
             if entry is not None:
-                self._entries.move_to_end(key)
+                self.entries.move_to_end(key)
                 if now < entry.fresh_until:
                     return entry
             flight = self._flights.get(key)
@@ -109,10 +269,10 @@ class Answers:
         if self._flights.get(key) is flight:
             del self._flights[key]
             if entry is not None:
-                self._entries[key] = entry
-                self._entries.move_to_end(key)
-                while len(self._entries) > self._settings.max_entries:
-                    self._entries.popitem(last=False)
+                self.entries[key] = entry
+                self.entries.move_to_end(key)
+                while len(self.entries) > self._cache.max_entries:
+                    self.entries.popitem(last=False)
         wakers, flight.wakers = flight.wakers, None
         for wake in wakers or ():
             wake()
@@ -143,17 +303,6 @@ class Answers:
 class Flight:
     """One call that several callers may wait for, and its result."""
 
-    __slots__ = (
-        "degradation",
-        "error",
-        "short_of_time",
-        "stale",
-        "traceback",
-        "until",
-        "value",
-        "wakers",
-    )
-
     def __init__(self, stale: CacheEntry | None) -> None:
         self.stale = stale
         self.wakers: list[Callable[[], bool]] | None = []
@@ -170,16 +319,13 @@ class Flight:
 class Lead:
     """The call that fetches an answer: a context manager around the real call.
 
-    An error that a stale answer can replace is suppressed, with that answer in `answer`.
+    An error that a stale answer can replace is suppressed, with that answer in the flight.
     """
-
-    __slots__ = ("_answers", "_began", "_host", "_key", "_token", "_trace", "answer", "flight")
 
     def __init__(self, answers: Answers, key: Hashable, flight: Flight, host: Host) -> None:
         self._answers = answers
         self._key = key
         self._host = host
-        self.answer: Any = None
         self.flight = flight
 
     def __del__(self) -> None:
@@ -195,11 +341,6 @@ class Lead:
             self.flight.until = self._began + left
         self._trace = Trace(self._host.name)
         self._token = trace_var.set(self._trace)
-
-    def keep(self, value: Any) -> Any:
-        """Store the real answer."""
-        self.flight.value = value
-        return value
 
     def __exit__(
         self,
@@ -220,7 +361,7 @@ class Lead:
             flight.error, flight.traceback = error, traceback
             if flight.stale is not None and now < flight.stale.stale_until:
                 flight.error = flight.traceback = None
-                flight.value = self.answer = flight.stale.value
+                flight.value = flight.stale.value
                 flight.degradation = Degradation(STALE, 1, error, now - flight.stale.since)
             elif deadline_passed() or retried_above(attempt_var.get()) is not None:
                 # Others may have more time, or may retry: one of them tries again.
@@ -250,7 +391,6 @@ class Lead:
         return self._trace.short_of_time
 
     def _pass_trace_on(self) -> None:
-        """Pass the trace of the inner layers on to the outer one."""
         outside = current_trace(self._host.name)
         if outside is not None:
             outside.attempts += self._trace.attempts
@@ -259,8 +399,6 @@ class Lead:
 
 class Follower:
     """A call that waits for the answer of another, the leader."""
-
-    __slots__ = ("_answers", "_flight", "_host", "_wake", "has_outlasted", "until")
 
     def __init__(self, answers: Answers, flight: Flight, host: Host) -> None:
         self._answers = answers
@@ -307,7 +445,6 @@ class Follower:
 
 
 def _served_less(host: Host, degradation: Degradation) -> None:
-    """Record and report that a call got a degraded answer."""
     trace = current_trace(host.name)
     if trace is not None:
         trace.degradation = degradation
