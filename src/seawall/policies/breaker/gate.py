@@ -11,18 +11,18 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._failures import described, reason_of
+from seawall._failures import described, log_failure, reason_of
 from seawall.errors import CircuitOpen
 from seawall.models.breaker.probes import CallVerdict
 from seawall.models.breaker.state import BreakerModel, BreakerRefusal, Ticket
 from seawall.models.windows import CallCount, Tracked
+from seawall.policies.breaker.fast_path import calm_breaker
 from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.layers import (
     FAILED,
     OK,
     DeferredVerdict,
     Host,
-    Inline,
     Kind,
     Layer,
     Outcome,
@@ -48,55 +48,98 @@ _UNCOUNTED = object()
 
 
 class BreakerGate(GateBound):
-    """The breaker inside one guard."""
+    """The breaker inside one guard.
+
+    A ticket is the model's own. With keys it is the model, the key, and the model's own ticket.
+    """
 
     policy: Breaker
 
     def __init__(self, policy: Breaker, host: Host) -> None:
         super().__init__(policy, host)
-        self._model = policy.model
+        self.takes_arguments = policy.key is not None
         if policy.counts == "attempts":
             self.attempted = None  # type: ignore[assignment]
-        if policy.key is None and (not LOCK_FREE or policy.is_failure is not None):
-            self.leave = self._leave_slow  # type: ignore[method-assign]
-        elif policy.key is None:
-            self.inline = Inline(
-                names={"model": policy.model},
-                enter=("{ticket} = {model}.generation if {model}.calm else {enter}(now_)",),
-                leave=(
-                    "if {ticket} == {model}.generation:",
-                    "    {bucket} = {model}.counter.bucket",
-                    "    if end_ < {bucket}.end:",
-                    "        {bucket}.calls += 1",
-                    "    else:",
-                    "        {model}.success(end_)",
-                    "else:",
-                    "    {leave}({ticket}, OK_, value_, end_)",
-                ),
-            )
+        if LOCK_FREE and policy.key is None and policy.is_failure is None:
+            self.inline = calm_breaker(policy.model)
 
     def layer(self, kind: Kind) -> Layer:
         """Return this gate; for async calls of a shared breaker, one that waits in the loop."""
         return self if self.policy._share is None or kind == "sync" else _InLoop(self)
 
-    def enter(self, now: float, /) -> object:
+    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Admit the call, or refuse it."""
-        return self.enter_as("sync", now)
+        return self.enter_as("sync", now, *args, **kwargs)
 
-    def enter_as(self, kind: Kind, now: float, /) -> object:
-        """Admit or refuse a call of that kind."""
-        model = self._model
+    def enter_as(self, kind: Kind, now: float, /, *args: Any, **kwargs: Any) -> object:
+        """Admit or refuse a call of that kind, by the breaker of its key."""
+        policy, key = self.policy, None
+        model = policy.model
+        if policy.key is not None:
+            key = policy.key(*args, **kwargs)
+            model = policy._model_for(key)
         if model.calm:
-            return model.generation
-        return self.ask(kind, model, None, now)
+            return model.generation if policy.key is None else (model, key, model.generation)
+        answer = self.admit(model, key, now)
+        if isinstance(answer, BreakerRefusal) and policy._prober is not None:
+            policy._prober.begin()  # in a child process it has not been started yet
+        share = policy._share
+        if share is not None and isinstance(answer, BreakerRefusal) and policy.mode != "off":
+            share.begin()  # a pod that refuses must also learn when to stop
+            if answer.reason == "unknown":
+                asked = share.ask(kind, model, self.host.clock)
+                waiter = _Asked(asked, partial(self._answered, model, key))
+                patient = now + patience(self.host)
+                if patient < (inf if waiter.until is None else waiter.until):
+                    waiter.until = patient
+                raise Wait(waiter)
+        return self._answered(model, key, answer)
 
-    def leave(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        """Record how the call ended. A success of a calm breaker needs no lock."""
-        model = self._model
-        if outcome is OK and ticket == model.generation:
-            model.success(now)
-        else:
-            self.report(model, None, ticket, outcome, detail, now)
+    def admit(self, model: BreakerModel, key: Hashable, now: float) -> Ticket | BreakerRefusal:
+        """Ask the model, under the lock, and report resulting changes."""
+        with self.policy._mutex:
+            answer = model.admit(now)
+        if model.changes:
+            self.policy._report(model, key)
+        return answer
+
+    def _ticket(self, model: BreakerModel, key: Hashable, own: Any) -> object:
+        return own if self.policy.key is None else (model, key, own)
+
+    def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
+        """Return the model that admitted a call, its key, and the model's own ticket."""
+        return (self.policy.model, None, ticket) if self.policy.key is None else ticket
+
+    def _answered(
+        self, model: BreakerModel, key: Hashable, answer: Ticket | BreakerRefusal
+    ) -> object:
+        """Return the ticket of a call, or refuse it."""
+        if not isinstance(answer, BreakerRefusal):
+            return self._ticket(model, key, answer)
+        what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
+        why = _WHY[answer.reason]
+        after = answer.retry_after
+        hint = "" if after is None else f", for another {after:.3f} s"
+        if answer.reason == "store" and self.policy.shared is not None:
+            hint = f": the store {self.policy.shared.name!r} does not answer"
+        open_for, failure = model.open_for(self.host.clock.now()), model.failure
+        since = "" if open_for is None else f"; not closed for {open_for:.3f} s"
+        last = f"; the last failure: {failure}" if failure else ""
+        message = f"guard {self.host.name!r}: the {what} is {why}{hint}{since}{last}"
+        error = CircuitOpen(message, failure=failure, open_for=open_for, retry_after=after)
+        error.key = key
+        try:
+            self.refuse(error)
+        finally:
+            del error  # Break the reference cycle between the exception and this frame.
+        return self._ticket(model, key, _UNCOUNTED)
+
+    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
+        """Record how the call ended."""
+        model, key, own = self._admitted(ticket)
+        if own is not _UNCOUNTED:
+            verdict = self._verdict(outcome, detail)
+            self.settle(model, key, own, verdict, (outcome, detail), now)
 
     def attempted(
         self,
@@ -134,71 +177,6 @@ class BreakerGate(GateBound):
         model, _key, _own = self._admitted(ticket)
         self.policy._mutex.do(lambda: model.retract_failure(count, now))
 
-    def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
-        """Return the model that admitted a call, its key, and the model's own ticket."""
-        return self._model, None, ticket
-
-    def _leave_slow(self, ticket: object, outcome: Outcome, detail: Any, now: float) -> None:
-        self.report(self._model, None, ticket, outcome, detail, now)
-
-    def ask(self, kind: Kind, model: BreakerModel, key: Hashable, now: float) -> object:
-        """Ask the model, under the lock."""
-        with self.policy._mutex:
-            answer = model.admit(now)
-        if model.changes:
-            self.policy._report(model, key)
-        if isinstance(answer, BreakerRefusal) and self.policy._prober is not None:
-            self.policy._prober.begin()  # in a child process it has not been started yet
-        share = self.policy._share
-        if share is not None and isinstance(answer, BreakerRefusal) and self.policy.mode != "off":
-            share.begin()  # a pod that refuses must also learn when to stop
-            if answer.reason == "unknown":
-                asked = share.ask(kind, model, self.host.clock)
-                waiter = _Asked(asked, lambda answer: self.answered(model, key, answer))
-                patient = now + patience(self.host)
-                if patient < (inf if waiter.until is None else waiter.until):
-                    waiter.until = patient
-                raise Wait(waiter)
-        return self.answered(model, key, answer)
-
-    def answered(
-        self, model: BreakerModel, key: Hashable, answer: Ticket | BreakerRefusal
-    ) -> object:
-        """Return the ticket of a call, or refuse it."""
-        if not isinstance(answer, BreakerRefusal):
-            return answer
-        what = f"circuit of {key!r}" if self.policy.key is not None else "circuit"
-        why = _WHY[answer.reason]
-        after = answer.retry_after
-        hint = "" if after is None else f", for another {after:.3f} s"
-        if answer.reason == "store" and self.policy.shared is not None:
-            hint = f": the store {self.policy.shared.name!r} does not answer"
-        open_for, failure = model.open_for(self.host.clock.now()), model.failure
-        since = "" if open_for is None else f"; not closed for {open_for:.3f} s"
-        last = f"; the last failure: {failure}" if failure else ""
-        message = f"guard {self.host.name!r}: the {what} is {why}{hint}{since}{last}"
-        error = CircuitOpen(message, failure=failure, open_for=open_for, retry_after=after)
-        error.key = key
-        try:
-            self.refuse(error)
-        finally:
-            del error  # Break the reference cycle between the exception and this frame.
-        return _UNCOUNTED
-
-    def report(
-        self,
-        model: BreakerModel,
-        key: Hashable,
-        ticket: Any,
-        outcome: Outcome,
-        detail: Any,
-        now: float,
-    ) -> None:
-        """Report to the model how a call ended."""
-        if ticket is not _UNCOUNTED:
-            verdict = self._verdict(outcome, detail)
-            self.settle(model, key, ticket, verdict, (outcome, detail), now)
-
     def settle(
         self,
         model: BreakerModel,
@@ -210,109 +188,58 @@ class BreakerGate(GateBound):
         count: CallCount | None = None,
     ) -> None:
         """Let the model count a verdict, under the lock, and report resulting changes."""
-        if verdict is CallVerdict.FAILURE:
-            self._settle_failure(model, ticket, ended, now, count)
-        else:
-            self.policy._mutex.do(lambda: model.settle(ticket, verdict, now, count))
-        if model.changes:
-            self.policy._report(model, key)
-
-    def _settle_failure(
-        self,
-        model: BreakerModel,
-        ticket: Ticket,
-        ended: tuple[Outcome, Any],
-        now: float,
-        count: CallCount | None,
-    ) -> None:
-        opened = False
+        failed, opened = verdict is CallVerdict.FAILURE, False
 
         def settle() -> None:
             nonlocal opened
-            opened = model.settle_failure(ticket, ended, now, count)
+            if failed:
+                opened = model.settle_failure(ticket, ended, now, count)
+            else:
+                model.settle(ticket, verdict, now, count)
 
         # Described without the lock, since that runs the error's own code.
-        if model.wants_failure(now):
+        if failed and model.wants_failure(now):
             model.note_failure(failure_text(*ended), now)
         self.policy._mutex.do(settle)
         if opened:
             model.note_failure(failure_text(*ended), now)
+        if model.changes:
+            self.policy._report(model, key)
 
     def _verdict(self, outcome: Outcome, detail: Any) -> CallVerdict:
         if outcome is not OK and outcome is not FAILED:
             return CallVerdict.NONE
+        failed: bool | None = outcome is FAILED
         classify = self.policy.is_failure
-        failed = outcome is FAILED
-        if classify is not None and detail is not STREAMED:
-            error = detail if isinstance(detail, Exception) and failed else None
-            if error is not None or not failed:
-                try:
-                    answer = classify(error, None if failed else detail)
-                    if answer is None:
-                        return CallVerdict.NONE
-                    failed = bool(answer)
-                except Exception:
-                    import logging
-
-                    logging.getLogger("seawall").exception(
-                        "is_failure of guard %r failed; the call counts as failed", self.host.name
-                    )
-                    failed = True
+        ours = failed and not isinstance(detail, Exception)  # an end by a timeout of ours
+        if classify is not None and detail is not STREAMED and not ours:
+            try:
+                failed = classify(detail, None) if failed else classify(None, detail)
+                failed = None if failed is None else bool(failed)
+            except Exception:  # noqa: BLE001 - logged
+                name = self.host.name
+                log_failure("is_failure of guard %r failed; the call counts as failed", name)
+                failed = True
+        if failed is None:
+            return CallVerdict.NONE
         return CallVerdict.FAILURE if failed else CallVerdict.SUCCESS
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the state, the counts, and why it opened."""
-        self.policy._follow_store()
-        with self.policy._mutex:
-            known = {**super().snapshot(now), **self._model.snapshot(now), **self._sharing()}
-            return {**known, "transitions": dict(self.policy.transitions)}
-
-    def _sharing(self) -> dict[str, Any]:
-        share = self.policy._share
-        return {} if share is None else {"shared": share.snapshot()}
-
-
-class KeyedBreakerGate(BreakerGate):
-    """One breaker for each key, inside one guard."""
-
-    takes_arguments = True
-
-    def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Admit or refuse the call, by the breaker of its key."""
-        return self.enter_as("sync", now, *args, **kwargs)
-
-    def enter_as(self, kind: Kind, now: float, /, *args: Any, **kwargs: Any) -> object:
-        """Admit or refuse a call of that kind, by the breaker of its key."""
-        key = self.policy.key(*args, **kwargs)  # type: ignore[misc]
-        model = self.policy._model_for(key)
-        if model.calm:
-            return model, key, model.generation
-        try:
-            return model, key, self.ask(kind, model, key, now)
-        except Wait as wait:
-            asked = _Asked(wait.waiter, lambda own: (model, key, own))
-        raise Wait(asked)
-
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Record how the call ended."""
-        model, key, own = ticket
-        self.report(model, key, own, outcome, detail, now)
-
-    def _admitted(self, ticket: Any) -> tuple[BreakerModel, Hashable, Any]:
-        admitted: tuple[BreakerModel, Hashable, Any] = ticket
-        return admitted
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the state of each key, and how many are open."""
-        models = self.policy.models()
-        with self.policy._mutex:
+        """Return the state and the counts, of each key if there are keys."""
+        policy, models = self.policy, self.policy.models()
+        policy._follow_store()
+        with policy._mutex:
             keys = {str(key): model.snapshot(now) for key, model in models.items()}
-            if self.policy._overflowed:
-                keys["(others)"] = self._model.snapshot(now)
-        seen = {**GateBound.snapshot(self, now), "state": self.policy.state, "keys": keys}
-        seen["transitions"] = dict(self.policy.transitions)
-        seen["open_keys"] = sum(one["state"] in ("open", "isolated") for one in keys.values())
-        return seen | self._sharing()
+            if policy._overflowed:
+                keys["(others)"] = policy.model.snapshot(now)
+            transitions = dict(policy.transitions)
+        if policy.key is None:
+            own: dict[str, Any] = keys["None"]
+        else:
+            opened = sum(one["state"] in ("open", "isolated") for one in keys.values())
+            own = {"state": policy.state, "keys": keys, "open_keys": opened}
+        shared = {} if policy._share is None else {"shared": policy._share.snapshot()}
+        return {**super().snapshot(now), **own, **shared, "transitions": transitions}
 
 
 def _counted(_now: float) -> None:
@@ -349,21 +276,12 @@ class _InLoop(Layer):
 class _Asked:
     """A call that waits for the store's reply, which `meant` turns into a ticket or a refusal."""
 
-    __slots__ = ("_meant", "_waiter", "until")
-
     def __init__(self, waiter: Waiter, meant: Callable[[Any], Any]) -> None:
         self._waiter = waiter
         self._meant = meant
         self.until = waiter.until
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Ask the store."""
-        self._waiter.publish(wake)
+        self.publish = waiter.publish
+        self.abandon = waiter.abandon
 
     def claim(self) -> Any:
-        """Return the ticket, or refuse the call."""
         return self._meant(self._waiter.claim())
-
-    def abandon(self) -> None:
-        """Stop waiting. A grant is given back."""
-        self._waiter.abandon()

@@ -22,23 +22,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import ref
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
 from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
-from seawall.events.bus import emit
 from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
 from seawall.models.breaker.state import BreakerCause, BreakerModel, BreakerState
-from seawall.policies.breaker.gate import (
-    BreakerGate,
-    KeyedBreakerGate,
-    failure_reason,
-    failure_text,
-)
+from seawall.policies.breaker.gate import BreakerGate, failure_reason, failure_text
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
+from seawall.runtime.policy import MODES, GatePolicy, Mode, emit_for, now_of
 from seawall.runtime.store import BreakerShare, BreakerStore
 
 if TYPE_CHECKING:
@@ -142,7 +137,11 @@ class Breaker(GatePolicy):
         self._share = self._shared_by(on_store_failure, quorum)
         self.probe = probe
         self.probe_every = check.seconds("probe_every", probe_every)
-        self._prober = self._probed_by(probe, self.probe_every)
+        self._prober: Prober | None = None
+        if probe is not None:
+            from seawall.policies.breaker.probe import Prober
+
+            self._prober = Prober(self, check.function("probe", probe), self.probe_every)
         self.model = self._new_model(None) if key is None else BreakerModel(self.settings)
         self._keyed: OrderedDict[Hashable, BreakerModel] = OrderedDict()
         self._overflowed = False
@@ -160,13 +159,8 @@ class Breaker(GatePolicy):
         """Name of the state; for a keyed breaker the worst state of any key."""
         self._follow_store()
         states = {model.state for model in self.models().values()}
-        worst = (
-            BreakerState.ISOLATED,
-            BreakerState.OPEN,
-            BreakerState.HALF_OPEN,
-            BreakerState.CLOSED,
-        )
-        return next((state.value for state in worst if state in states), BreakerState.CLOSED.value)
+        bad = (BreakerState.ISOLATED, BreakerState.OPEN, BreakerState.HALF_OPEN)
+        return next((state for state in bad if state in states), BreakerState.CLOSED).value
 
     def is_open(self, now: float, *args: Any, **kwargs: Any) -> bool:
         """Return whether calls are refused now: for the key of these arguments, or for any key."""
@@ -211,42 +205,31 @@ class Breaker(GatePolicy):
         """Return the breaker of `key`, and create it if it is new."""
         with self._mutex:
             model = self._keyed.get(key)
-            if model is None:
-                model = self._add_key(key)
-            else:
+            if model is not None:
                 self._keyed.move_to_end(key)
-            return model
-
-    def _add_key(self, key: Hashable) -> BreakerModel:
-        if len(self._keyed) >= self.max_keys:
-            evicted = self._evictable()
-            if evicted is None:
+                return model
+            if len(self._keyed) >= self.max_keys and not self._evict():
                 self._overflowed = True
                 return self.model  # shared by all keys for which there is no room
-            forgotten = self._keyed.pop(evicted)
-            if self._share is not None:
-                self._share.forget(forgotten)
-        model = self._keyed[key] = self._new_model(key)
-        return model
+            model = self._keyed[key] = self._new_model(key)
+            return model
 
     def _new_model(self, key: Hashable) -> BreakerModel:
         return BreakerModel(self.settings) if self._share is None else self._share.model(key)
 
-    def _evictable(self) -> Hashable | None:
-        """Return the least recently used key that may be evicted, or None.
-
-        An open breaker may only be evicted once its break is over: otherwise a flood of keys could
-        reset it.
-        """
-        now = self._now()
-        return next((key for key, model in self._keyed.items() if _may_go(model, now)), None)
+    def _evict(self) -> bool:
+        """Evict the least recently used breaker that may go. Return whether there is one."""
+        now = now_of(self)
+        for key, model in self._keyed.items():
+            if _may_go(model, now):
+                del self._keyed[key]
+                if self._share is not None:
+                    self._share.forget(model)
+                return True
+        return False
 
     def _at_rest(self, now: float) -> bool:
         return all(_may_go(model, now) for model in self.models().values())
-
-    def _now(self) -> float:
-        clocks = (bound.host.clock for bound in bindings_of(self))
-        return next(clocks, current_clock()).now()
 
     def _command(self, key: Hashable, command: str) -> None:
         if (key is None) != (self.key is None):
@@ -258,7 +241,7 @@ class Breaker(GatePolicy):
             )
         self._follow_store()
         with self._mutex:
-            getattr(model, command)(self._now())
+            getattr(model, command)(now_of(self))
         self._report(model, key)
 
     def _report(self, model: BreakerModel, key: Hashable) -> None:
@@ -273,16 +256,16 @@ class Breaker(GatePolicy):
                 reason, failure = failure_reason(*change.failure), failure_text(*change.failure)
             elif self._share is not None and change.after is BreakerState.OPEN:
                 failure = "" if change.cause is BreakerCause.TRIP else model.failure
-            fields = {
-                "before": change.before.value,
-                "after": change.after.value,
-                "cause": change.cause.value,
-                "key": key,
-                "reason": reason,
-                "failure": failure,
-            }
-            for bound in bindings_of(self):
-                emit(BreakerChanged, bound.host.name, **fields)
+            emit_for(
+                self,
+                BreakerChanged,
+                before=change.before.value,
+                after=change.after.value,
+                cause=change.cause.value,
+                key=key,
+                reason=reason,
+                failure=failure,
+            )
         if self._prober is not None and model.state is BreakerState.OPEN:
             self._prober.begin()
 
@@ -290,21 +273,12 @@ class Breaker(GatePolicy):
         """Reset in a child process. Probes of threads that no longer exist time out."""
         self._mutex = Mutex()
 
-    def _bind(self, host: Host) -> GateBound:
-        return BreakerGate(self, host) if self.key is None else KeyedBreakerGate(self, host)
-
-    def _probed_by(self, probe: Probing | None, every: float) -> Prober | None:
-        """Return the prober that runs while there are no calls, if a probe function is given."""
-        if probe is None:
-            return None
-        from seawall.policies.breaker.probe import Prober
-
-        return Prober(self, check.function("probe", probe), every)
+    def _bind(self, host: Host) -> BreakerGate:
+        return BreakerGate(self, host)
 
     def _shared_by(
         self, on_store_failure: OnStoreFailure, quorum: int | None
     ) -> BreakerShare | None:
-        """Return this breaker's part of the store, if it is shared."""
         check.choice("on_store_failure", on_store_failure, ("local", "open", "closed"))
         if quorum is not None:
             check.count("quorum", quorum)
@@ -333,12 +307,12 @@ class Breaker(GatePolicy):
     def _update(self, changes: dict[str, Any]) -> None:
         known = tuple(vars(self.settings))
         self._reject_unknown(changes, (*known, "mode"))
-        mode = check.choice("mode", changes.get("mode", self.mode), MODES)
-        rest = {name: value for name, value in changes.items() if name != "mode"}
+        rest = dict(changes)
+        mode = check.choice("mode", rest.pop("mode", self.mode), MODES)
         if callable(rest.get("break_for")):
             rest["break_for"] = NeverRaising(rest["break_for"])
         settings = self.settings.replace(**rest)
-        now = self._now()
+        now = now_of(self)
         models = [self.model, *self.models().values()]
         with self._mutex:
             if self._share is not None:
@@ -349,9 +323,12 @@ class Breaker(GatePolicy):
 
 
 def _may_go(model: BreakerModel, now: float) -> bool:
-    """Return whether a breaker may be evicted: it is closed, or its break is over."""
-    broken = model.state is BreakerState.OPEN and not model.retry_after(now)
-    return model.state is BreakerState.CLOSED or broken
+    """Return whether a breaker may be evicted: it is closed, or its break is over.
+
+    Otherwise a flood of keys could reset an open one.
+    """
+    over = model.state is BreakerState.OPEN and not model.retry_after(now)
+    return over or model.state is BreakerState.CLOSED
 
 
 class NeverRaising:
@@ -365,10 +342,8 @@ class NeverRaising:
         """Return the break after so many opens."""
         try:
             return check.seconds("break_for(...)", self.function(opens))
-        except Exception:
-            from logging import getLogger
-
-            getLogger("seawall").exception("break_for(%d) failed; %g s instead", opens, BREAK_FOR)
+        except Exception:  # noqa: BLE001 - logged
+            log_failure("break_for(%d) failed; %g s instead", opens, BREAK_FOR)
             return BREAK_FOR
 
     def __repr__(self) -> str:
@@ -389,7 +364,7 @@ class _Owner:
 
     def now(self) -> float:
         policy = self._policy()
-        return current_clock().now() if policy is None else policy._now()
+        return current_clock().now() if policy is None else now_of(policy)
 
     def report(self, model: BreakerModel, key: Hashable) -> None:
         policy = self._policy()
@@ -399,14 +374,11 @@ class _Owner:
     def mode_changed(self, before: str, after: str, cause: str) -> None:
         policy = self._policy()
         if policy is not None and policy.shared is not None:
-            fields = {"before": before, "after": after, "cause": cause}
-            for bound in bindings_of(policy):
-                store = policy.shared.name
-                emit(StoreModeChanged, bound.host.name, policy=policy.kind, store=store, **fields)
+            fields = {"policy": policy.kind, "before": before, "after": after, "cause": cause}
+            emit_for(policy, StoreModeChanged, store=policy.shared.name, **fields)
 
     def settings_differ(self, own: str, other: str) -> None:
         policy = self._policy()
         if policy is not None:
-            fields = {"shared_name": policy.name, "own": own, "other": other}
-            for bound in bindings_of(policy):
-                emit(SettingsDiffer, bound.host.name, policy=policy.kind, **fields)
+            fields = {"policy": policy.kind, "own": own, "other": other}
+            emit_for(policy, SettingsDiffer, shared_name=policy.name, **fields)

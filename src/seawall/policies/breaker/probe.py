@@ -59,7 +59,6 @@ class Prober:
     """The probes of one breaker, which it does not keep alive."""
 
     def __init__(self, policy: Breaker, probe: Callable[..., Any], every: float) -> None:
-        """Call `probe` every `every` seconds, once started."""
         self._policy = ref(policy)
         self._probe = probe
         self._every = every
@@ -144,12 +143,8 @@ class Prober:
     async def _permit(
         self, gate: BreakerGate, key: Hashable, model: BreakerModel, clock: Clock
     ) -> Ticket | BreakerRefusal:
-        policy = gate.policy
-        with policy._mutex:
-            answer = model.admit(clock.now())
-        if model.changes:
-            policy._report(model, key)
-        share = policy._share
+        answer = gate.admit(model, key, clock.now())
+        share = gate.policy._share
         if share is None or not isinstance(answer, BreakerRefusal) or answer.reason != "unknown":
             return answer
         share.begin()
