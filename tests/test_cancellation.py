@@ -38,7 +38,7 @@ from seawall.limits import Limit, aimd, vegas
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.adaptive_limit import AdaptiveGate, PartitionedGate, _PartitionWaiter
 from seawall.policies.breaker import n_of_m, ramp, single_probe
-from seawall.policies.cache.answers import Answers
+from seawall.policies.cache import Answers
 from seawall.policies.fallback import fallback_reason
 from seawall.policies.hedge.tasks import TaskCopies
 from seawall.policies.rate_limit.gate import RateWaiter
@@ -184,9 +184,7 @@ class World:
         return [policy for policy in self.guard.policies if isinstance(policy, kind)]
 
     def timeouts(self) -> list[AsyncTimeout]:
-        found = [
-            fn.__self__ for bound in self.guard.bounds for fn in getattr(bound, "watchers", ())
-        ]
+        found = [getattr(bound, "_layers", {}).get("async") for bound in self.guard.bounds]
         return [layer for layer in found if isinstance(layer, AsyncTimeout)]
 
 

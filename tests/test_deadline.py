@@ -37,7 +37,7 @@ from seawall.context import (
     deadline_var,
     idempotency_key,
 )
-from seawall.policies.timeout.policy import _Cooperative
+from seawall.policies.timeout.policy import CooperativeTimeout
 from seawall.resources import Pool
 from seawall.runtime import fastpath, interpreter
 from seawall.testing import ScriptedService, answer, run_virtual, virtual_time
@@ -585,7 +585,7 @@ def _naive_scope(scope: _DeadlineScope) -> Deadline:
     return wanted
 
 
-def _naive_timeout(timeout: _Cooperative, now: float) -> Any:
+def _naive_timeout(timeout: CooperativeTimeout, now: float) -> Any:
     scope = [now + timeout._bound.seconds(now), timeout._clock, None, True]
     deadline_var.set(scope)
     return scope
@@ -593,7 +593,7 @@ def _naive_timeout(timeout: _Cooperative, now: float) -> Any:
 
 @pytest.mark.parametrize(
     ("owner", "name", "naive"),
-    [(_DeadlineScope, "__enter__", _naive_scope), (_Cooperative, "enter", _naive_timeout)],
+    [(_DeadlineScope, "__enter__", _naive_scope), (CooperativeTimeout, "enter", _naive_timeout)],
 )
 def test_without_keeping_the_earlier_one_time_grows(
     owner: type, name: str, naive: Any, monkeypatch: pytest.MonkeyPatch

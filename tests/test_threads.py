@@ -363,7 +363,7 @@ def test_many_short_lived_loops_leave_nothing_behind():
         asyncio.run(main())
     together(*[lambda: asyncio.run(main())] * 8)
     gc.collect()
-    layers = [fn.__self__ for bound in guard.bounds for fn in getattr(bound, "watchers", ())]
+    layers = [bound.layer("async") for bound in guard.bounds]
     lanes = [layer._lanes for layer in layers if isinstance(layer, AsyncTimeout)]
     assert len(lanes) == 2
     assert all(len(known) <= 9 for known in lanes)

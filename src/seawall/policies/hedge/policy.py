@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.context import current_idempotency_key
 from seawall.errors import Rejected
@@ -42,10 +43,7 @@ REFRESH = 1.0
 class QuantileDelay:
     """A delay that follows the guard's own latency. Created by `quantile(...)`."""
 
-    __slots__ = ("floor", "p")
-
     def __init__(self, p: float, floor: float) -> None:
-        """Store the settings; see `quantile`."""
         self.p = check.ratio("p", p)
         if self.p >= 1:
             raise ValueError(f"p={p!r}: write a share below 1, such as p=0.95")
@@ -136,12 +134,8 @@ class Hedge(Policy):
         return HedgeBound(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        self._reject_unknown(changes, ("delay", "most", "cap", "burst"))
-        fresh = Hedge(
-            changes.get("delay", self.delay),
-            most=changes.get("most", self.most),
-            cap=changes.get("cap", self.cap),
-            burst=changes.get("burst", self.burst),
+        fresh = Hedge._changed(
+            changes, delay=self.delay, most=self.most, cap=self.cap, burst=self.burst
         )
         with self._mutex:
             self._cap.change(fresh.cap, fresh.burst, self._calls)
@@ -150,7 +144,6 @@ class Hedge(Policy):
             bound.refresh()  # type: ignore[attr-defined]
 
     def _after_fork(self) -> None:
-        """Reset in a child process."""
         self._mutex = Mutex()
 
     def _try_hedge(self) -> bool:
@@ -168,7 +161,6 @@ class HedgeBound(Bound):
     policy: Hedge
 
     def __init__(self, policy: Hedge, host: Host) -> None:
-        """Start without hedges."""
         super().__init__(policy, host)
         self.calls = 0
         self.hedges = 0
@@ -185,10 +177,9 @@ class HedgeBound(Bound):
 
     def layer(self, kind: Kind) -> Driver:
         """Return the driver that runs copies of a call of that kind."""
-        driver = self._drivers.get(kind)
-        if driver is None:
-            driver = self._drivers[kind] = self._new_driver(kind)
-        return driver
+        if kind not in self._drivers:
+            self._drivers[kind] = self._new_driver(kind)
+        return self._drivers[kind]
 
     def _new_driver(self, kind: Kind) -> Driver:
         if kind == "async":
@@ -282,7 +273,7 @@ class HedgeBound(Bound):
     def _note(self, what: str) -> None:
         budget = self.policy.budget
         if budget is not None:
-            budget._report(getattr(budget.rule, what), self.host.clock.now())
+            budget._note(what, self.host.clock.now())
 
     def dispose(self, value: Any) -> Any:
         """Dispose of an unwanted value. Return an awaitable if there is something to await."""
@@ -292,7 +283,7 @@ class HedgeBound(Bound):
         try:
             return dispose(value)
         except Exception as error:  # noqa: BLE001 - logged: the call has its answer
-            disposal_failed(self.host.name, error)
+            log_failure("guard %r: dispose failed", self.host.name, error=error)
             return None
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -300,12 +291,15 @@ class HedgeBound(Bound):
         policy = self.policy
         with policy._mutex:
             available = policy._cap.available(policy._calls)
-        pool, budget = policy.pool, policy.budget
-        threads = (
-            {}
-            if pool is None
-            else {"workers": pool.size, "in_flight": pool.in_use, "abandoned": pool.abandoned}
-        )
+        optional: dict[str, Any] = {}
+        if (pool := policy.pool) is not None:
+            optional |= {
+                "workers": pool.size,
+                "in_flight": pool.in_use,
+                "abandoned": pool.abandoned,
+            }
+        if policy.budget is not None:
+            optional["budget"] = policy.budget.snapshot()
         return {
             "delay": self.delay(now),
             "most": policy.most,
@@ -316,8 +310,7 @@ class HedgeBound(Bound):
             "hedges": self.hedges,
             "wins": self.wins,
             "stopped": dict(self.stopped),
-            **threads,
-            **({} if budget is None else {"budget": budget.snapshot()}),
+            **optional,
         }
 
 
@@ -341,26 +334,17 @@ class _Unfit(Driver):
 class HedgeAccount:
     """Context manager around one call that reports it to a budget without another reporter."""
 
-    __slots__ = ("_budget", "_clock")
-
     def __init__(self, budget: RetryBudget, clock: Clock) -> None:
         self._budget = budget
         self._clock = clock
 
     def __enter__(self) -> None:
-        self._budget._report(self._budget.rule.started, self._clock.now())
+        self._budget._note("started", self._clock.now())
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        rule, now = self._budget.rule, self._clock.now()
+        now = self._clock.now()
         if error is None:
-            self._budget._report(rule.succeeded, now)
+            self._budget._note("succeeded", now)
         elif isinstance(error, Exception) and not isinstance(error, Rejected):
-            self._budget._report(rule.failed, now)
-        self._budget._report(rule.ended, now)
-
-
-def disposal_failed(guard: str, error: BaseException) -> None:
-    """Log what `dispose` raised."""
-    import logging
-
-    logging.getLogger("seawall").error("guard %r: dispose failed", guard, exc_info=error)
+            self._budget._note("failed", now)
+        self._budget._note("ended", now)

@@ -22,23 +22,7 @@ if TYPE_CHECKING:
 class Race:
     """The first value wins; the first real error is raised when no copy has a value."""
 
-    __slots__ = (
-        "_bound",
-        "_mutex",
-        "_watch",
-        "began",
-        "copies",
-        "decided",
-        "exit",
-        "failure",
-        "over",
-        "running",
-        "value",
-        "winner",
-    )
-
     def __init__(self, bound: HedgeBound, began: float) -> None:
-        """Start with the first copy, at the time `began`."""
         self._bound = bound
         self._mutex = Mutex()
         self._watch: tuple[RaceWatch, Callable[[], bool]] | None = None
@@ -56,17 +40,11 @@ class Race:
         """Error that is raised regardless of the other copies."""
 
     def may_grow(self) -> bool:
-        """Return whether a slow call may still get a copy.
-
-        A failed one may not: that needs a retry.
-        """
+        """Return whether a slow call may still get a copy. A failed one needs a retry instead."""
         return not self.over and self.failure is None and self.copies < self._bound.policy.most
 
     def grow(self, left: float | None) -> int:
-        """Return the number of a copy to start now, or 0.
-
-        `left` is the remaining time in seconds.
-        """
+        """Return the number of a copy to start now, or 0; `left` is the remaining time."""
         if not self.may_grow() or not self._bound.permits(left):
             return 0
         with self._mutex:

@@ -13,9 +13,10 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._expiry import running_task
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.context import deadline_var, live_scope
-from seawall.policies.hedge.policy import HedgeAccount, disposal_failed
+from seawall.policies.hedge.policy import HedgeAccount
 from seawall.policies.hedge.race import Race, RaceWatch
 from seawall.policies.timeout.async_flow import ExpiryQueue
 from seawall.runtime.driver import wait_async
@@ -31,42 +32,24 @@ LOST: Final = "seawall: another copy was faster"
 class _Queue(ExpiryQueue):
     """Running calls of one hedge in one loop. All have the same delay, so they are in order."""
 
-    __slots__ = ()
-
-    pending: dict[Any, float]
-
     def put(self, copies: TaskCopies) -> None:
-        """Call `copies.late` when the delay is over."""
         at = self._clock.now() + self.seconds
         self.pending[copies] = at
         if self.timer is None:
             self.arm(at)
 
-    def _fire(self) -> None:
-        self.timer = None
-        now = max(self._clock.now(), self._armed_for)
-        late: list[TaskCopies] = []
-        for copies, at in self.pending.items():
-            if at > now:
-                self.arm(at)
-                break
-            late.append(copies)
-        for copies in late:
-            due = self.pending.pop(copies, None)
-            if due is None:
-                continue
-            try:
-                copies.late(due - self.seconds)
-            except Exception as error:  # noqa: BLE001 - reported; the calls continue without a copy
-                message = "seawall: a copy of a slow call could not be started"
-                self.loop.call_exception_handler({"message": message, "exception": error})
+    def _expire(self, holder: TaskCopies, due: float) -> None:
+        try:
+            holder.late(due - self.seconds)
+        except Exception as error:  # noqa: BLE001 - reported; the calls continue without a copy
+            message = "seawall: a copy of a slow call could not be started"
+            self.loop.call_exception_handler({"message": message, "exception": error})
 
 
 class TaskHedge(Driver):
     """Runs the inner layers, and after the delay once more."""
 
     def __init__(self, bound: HedgeBound) -> None:
-        """Use `bound` to decide whether and when to hedge."""
         self.bound = bound
         self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
         survives_fork(self)
@@ -130,22 +113,6 @@ class TaskHedge(Driver):
 class TaskCopies:
     """The copies of one call: the first one in this task, and tasks for the others."""
 
-    __slots__ = (
-        "_args",
-        "_bound",
-        "_cancelling",
-        "_context",
-        "_driver",
-        "_first_runs",
-        "_inner",
-        "_kwargs",
-        "_queue",
-        "_stopped_first",
-        "_task",
-        "_tasks",
-        "race",
-    )
-
     def __init__(
         self,
         driver: TaskHedge,
@@ -155,7 +122,6 @@ class TaskCopies:
         delay: float,
     ) -> None:
         """Start the delay of a call whose first copy begins now."""
-        self._driver = driver
         self._bound = driver.bound
         self._inner = inner
         self._args = args
@@ -246,7 +212,7 @@ class TaskCopies:
             try:
                 await waited_for
             except Exception as error:  # noqa: BLE001 - logged: the call has its answer
-                disposal_failed(self._bound.host.name, error)
+                log_failure("guard %r: dispose failed", self._bound.host.name, error=error)
 
     async def first_returned(self, race: Race, value: Any) -> Any:
         """Return the value of the first copy, or of the one that was faster."""

@@ -7,11 +7,13 @@ ends; then its value is disposed of.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from seawall._failures import log_failure
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded
-from seawall.policies.hedge.policy import HedgeAccount, disposal_failed
+from seawall.policies.hedge.policy import HedgeAccount
 from seawall.policies.hedge.race import Race, RaceWatch
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
 from seawall.runtime.driver import wait_sync
@@ -28,7 +30,6 @@ class ThreadHedge(ThreadDriver):
     """Runs the inner layers in a worker thread, and after the delay in another one."""
 
     def __init__(self, bound: HedgeBound, pool: WorkerPool) -> None:
-        """Use `bound` to decide whether and when to hedge, and the threads of `pool`."""
         super().__init__(bound.host, pool, bound.policy.kind)
         self.bound = bound
 
@@ -46,7 +47,7 @@ class ThreadHedge(ThreadDriver):
             delay = bound.begin(host)
             if delay is None:
                 return inner(*args, **kwargs)
-            copies = ThreadCopies(self, inner, args, kwargs)
+            copies = ThreadCopies(self, partial(inner, *args, **kwargs))
             if not copies.start(1):
                 bound.not_made("threads")
                 return inner(*args, **kwargs)  # as without a hedge
@@ -67,11 +68,8 @@ class ThreadHedge(ThreadDriver):
         waited_for = self.bound.dispose(value)
         if hasattr(waited_for, "__await__"):
             getattr(waited_for, "close", bool)()
-            disposal_failed(self.host.name, TypeError("dispose is async, the call is not"))
-
-    def left_running(self, left: Abandoned) -> None:
-        """Count a thread that continues to run, until it ends."""
-        self._left_running(left, _Nobody())
+            error = TypeError("dispose is async, the call is not")
+            log_failure("guard %r: dispose failed", self.host.name, error=error)
 
 
 class _CopyJob(ThreadJob):
@@ -82,30 +80,16 @@ class _CopyJob(ThreadJob):
     race: Race
 
     def goes_on(self) -> bool:
-        """End a wait.
-
-        Return False if the answer is known, even if the caller has not seen it yet.
-        """
+        """End a wait. Return False if the answer is known, even if the caller has not seen it."""
         return not self.race.over and super().goes_on()
 
 
 class ThreadCopies:
     """The threads that run for one call."""
 
-    __slots__ = ("_args", "_driver", "_inner", "_jobs", "_kwargs", "_race")
-
-    def __init__(
-        self,
-        driver: ThreadHedge,
-        inner: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Start without running threads."""
+    def __init__(self, driver: ThreadHedge, inner: Callable[[], Any]) -> None:
         self._driver = driver
         self._inner = inner
-        self._args = args
-        self._kwargs = kwargs
         self._jobs: dict[int, ThreadJob] = {}
         self._race = Race(driver.bound, driver.host.clock.now())
 
@@ -113,11 +97,11 @@ class ThreadCopies:
         """Give copy `number` to a free thread. Return False if there is none."""
         race, driver, inner = self._race, self._driver, self._inner
 
-        def copy(*args: Any, **kwargs: Any) -> None:
+        def copy() -> None:
             if race.over:
                 return  # the answer is known
             try:
-                value = inner(*args, **kwargs)
+                value = inner()
             except Exception as error:  # noqa: BLE001 - raised in the caller, if none returns
                 race.failed(error)
                 return
@@ -127,10 +111,8 @@ class ThreadCopies:
             if not race.returned(number, value):
                 driver.dispose(value)
 
-        def done() -> None:
-            race.ended(number)
-
-        job = _CopyJob(copy, self._args, self._kwargs, done, driver.host.name, driver.pool)
+        done = partial(race.ended, number)
+        job = _CopyJob(copy, (), {}, done, driver.host.name, driver.pool)
         job.race = race
         try:
             taken = driver.pool.submit(job)
@@ -221,7 +203,7 @@ class ThreadCopies:
             if left is False:
                 race.ended(number)
             elif isinstance(left, Abandoned):
-                driver.left_running(left)
+                driver._left_running(left, Exception())  # of a call that ends with a value
                 running.append(left)
                 if number == 1 and race.winner:
                     # Otherwise slow calls would seem to get rarer.
@@ -229,10 +211,7 @@ class ThreadCopies:
         return running
 
     def _attach(self, running: list[Abandoned], error: BaseException) -> None:
-        """Attach the threads to `error`.
-
-        The guard counts one attempt for it, this method the rest.
-        """
+        """Attach the threads to `error`. The guard counts one attempt for it, this the rest."""
         if running:
             together(running).attach(error)
             self._count([left for left in running if not left.counted][1:])
@@ -245,10 +224,6 @@ class ThreadCopies:
         host.stats.cancelled += begun
         if trace is not None:
             trace.attempts += begun
-
-
-class _Nobody(Exception):
-    """Placeholder for the error of a call that ends with a value."""
 
 
 def together(works: list[Abandoned]) -> Abandoned:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -22,10 +21,11 @@ from seawall._expiry import EXPIRED, Expiry, running_task, take_back
 from seawall._forks import survives_fork
 from seawall.context import Scope, deadline_scope, deadline_var, nearer_scope
 from seawall.errors import DeadlineExceeded, TimedOut
+from seawall.policies.timeout.fast_path import join_queue
 from seawall.policies.timeout.policy import AdaptiveSeconds, refused_for_time
 from seawall.runtime.call import Abandoned
 from seawall.runtime.interpreter import count_refusal
-from seawall.runtime.layers import Flow, Host, Inline, Outcome
+from seawall.runtime.layers import Flow, Host, Outcome
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -37,8 +37,6 @@ Task = asyncio.Task[Any]
 
 class ExpiryQueue:
     """The running calls of one policy in one loop, oldest first, and their timer."""
-
-    __slots__ = ("_armed_for", "_clock", "_owner", "loop", "pending", "seconds", "timer")
 
     def __init__(
         self,
@@ -76,17 +74,21 @@ class ExpiryQueue:
         # The loop's timer decides, even if the guard uses a different clock.
         now = max(self._clock.now(), self._armed_for)
         expired = []
-        for task, at in self.pending.items():
+        for holder, at in self.pending.items():
             if at > now:
                 self.arm(at)
                 break
-            expired.append(task)
-        for task in expired:
-            del self.pending[task]
-            task.cancel(EXPIRED)
+            expired.append(holder)
+        for holder in expired:
+            due = self.pending.pop(holder, None)
+            if due is not None:
+                self._expire(holder, due)
         owner = None if self._owner is None else self._owner()
         if self.timer is None and owner is not None:
             owner.rests(self)
+
+    def _expire(self, holder: Any, due: float) -> None:
+        holder.cancel(EXPIRED)
 
 
 class _OwnTimer(Expiry):
@@ -112,73 +114,18 @@ class _NoLoop:
     _thread_id = -1
 
 
-if sys.version_info >= (3, 12):
-    _FIND_TASK = (
-        "try:",
-        "    {task} = {current_task}()",
-        "    if {task} is not None and {task}.get_loop() is not {lane}.loop:",
-        "        {task} = None",
-        "except RuntimeError_:",
-        "    {task} = None",
-    )
-    _TASKS: dict[str, Any] = {"current_task": asyncio.current_task}
-else:
-    # Inlined copy of `_expiry.current_task`: on 3.11 the obvious way is slow. Keep in sync.
-    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
-
-    _FIND_TASK = (
-        "try:",
-        "    {loop} = {lane}.loop",
-        "    {task} = {tasks}[{loop}] if {loop}._thread_id == {get_ident}() else None",
-        "except KeyError_:",
-        "    {task} = None",
-    )
-    _TASKS = {"get_ident": get_ident, "tasks": _current_tasks}
-
-
 class AsyncTimeout(Flow):
     """Cancels the task when its time is over, and raises `TimedOut`."""
 
     passes_refusals = True
 
     def __init__(self, bound: TimeoutBound) -> None:
-        """Take the limit from `bound`."""
         self._bound = bound
         self.host = bound.host
         self._clock = bound.host.clock
         self.refresh()
-        bound.watchers.append(self.refresh)
         survives_fork(self)
-        self.inline = Inline(
-            names={
-                "clock": self._clock,
-                "flow": self,
-                "set": deadline_var.set,
-                **_TASKS,
-            },
-            enter=(
-                "{lane} = {flow}.lane",
-                "{pending} = {lane}.pending",
-                "{at} = now_ + {lane}.seconds",
-                *_FIND_TASK,
-                "if held_ is not None and (held_[1] is not {clock} or held_[0] < {at}):",
-                "    {task} = None",
-                "if {task} is not None and {pending}.setdefault({task}, {at}) is {at}:",
-                "    {ticket} = [{at}, {clock}, held_, {task}, {task}.cancelling(), {lane}]",
-                "    {set}({ticket})",
-                "else:",
-                "    {task} = None",
-                "    {ticket} = {enter}(now_)",
-                "held_ = {ticket}",
-            ),
-            leave=(
-                "try:",
-                "    del {pending}[{task}]",  # there is no entry if `enter` was called
-                "    {ticket}[3] = None",
-                "except KeyError_:",
-                "    {leave}({ticket}, OK_, value_, end_)",
-            ),
-        )
+        self.inline = join_queue(self, self._clock)
 
     def refresh(self) -> None:
         """Apply changed settings: another constant needs new lanes."""
@@ -224,12 +171,11 @@ class AsyncTimeout(Flow):
 
     def _lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
         lane = self._lanes.get(loop)
-        return lane if lane is not None else self._new_lane(loop)
-
-    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> ExpiryQueue:
-        for other in [known for known in list(self._lanes) if known.is_closed()]:
-            self._lanes.pop(other, None)
-        lane = self._lanes[loop] = ExpiryQueue(loop, self._clock, self._constant or 0.0, self)
+        if lane is None:
+            for other in [known for known in list(self._lanes) if known.is_closed()]:
+                self._lanes.pop(other, None)
+            seconds = self._constant or 0.0
+            lane = self._lanes[loop] = ExpiryQueue(loop, self._clock, seconds, self)
         return lane
 
     def leave(self, ticket: Scope, outcome: Outcome, detail: object, now: float) -> None:

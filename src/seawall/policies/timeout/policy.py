@@ -24,15 +24,15 @@ from seawall.context import (
 from seawall.errors import BulkheadFull, DeadlineExceeded, TimedOut
 from seawall.events import CallTimedOut
 from seawall.events.bus import emit
-from seawall.runtime.layers import Driver, Flow, Host, Inline, Kind, Layer, Outcome
+from seawall.policies.timeout.fast_path import set_deadline
+from seawall.runtime.layers import Driver, Flow, Host, Kind, Layer, Outcome
 from seawall.runtime.policy import Bound, Policy, bindings_of
 from seawall.runtime.stats import ENOUGH_SAMPLES
 from seawall.runtime.threads import ThreadDriver
 from seawall.runtime.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from seawall.policies.timeout.async_flow import AsyncTimeout
     from seawall.runtime.call import Call
 
 Sync = Literal["cooperative", "thread"]
@@ -43,10 +43,7 @@ REFRESH = 1.0
 class AdaptiveSeconds:
     """A limit that follows the guard's own latency. Created by `adaptive_timeout(...)`."""
 
-    __slots__ = ("cap", "factor", "floor", "p")
-
     def __init__(self, p: float, factor: float, floor: float, cap: float) -> None:
-        """Store the settings; see `adaptive_timeout`."""
         self.p = check.ratio("p", p)
         self.factor = check.at_least("factor", factor, 1.0)
         self.floor = check.seconds("floor", floor)
@@ -103,10 +100,8 @@ class Timeout(Policy):
             check.choice("sync", sync, ("cooperative", "thread"))
         self.seconds = seconds
         self.sync = sync
-        self.pool: WorkerPool | None = None
         check.count("max_threads", max_threads)
-        if sync == "thread":
-            self.pool = WorkerPool(max_threads, 0, "timeout")
+        self.pool = WorkerPool(max_threads, 0, "timeout") if sync == "thread" else None
 
     def __repr__(self) -> str:
         sync = f", sync={self.sync!r}" if self.sync else ""
@@ -123,8 +118,7 @@ class Timeout(Policy):
         return TimeoutBound(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        self._reject_unknown(changes, ("seconds",))
-        self.seconds = Timeout(changes["seconds"]).seconds
+        self.seconds = Timeout._changed(changes, seconds=self.seconds).seconds
         for bound in bindings_of(self):
             bound.refresh()  # type: ignore[attr-defined]
 
@@ -137,16 +131,16 @@ class TimeoutBound(Bound):
     def __init__(self, policy: Timeout, host: Host) -> None:
         super().__init__(policy, host)
         self.timed_out = 0
-        self.watchers: list[Callable[[], None]] = []
-        self._layers: dict[Kind, Layer | Driver] = {}
+        self._layers: dict[Kind, AsyncTimeout | CooperativeTimeout | _InThread] = {}
         self._stale_at = float("-inf")
         self._seconds = 0.0
 
     def refresh(self) -> None:
         """Apply changed settings."""
         self._stale_at = float("-inf")
-        for watcher in self.watchers:
-            watcher()
+        for layer in list(self._layers.values()):
+            if not isinstance(layer, _InThread):
+                layer.refresh()
 
     def seconds(self, now: float) -> float:
         """Return the limit for a call that begins now."""
@@ -160,18 +154,17 @@ class TimeoutBound(Bound):
 
     def layer(self, kind: Kind) -> Layer | Driver:
         """Return the layer that can stop a call of that kind, or raise if there is none."""
-        layer = self._layers.get(kind)
-        if layer is None:
-            layer = self._layers[kind] = self._new_layer(kind)
-        return layer
+        if kind not in self._layers:
+            self._layers[kind] = self._new_layer(kind)
+        return self._layers[kind]
 
-    def _new_layer(self, kind: Kind) -> Layer | Driver:
+    def _new_layer(self, kind: Kind) -> AsyncTimeout | CooperativeTimeout | _InThread:
         if kind == "async":
             from seawall.policies.timeout.async_flow import AsyncTimeout
 
             return AsyncTimeout(self)
         if self.policy.sync == "cooperative":
-            return _Cooperative(self)
+            return CooperativeTimeout(self)
         if self.policy.pool is not None:
             return _InThread(self, self.policy.pool)
         raise TypeError(
@@ -202,17 +195,10 @@ class TimeoutBound(Bound):
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the current limit, and how many calls timed out."""
-        pool = self.policy.pool
-        threads = (
-            {}
-            if pool is None
-            else {
-                "threads": pool.size,
-                "in_flight": pool.in_use,
-                "abandoned": pool.abandoned,
-            }
-        )
-        return {"seconds": self.seconds(now), "timed_out": self.timed_out, **threads}
+        shown = {"seconds": self.seconds(now), "timed_out": self.timed_out}
+        if (pool := self.policy.pool) is not None:
+            shown |= {"threads": pool.size, "in_flight": pool.in_use, "abandoned": pool.abandoned}
+        return shown
 
 
 def refused_for_time(call: Call, ticket: Scope) -> bool:
@@ -225,7 +211,7 @@ def refused_for_time(call: Call, ticket: Scope) -> bool:
     return own and call.reached and isinstance(call.error, DeadlineExceeded) and clock.now() >= at
 
 
-class _Cooperative(Flow):
+class CooperativeTimeout(Flow):
     """Sets the deadline for the inner layers, but stops nothing itself."""
 
     passes_refusals = True
@@ -234,22 +220,7 @@ class _Cooperative(Flow):
         self._bound = bound
         self._clock = bound.host.clock
         self.refresh()
-        bound.watchers.append(self.refresh)
-        self.inline = Inline(
-            names={
-                "clock": self._clock,
-                "flow": self,
-                "set": deadline_var.set,
-            },
-            enter=(
-                "if {flow}.constant and held_ is None:",
-                "    {ticket} = held_ = [now_ + {flow}.constant, {clock}, None, True]",
-                "    {set}({ticket})",
-                "else:",
-                "    {ticket} = held_ = {enter}(now_)",
-            ),
-            leave=("{ticket}[3] = None",),
-        )
+        self.inline = set_deadline(self, self._clock)
 
     def refresh(self) -> None:
         """Apply changed settings."""
