@@ -138,7 +138,7 @@ def test_a_server_that_takes_enough_sees_everything(seed):
 
 def test_without_counting_what_is_rejected_here_too_much_is_sent(monkeypatch, seed):
     """Ablation: if only what is sent counts as a request, the share settles too low."""
-    ask = _ThrottleGate._ask
+    ask = _ThrottleGate.enter
 
     def forgetful(self: _ThrottleGate, now: float) -> Any:
         try:
@@ -149,7 +149,7 @@ def test_without_counting_what_is_rejected_here_too_much_is_sent(monkeypatch, se
             bucket.failures -= 1
             raise
 
-    monkeypatch.setattr(_ThrottleGate, "_ask", forgetful)
+    monkeypatch.setattr(_ThrottleGate, "enter", forgetful)
     sent, accepted = overload(2.0, 100, taken=10, seed=seed)
     assert sent / accepted > 2.5
 

@@ -10,20 +10,20 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any, ClassVar, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall._forks import survives_fork
-from seawall.context import seconds_left
+from seawall.context import give_up_at
 from seawall.errors import TimedOut
 from seawall.events import SettingsChanged
-from seawall.events.bus import emit
 from seawall.runtime.call import Call
 from seawall.runtime.driver import wait_async
 from seawall.runtime.interpreter import run_async, run_sync
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import Bound, Policy, bindings_of
+from seawall.runtime.policy import Bound, Policy, emit_for
 
 
 class _Nothing:
@@ -85,8 +85,8 @@ class Chaos(Policy):
         """Number of open `on()` blocks since it was last switched off."""
         self._switched_off = 0
         self._mutex = Mutex()
+        self._rng = Random(seed)  # noqa: S311 - it has to be predictable
         self._check_kinds()
-        self._begin()
         survives_fork(self)
 
     def _check_kinds(self) -> None:
@@ -99,26 +99,21 @@ class Chaos(Policy):
         if not any(ends) and self.latency is None:
             raise ValueError("Chaos does nothing so: write latency=, error=, result= or hang=True")
 
-    def _begin(self) -> None:
-        from random import Random
-
-        self._rng = Random(self.seed)  # noqa: S311 - it has to be predictable
-
     def _after_fork(self) -> None:
-        """Reset in a child process."""
         self._mutex = Mutex()
 
     def __repr__(self) -> str:
-        latency = self.latency
-        shown = latency and (latency[0] if latency[0] == latency[1] else latency)
-        parts = [
-            *([] if latency is None else [f"latency={shown!r}"]),
-            *([] if self.error is None else [f"error={_name(self.error)}"]),
-            *([] if self.result is NOTHING else [f"result={self.result!r}"]),
-            *(["hang=True"] if self.hang else []),
-        ]
-        state = "on" if self.enabled else "off"
-        return f"<Chaos({self.share:g}, {', '.join(parts)}), {state}>"
+        parts = [f"{self.share:g}"]
+        if self.latency is not None:
+            low, high = self.latency
+            parts.append(f"latency={low if low == high else self.latency!r}")
+        if self.error is not None:
+            parts.append(f"error={getattr(self.error, '__name__', repr(self.error))}")
+        if self.result is not NOTHING:
+            parts.append(f"result={self.result!r}")
+        if self.hang:
+            parts.append("hang=True")
+        return f"<Chaos({', '.join(parts)}), {'on' if self.enabled else 'off'}>"
 
     def on(self) -> SwitchedOn:
         """Switch on; as `with chaos.on():` until the end of the block and of overlapping ones."""
@@ -146,18 +141,13 @@ class Chaos(Policy):
             before, self.enabled = self.enabled, self._lasting or self._blocks > 0
             after = self.enabled
         if after is not before:
-            for bound in bindings_of(self):
-                emit(SettingsChanged, bound.host.name, policy=self.kind, changes={"enabled": after})
+            emit_for(self, SettingsChanged, policy=self.kind, changes={"enabled": after})
 
     def _bind(self, host: Host) -> _ChaosBound:
         return _ChaosBound(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        """Change settings. A new `seed` restarts the sequence.
-
-        A given setting replaces those that it excludes.
-        """
-        self._reject_unknown(changes, _SETTINGS)
+        """Change settings. A given one replaces those that it excludes."""
         named = [name for name, none in _ENDS.items() if changes.get(name, none) is not none]
         new = dict(_ENDS) if named else {}
         if "hang" in named:
@@ -165,13 +155,12 @@ class Chaos(Policy):
         elif changes.get("latency") is not None:
             new["hang"] = False
         new |= changes
-        settings = {name: getattr(self, name) for name in _SETTINGS} | new
-        fresh = Chaos(settings.pop("share"), **settings)
+        fresh = Chaos._changed(new, **{name: getattr(self, name) for name in _SETTINGS})
         with self._mutex:
             for name in new:
                 setattr(self, name, getattr(fresh, name))
             if "seed" in changes:
-                self._rng = fresh._rng
+                self._rng = fresh._rng  # the sequence begins again
             if "enabled" in changes:
                 self._lasting = fresh.enabled
                 if not fresh.enabled:
@@ -183,32 +172,23 @@ class Chaos(Policy):
         random = self._rng.random
         if random() >= self.share:
             return None
+        if self.hang:
+            return Strike("hang", float("inf"), None, NOTHING)
         seconds = 0.0
         if self.latency is not None:
             low, high = self.latency
             seconds = low if low == high else low + (high - low) * random()
-        if self.hang:
-            return Strike("hang", float("inf"), None, NOTHING)
-        does = "latency"
-        if self.error is not None:
-            does = "error"
-        elif self.result is not NOTHING:
-            does = "result"
-        return Strike(does, seconds, self.error, self.result)
+        does = "latency" if self.result is NOTHING else "result"
+        return Strike(does if self.error is None else "error", seconds, self.error, self.result)
 
 
 class SwitchedOn:
     """A block in which Chaos is on. After it, Chaos is as if the block had never been."""
 
-    __slots__ = ("_chaos", "left", "switched_off")
-
     def __init__(self, chaos: Chaos, switched_off: int) -> None:
         self._chaos = chaos
         self.switched_off = switched_off
-        """Number of `off()` calls when the block began.
-
-        After another one the block has no effect.
-        """
+        """Number of `off()` calls when the block began. Another one ends its effect."""
         self.left = False
 
     def __enter__(self) -> Chaos:
@@ -218,18 +198,17 @@ class SwitchedOn:
         self._chaos._leave(self)
 
 
-class _ChaosBound(Bound):
-    """The chaos inside one guard."""
+class _ChaosBound(Driver, Bound):
+    """The chaos inside one guard: runs the inner layers, or disturbs the call."""
 
     policy: Chaos
 
     def __init__(self, policy: Chaos, host: Host) -> None:
         super().__init__(policy, host)
         self.injected: dict[str, int] = {}
-        self._driver = _ChaosDriver(self)
 
-    def layer(self, kind: Kind) -> _ChaosDriver:
-        return self._driver
+    def layer(self, kind: Kind) -> _ChaosBound:
+        return self
 
     def strike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strike | None:
         """Decide what to do to one call, and count it if it is disturbed."""
@@ -249,29 +228,22 @@ class _ChaosBound(Bound):
             injected = dict(self.injected)
         return {"enabled": policy.enabled, "share": policy.share, "injected": injected}
 
-
-class _ChaosDriver(Driver):
-    """Runs the inner layers, or disturbs the call."""
-
-    def __init__(self, bound: _ChaosBound) -> None:
-        self._bound = bound
-
     def wrap(self, inner: Callable[..., Any], kind: Kind, function: Any) -> Callable[..., Any]:
         """Return a function that runs `inner`, with disturbances."""
-        bound = self._bound
-        policy, host = bound.policy, bound.host
+        policy, host = self.policy, self.host
         run: Callable[[Call], Any] = run_async if kind == "async" else run_sync
         disturb = disturb_async if kind == "async" else disturb_sync
-        further = _further_in(bound)
-        innermost = further is not None
+        bounds: list[Any] = getattr(host, "bounds", [self])
+        further = bounds[bounds.index(self) + 1 :]
+        innermost = all(isinstance(other, _ChaosBound) for other in further)
         # The function is counted once, with all its disturbances. If other layers are inside, they
         # count the function, and a latency belongs to the layers around it.
-        real = inner if further is None else function
-        for other in reversed(further or ()):
-            real = _disturbed(other, real, disturb)
+        real = function if innermost else inner
+        for other in reversed(further if innermost else ()):
+            real = other.disturbed(real, disturb)
 
         def chaotic(*args: Any, **kwargs: Any) -> Any:
-            strike = bound.strike(args, kwargs) if policy.enabled else None
+            strike = self.strike(args, kwargs) if policy.enabled else None
             if strike is None:
                 return inner(*args, **kwargs)
             disturbed = disturb(strike, real if strike.goes_on else None, host)
@@ -281,26 +253,18 @@ class _ChaosDriver(Driver):
 
         return chaotic
 
+    def disturbed(
+        self, real: Callable[..., Any], disturb: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return `real` with disturbances, to be counted by an outer layer."""
 
-def _further_in(bound: _ChaosBound) -> list[_ChaosBound] | None:
-    """Return the inner policies, if all of them are Chaos too; else None."""
-    bounds: list[Any] = getattr(bound.host, "bounds", [bound])
-    further = bounds[bounds.index(bound) + 1 :]
-    return further if all(isinstance(other, _ChaosBound) for other in further) else None
+        def function(*args: Any, **kwargs: Any) -> Any:
+            strike = self.strike(args, kwargs)
+            if strike is None:
+                return real(*args, **kwargs)
+            return disturb(strike, real if strike.goes_on else None, self.host)(*args, **kwargs)
 
-
-def _disturbed(
-    bound: _ChaosBound, real: Callable[..., Any], disturb: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return `real` with disturbances, to be counted by an outer layer."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        strike = bound.strike(args, kwargs)
-        if strike is None:
-            return real(*args, **kwargs)
-        return disturb(strike, real if strike.goes_on else None, bound.host)(*args, **kwargs)
-
-    return function
+        return function
 
 
 def _read_latency(latency: Any) -> tuple[float, float]:
@@ -320,10 +284,6 @@ def _makes_errors(error: Any) -> bool:
     if not callable(error) or isinstance(error, BaseException):
         return False
     return check.function_kind(error) == "sync"
-
-
-def _name(error: Any) -> str:
-    return getattr(error, "__name__", repr(error))
 
 
 class Strike(NamedTuple):
@@ -378,17 +338,9 @@ def disturb_async(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
 class _Pause:
     """A waiter that is never woken: it waits until its time or the deadline."""
 
-    __slots__ = ("_late", "_name", "until")
-
     def __init__(self, strike: Strike, host: Host) -> None:
-        now = host.clock.now()
-        until = now + strike.seconds
-        left = seconds_left()
-        limit = float("inf") if left is None else now + left
         self._name = host.name
-        self._late = limit < until
-        until = min(until, limit)
-        self.until: float | None = None if until == float("inf") else until
+        self.until, self._late = give_up_at(host.clock.now(), strike.seconds)
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Do nothing: it is never woken."""

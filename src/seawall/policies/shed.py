@@ -12,13 +12,15 @@ The rules are in `seawall.models.shedding`, those for queues (a bulkhead's `shed
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall.context import Criticality, current_criticality, current_tier, seconds_left
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
-from seawall.models.shedding.rules import ShedRule, Sheds, Sources
+from seawall.models.shedding.rules import ShedRule, Sources
 from seawall.runtime.layers import OK, Host, Outcome
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
 from seawall.runtime.stats import ResponseTimes, service_time
@@ -56,9 +58,8 @@ class Shed(GatePolicy):
         self._reject_unknown(changes, ("rules", "load", "mode"))
         mode = check.choice("mode", changes.get("mode", self.mode), MODES)
         rules, load = _check(changes.get("rules", self.rules), changes.get("load", self.load))
-        if [(rule.name, rule.takes_arguments) for rule in rules] != [
-            (rule.name, rule.takes_arguments) for rule in self.rules
-        ]:
+        old, new = ([(r.name, r.takes_arguments) for r in some] for some in (self.rules, rules))
+        if old != new:
             raise ValueError(
                 f"Shed.update(rules={list(rules)!r}): write the same rules with other settings, in"
                 " the same order; for other rules make another Shed"
@@ -67,10 +68,8 @@ class Shed(GatePolicy):
         self.mode, self.rules, self.load = mode, rules, load
         self._reading.become(load or float)
         for bound in bindings_of(self):
-            if isinstance(bound, _ShedGate):
-                if changed:
-                    bound.start()
-                bound.choose()
+            if changed and isinstance(bound, _ShedGate):
+                bound.start()
 
 
 class _LoadReading:
@@ -79,30 +78,23 @@ class _LoadReading:
     __slots__ = ("_failing", "_read")
 
     def __init__(self, read: Load) -> None:
-        self._read = read
-        self._failing = False
+        self.become(read)
 
     def become(self, read: Load) -> None:
-        """Replace the signal."""
         self._read = read
         self._failing = False
 
     def read(self) -> float:
-        """Return the current value. A method, since calling an object costs more."""
         try:
-            read = self._read
-            value = read()
+            value = self._read()
             if value - value:  # true for nan and infinity: the difference is nan
                 raise ValueError(f"a signal returned {value!r}")  # noqa: TRY301 - as if it raised
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             if not self._failing:  # once, not for each call of an outage
                 self._failing = True
-                import logging
-
-                logging.getLogger("seawall").exception("a load signal failed: nobody is shed by it")
+                log_failure("a load signal failed: nobody is shed by it")
             return 0.0
-        if self._failing:
-            self._failing = False
+        self._failing = False
         return value
 
 
@@ -159,14 +151,6 @@ class _ShedGate(GateBound):
             (rule.start(sources), rule.takes_arguments, number)
             for number, rule in enumerate(self.policy.rules)
         )
-        self.choose()
-
-    def choose(self) -> None:
-        """Set the rule for the fast path; one that sheds no call while the policy is off."""
-        alone = len(self._rules) == 1 and not self.takes_arguments
-        rule = _nobody if self.policy.mode == "off" else self._rules[0][0]
-        self.sheds: Sheds | None = rule if alone else None
-        """The rule, if it is the only one and needs only the time."""
 
     def enter(self, now: float, *args: Any, **kwargs: Any) -> float:
         """Ask each rule. The first one that sheds the call gives the reason."""
@@ -174,15 +158,10 @@ class _ShedGate(GateBound):
             return now
         for sheds, takes_arguments, number in self._rules:
             if sheds(now, *args, **kwargs) if takes_arguments else sheds(now):
-                self.shed_by(number)
+                self.shed[number][current_criticality()] += 1
+                self.refuse(self._error(self.policy.rules[number]))
                 break
         return now
-
-    def shed_by(self, number: int) -> None:
-        """Refuse a call that this rule sheds."""
-        if self.policy.mode != "off":
-            self.shed[number][current_criticality()] += 1
-            self.refuse(self._error(self.policy.rules[number]))
 
     def _error(self, rule: ShedRule) -> Rejected:
         """Return the refusal.
@@ -206,19 +185,18 @@ class _ShedGate(GateBound):
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the load, and for each rule how many calls it shed, or would have shed."""
-        shed_by: dict[str, int] = {}
-        classes: dict[str, dict[str, int]] = {}
+        shed_by: Counter[str] = Counter()
+        classes: dict[str, Counter[str]] = {}
         for rule, shed in zip(self.policy.rules, self.shed, strict=True):
-            shed_by[rule.name] = shed_by.get(rule.name, 0) + sum(shed)
-            for rank, number in zip(Criticality, shed, strict=True):
-                if number:
-                    known = classes.setdefault(rule.name, {})
-                    known[rank.name.lower()] = known.get(rank.name.lower(), 0) + number
+            shed_by[rule.name] += sum(shed)
+            by_class = {c.name.lower(): n for c, n in zip(Criticality, shed, strict=True) if n}
+            if by_class:
+                classes.setdefault(rule.name, Counter()).update(by_class)
         return {
             **super().snapshot(now),
             "load": None if self.policy.load is None else self.policy._reading.read(),
-            "shed_by": shed_by,
-            "shed_classes": classes,
+            "shed_by": dict(shed_by),
+            "shed_classes": {name: dict(count) for name, count in classes.items()},
         }
 
 
@@ -226,7 +204,3 @@ def _slas(rules: Sequence[ShedRule]) -> list[float]:
     """Return the response times above which these rules shed."""
     slas = (getattr(rule, "sla", None) for rule in rules)
     return [sla for sla in slas if sla is not None]
-
-
-def _nobody(_now: float) -> bool:
-    return False

@@ -3,7 +3,8 @@
 Promises:
 - If the server accepted `accepts` of the `requests` in the window, the next is rejected with
   probability `max(0, (requests - k * accepts) / (requests + 1))`.
-- While accepts keep up, there is no random draw, no lock and no rejection.
+- While accepts keep up, there is no random draw and no rejection, and the success path takes no
+  lock.
 - A call that is cancelled, or refused by an inner layer, does not count.
 - However bad it is, one call in each `probe_every` is sent.
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.context import Criticality, current_criticality
 from seawall.errors import Overloaded, Rejected, TimedOut, matches
@@ -24,14 +26,12 @@ from seawall.policies.retry.conditions import On, read_on
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, Host, Inline, Outcome
 from seawall.runtime.mutex import LOCK_FREE, Mutex
-from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode
+from seawall.runtime.policy import GateBound, GatePolicy, Mode
 
 K: Final = 2.0
 
 REFUSALS: Final = (ConnectionError, TimeoutError, Rejected)
 """Default errors that mean that the server did not accept the request."""
-
-_SETTINGS: Final = ("k", "window", "probe_every", "mode")
 
 
 class Throttle(GatePolicy):
@@ -75,41 +75,26 @@ class Throttle(GatePolicy):
         return self.k if isinstance(self.k, float) else min(K, *self.k.values())
 
     def _k_now(self) -> float:
-        """Return the k of the current call."""
-        if isinstance(self.k, float):
-            return self.k
-        return self.k.get(current_criticality(), K)
-
-    def _refused(self, error: BaseException | None, value: Any) -> bool:
-        """Return whether the server refused a call that ended this way."""
-        if error is not None:
-            # A call ended by our own timeout sees a cancellation, but it did run out of time.
-            error = error if isinstance(error, Exception) else TimedOut()
-            if matches(error, self._types):
-                return True
-        elif value is STREAMED:
-            return False
-        return any(predicate(error, value) for predicate in self._predicates)
+        k = self.k
+        return k if isinstance(k, float) else k.get(current_criticality(), K)
 
     def _bind(self, host: Host) -> _ThrottleGate:
         return _ThrottleGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
-        self._reject_unknown(changes, _SETTINGS)
-        every = self._model.probe_every
-        fresh = Throttle(
-            k=changes.get("k", self.k),
-            window=changes.get("window", self.window),
-            probe_every=changes.get("probe_every", every),
-            mode=check.choice("mode", changes.get("mode", self.mode), MODES),
+        fresh = Throttle._changed(
+            changes,
+            k=self.k,
+            window=self.window,
+            probe_every=self._model.probe_every,
+            mode=self.mode,
         )
+        window = None if fresh.window == self.window else fresh.window
         with self._mutex:
-            window = None if fresh.window == self.window else fresh.window
             self._model.update(window, fresh._least_k, fresh._model.probe_every)
             self.k, self.window, self.mode = fresh.k, fresh.window, fresh.mode
 
     def _after_fork(self) -> None:
-        """Reset in a child process."""
         self._mutex = Mutex()
 
 
@@ -121,7 +106,6 @@ class _ThrottleGate(GateBound):
     def __init__(self, policy: Throttle, host: Host) -> None:
         super().__init__(policy, host)
         self._model = policy._model
-        tell = ("{leave}({left}, OK_, value_, end_)",) if policy._predicates else ()
         if LOCK_FREE:
             self.inline = Inline(
                 names={"model": policy._model},
@@ -132,68 +116,52 @@ class _ThrottleGate(GateBound):
                     "else:",
                     "    {ticket} = {enter}(now_)",
                 ),
-                leave=tell,
+                leave=("{leave}({left}, OK_, value_, end_)",) if policy._predicates else (),
             )
 
-    def enter(self, now: float, /) -> object:
-        """Count the call and admit it, or reject it; without the lock while calm."""
-        model = self._model
-        if LOCK_FREE and model.calm and now < model.bucket.end:
-            bucket = model.bucket
-            bucket.calls += 1
-            return bucket
-        return self._ask(now)
-
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Record how the call ended. It already counts as accepted."""
-        if outcome is OK and not self.policy._predicates:
-            return
-        if outcome is OK or outcome is FAILED:
-            failed = outcome is FAILED
-            if self._refused(detail if failed else None, None if failed else detail):
-                self.policy._mutex.do(lambda: self._model.refused(ticket))
-        else:
-            self.policy._mutex.do(lambda: self._model.give_back(ticket))
-
-    def _ask(self, now: float) -> Ticket:
+    def enter(self, now: float, /) -> Ticket:
+        """Count the call and admit it, or reject it."""
         policy, model = self.policy, self._model
         k = policy._k_now()
         with policy._mutex:
             requests, accepts = model.recent(now)
             share = reject_share(requests, accepts, k)
             mode = policy.mode
-            unwanted = (
-                share > 0
-                and mode != "off"
-                and model.may_reject(now)
-                and self.host.rng.random() < share
-            )
+            bad = share > 0 and mode != "off" and model.may_reject(now)
+            unwanted = bad and self.host.rng.random() < share
             ticket = model.count(now, sent=not unwanted)
             if unwanted and mode == "enforce":
                 model.refused(ticket)  # by us, instead of the server
         if unwanted:
-            self.refuse(
-                Overloaded(
-                    f"guard {self.host.name!r}: throttled: of the last {requests} calls"
-                    f" the server took {accepts}"
-                )
-            )
+            what = f"throttled: of the last {requests} calls the server took {accepts}"
+            self.refuse(Overloaded(f"guard {self.host.name!r}: {what}"))
         return ticket
 
-    def _refused(self, error: BaseException | None, value: Any) -> bool:
-        try:
-            return self.policy._refused(error, value)
-        except Exception:
-            import logging
+    def leave(self, ticket: Ticket, outcome: Outcome, detail: Any, now: float) -> None:
+        """Record how the call ended. It already counts as accepted."""
+        model, mutex = self._model, self.policy._mutex
+        if outcome is not OK and outcome is not FAILED:
+            mutex.do(lambda: model.give_back(ticket))
+        elif self._was_refused(outcome, detail):
+            mutex.do(lambda: model.refused(ticket))
 
-            logging.getLogger("seawall").exception(
-                "on= of the throttle of guard %r failed; the call counts as refused",
-                self.host.name,
-            )
+    def _was_refused(self, outcome: Outcome, detail: Any) -> bool:
+        """Return whether the server refused a call that ended this way."""
+        if detail is STREAMED:
+            return False
+        error, value = None, detail
+        if outcome is FAILED:
+            # A call ended by our own timeout sees a cancellation, but it did run out of time.
+            error, value = detail if isinstance(detail, Exception) else TimedOut(), None
+        try:
+            known = error is not None and matches(error, self.policy._types)
+            return known or any(wants(error, value) for wants in self.policy._predicates)
+        except Exception:  # noqa: BLE001 - logged
+            name = self.host.name
+            log_failure("on= of the throttle of guard %r failed; the call counts as refused", name)
             return True
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the contents of the window, and the current share of rejections."""
         with self.policy._mutex:
             requests, accepts = self._model.recent(now)
         k = self.policy._k_now()
