@@ -401,7 +401,7 @@ def test_a_copy_does_not_begin_when_the_answer_is_known(clock: Stopwatch) -> Non
     guard = new_guard(Hedge(1.0, sync="thread"), clock=clock)
     bound: Any = guard.bounds[0]
     called: list[str] = []
-    copies = _hedge_threads.ThreadCopies(bound.layer("sync"), called.append, ("called",), {})
+    copies = _hedge_threads.ThreadCopies(bound.layer("sync"), lambda: called.append("called"))
     assert copies._race.returned(2, "value")
     assert copies.start(1)
     assert eventually(lambda: copies._race.running == 0)
