@@ -9,12 +9,12 @@ from seawall import _checks as check
 from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded, Rejected
 from seawall.models.pressure import crowding
-from seawall.models.shedding.codel import QueueShed, check_queue_shed
+from seawall.models.shedding.codel import QueueShed, QueueState, check_queue_shed
 from seawall.models.waiting import ORDERS, Order
 from seawall.runtime.call import patience
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
-from seawall.runtime.slots import Discipline, Refusal, Slots, SlotWaiter
+from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
 BEYOND: Final = None
 """The ticket of a call admitted beyond the limit, where it is not enforced."""
@@ -94,7 +94,7 @@ class SlotPolicy(GatePolicy):
             self.shed = fresh.shed
             self.slots.discipline = self._discipline()
 
-    def _discipline(self) -> Discipline | None:
+    def _discipline(self) -> QueueState | None:
         return None if self.shed is None else self.shed.start(self._service_time)
 
 
