@@ -82,8 +82,7 @@ class AdaptiveLimit(SlotPolicy):
         elif partition is not None:
             raise TypeError('partition=...: write partitions={"live": 0.6, "batch": 0.2} too')
         self.is_drop = None if is_drop is None else error_predicate("is_drop", is_drop)
-        self._crowded = False
-        """Whether a call found all slots in use in this window."""
+        self._crowded = False  # whether a call found all slots in use in this window
         survives_fork(self)
 
     def __repr__(self) -> str:

@@ -310,8 +310,7 @@ class Flight:
         self.error: Exception | None = None
         self.traceback: TracebackType | None = None
         self.degradation: Degradation | None = None
-        self.until: float | None = None
-        """The deadline of the call, on the guard's clock."""
+        self.until: float | None = None  # the deadline of the call, on the guard's clock
         self.short_of_time = False
         """Whether that deadline may be the cause of the failure, although it has not passed."""
 

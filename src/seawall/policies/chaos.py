@@ -81,8 +81,7 @@ class Chaos(Policy):
         self.seed = check.count("seed", seed, minimum=0)
         self.enabled = check.flag("enabled", enabled)
         self._lasting = enabled
-        self._blocks = 0
-        """Number of open `on()` blocks since it was last switched off."""
+        self._blocks = 0  # number of open `on()` blocks since it was last switched off
         self._switched_off = 0
         self._mutex = Mutex()
         self._rng = Random(seed)  # noqa: S311 - it has to be predictable

@@ -28,8 +28,7 @@ from seawall.runtime.stats import ResponseTimes, service_time
 Load = Callable[[], float]
 """A load signal: 0 is idle, 1 is at the limit."""
 
-WINDOW: Final = 5.0
-"""Minimum period of response times, in seconds, that a latency rule considers."""
+WINDOW: Final = 5.0  # minimum period of response times, in seconds, that a latency rule considers
 
 
 class Shed(GatePolicy):

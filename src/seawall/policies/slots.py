@@ -16,8 +16,7 @@ from seawall.runtime.layers import Host, Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import Refusal, Slots, SlotWaiter
 
-BEYOND: Final = None
-"""The ticket of a call admitted beyond the limit, where it is not enforced."""
+BEYOND: Final = None  # the ticket of a call admitted beyond the limit, where it is not enforced
 
 MOST: Final = 1_000_000
 """Maximum limit: each slot takes some bytes, and a larger limit has no effect in practice."""

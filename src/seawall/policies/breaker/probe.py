@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from seawall.policies.breaker.gate import BreakerGate
     from seawall.policies.breaker.policy import Breaker
 
-AT_ONCE: Final = 16
-"""Maximum number of concurrent probes of one breaker."""
+AT_ONCE: Final = 16  # maximum number of concurrent probes of one breaker
 
 
 async def _nothing() -> None:

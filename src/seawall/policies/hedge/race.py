@@ -29,10 +29,8 @@ class Race:
         self.began = began
         self.copies = 1
         self.running = 1
-        self.over = False
-        """Whether a value that arrives now is no longer wanted."""
-        self.decided = False
-        """Whether the winner has ended, or all copies have."""
+        self.over = False  # whether a value that arrives now is no longer wanted
+        self.decided = False  # whether the winner has ended, or all copies have
         self.winner = 0
         self.value: Any = None
         self.failure: BaseException | None = None

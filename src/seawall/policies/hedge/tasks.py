@@ -131,8 +131,7 @@ class TaskCopies:
         self._cancelling = task.cancelling()
         self._first_runs = True
         self._stopped_first = False
-        self.race: Race | None = None
-        """Created with the second copy; None while there is only one."""
+        self.race: Race | None = None  # created with the second copy; None while there is only one
         self._queue = queue = driver.queue(task.get_loop(), delay)
         queue.put(self)
 

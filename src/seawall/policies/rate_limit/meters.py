@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from seawall.policies.rate_limit.limit import Limit
     from seawall.policies.rate_limit.reservation import Charge
 
-SHUT: Final = -1.0
-"""The slack of a meter whose success path is closed."""
+SHUT: Final = -1.0  # the slack of a meter whose success path is closed
 
 NEVER: Final = float("-inf")
 """A time before all others; also the state of a bucket from which nothing was taken."""
 
-SHARED: Final = 1024
-"""Number of shared buckets for keys without a state of their own."""
+SHARED: Final = 1024  # number of shared buckets for keys without a state of their own
 
 RESETS: Final = 1024
 """Number of keys whose reset is remembered. Beyond it, all keys count as reset together."""
@@ -131,8 +129,7 @@ class Meter:
 
         Until something was taken it is `NEVER`, which fits any clock: the guard brings its own.
         """
-        self.since = NEVER
-        """Takings up to this time, under other settings, are not given back."""
+        self.since = NEVER  # takings up to this time, under other settings, are not given back
         self._resets: dict[Hashable, float] = {}
         """When the count at a place was reset. Earlier takings are never given back.
 
@@ -166,8 +163,7 @@ class Meter:
             self.plain = True
             self.step = rule.amount(limit.cost)
             self._opened = rule.tolerance if isinstance(rule, TokenBucket) else self.step
-        self.single = self.plain and limit.key is None
-        """Whether the state is `tat`."""
+        self.single = self.plain and limit.key is None  # whether the state is `tat`
 
     def reopen(self) -> None:
         """Open the success path, unless a call waits or the rule is not suitable for it."""
@@ -455,8 +451,7 @@ class KeyQueue:
     def __init__(self) -> None:
         # Leaving from the middle is as cheap as leaving from the front.
         self.waiters: OrderedDict[RateWaiter, None] = OrderedDict()
-        self.total = 0
-        """The cost of all waiters together."""
+        self.total = 0  # the cost of all waiters together
 
     @property
     def first(self) -> RateWaiter:
@@ -491,12 +486,9 @@ class KeyQueue:
 class Blocked(NamedTuple):
     """Why a call cannot go now."""
 
-    first: Charge
-    """The first limit that is exceeded, in the order in which they were given."""
-    longest: Charge
-    """The limit with the longest wait."""
-    wait: float | None
-    """Minimum wait in microseconds; None if the call can never go."""
+    first: Charge  # the first limit that is exceeded, in the order in which they were given
+    longest: Charge  # the limit with the longest wait
+    wait: float | None  # minimum wait in microseconds; None if the call can never go
 
     @classmethod
     def by(cls, waits: Sequence[tuple[Charge, float | None]]) -> Blocked | None:
@@ -520,8 +512,7 @@ class Meters:
         self.all = tuple(meters)
         self.max_waiting = max_waiting
         self.waiting = 0
-        self.numbers = count()
-        """Sequence numbers of waiters: a lower number began to wait earlier."""
+        self.numbers = count()  # sequence numbers of waiters: a lower number began to wait earlier
         self._latest = NEVER
         self._nesting = Nesting()
         self.mutex = Mutex()

@@ -38,8 +38,7 @@ from seawall.runtime.store import LimitStore
 
 __all__ = ["Limit", "Quota", "RateLimit", "Reservation"]
 
-LONGEST: Final = 86_400.0
-"""Maximum plausible `reset_after` of a vendor, in seconds."""
+LONGEST: Final = 86_400.0  # maximum plausible `reset_after` of a vendor, in seconds
 
 
 class RateLimit(GatePolicy):

@@ -44,8 +44,7 @@ class Charge:
         """
         self.meter = meter
         self.key = key
-        self.place = key
-        """Key under which the state is stored, as of the last lookup."""
+        self.place = key  # key under which the state is stored, as of the last lookup
         self.cost = self.asked = cost
         self.times = times
         if times > 1:
@@ -53,12 +52,9 @@ class Charge:
             self.cost = cost * times if most is None else max(cost, min(cost * times, most))
         self.estimated = estimated
         self.mark = self.at = 0.0
-        self.rule: RateRule[Any] | None = None
-        """The rule by which it was taken; None before that."""
-        self.account: Account | None = None
-        """The account that holds it as an open estimate."""
-        self.receipt: Any = None
-        """The store's receipt, shared by all charges of the call."""
+        self.rule: RateRule[Any] | None = None  # the rule by which it was taken; None before that
+        self.account: Account | None = None  # the account that holds it as an open estimate
+        self.receipt: Any = None  # the store's receipt, shared by all charges of the call
 
     def again(self, times: int | None = None) -> Charge:
         """Return a copy that is not taken yet, for `times` as many pods."""

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from seawall.policies.rate_limit.sharing import Sharing
 
 
-ASK: Final = object()
-"""Sentinel for a call for which the store has to be asked."""
+ASK: Final = object()  # sentinel for a call for which the store has to be asked
 
 
 class SharedRateGate(RateGate):
@@ -200,8 +199,7 @@ class SharedWaiter(RateWaiter):
         self._asked_at = now
         self._question: Waiter | None = None
         self._blocked: Blocked | None = None
-        self.turn = 0.0
-        """The time at which it may be admitted, in microseconds, as far as known."""
+        self.turn = 0.0  # the time at which it may be admitted, in microseconds, as far as known
 
     def begin(self, known: Blocked | None, now: float) -> tuple[Blocked, str] | None:
         """Join the queue, or ask the store. Return the refusal if neither is possible.

@@ -32,8 +32,7 @@ T = TypeVar("T")
 SharingKind = Literal["exact", "leased", "split"]
 OnStoreFailure = Literal["local", "open", "closed"]
 
-AGAIN: Final = 1.0
-"""`retry_after` of calls that are refused because the store is unreachable."""
+AGAIN: Final = 1.0  # `retry_after` of calls that are refused because the store is unreachable
 
 
 class Sharing:
@@ -45,8 +44,7 @@ class Sharing:
         self.exhausted = RefusalCache()
         self.spends = share.sharing != "exact"
         """Whether calls may spend tokens that this pod already holds."""
-        self.alone = 0
-        """Number of calls that were decided without the store."""
+        self.alone = 0  # number of calls that were decided without the store
         self.usual: tuple[Charge, ...] = ()
         """The charges of every call, if all are the same; else empty. Never changed."""
         self._find_usual()
@@ -326,8 +324,7 @@ def _refuse_in_loop(name: str) -> None:
 BELIEVED: Final = 1_000_000.0
 """Microseconds for which a refusal is valid: another pod may give something back."""
 
-ON_ITS_WAY: Final = 100_000.0
-"""Microseconds that a returned cost may take to reach the store."""
+ON_ITS_WAY: Final = 100_000.0  # microseconds that a returned cost may take to reach the store
 
 KNOWN: Final = 10_000
 """Maximum number of cached refusals. Beyond it, ask the store."""
@@ -347,8 +344,7 @@ class RefusalCache:
         """By limit and key: the refused cost, until when, and how long the entry is valid."""
         self._freed: dict[tuple[int, Hashable], float] = {}
         """When something was given back. Earlier refusals are no longer valid."""
-        self.used = 0
-        """Number of calls that were refused, or had to wait, without asking the store."""
+        self.used = 0  # number of calls that were refused, or had to wait, without asking the store
 
     def note(self, limit: int, key: Hashable, cost: int, asked: float, until: float) -> None:
         """Record a cost that was refused until `until`. Times are in microseconds."""

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 RetryAfter = Callable[[Exception], float | None]
 Load = Callable[[], float]
 
-MOST_OUTER_GUARDS: Final = 8
-"""Maximum number of remembered names of outer guards that also retry."""
+MOST_OUTER_GUARDS: Final = 8  # maximum number of remembered names of outer guards that also retry
 
 MOST_EARLIER = 6
 """Maximum number of earlier failures that a note names: the first, and the latest ones."""
@@ -312,12 +311,10 @@ class RetryFlow(Flow, Bound):
         self.stopped: dict[str, int] = {}
         self.values_retried = 0
         self.succeeded_after_retry = 0
-        self.failed = 0
-        """Number of calls that failed without a retry."""
+        self.failed = 0  # number of calls that failed without a retry
         self.failed_after_retry = 0
         self._succeeded = 0
-        self.retried_by: set[str] = set()
-        """Outer guards that also retry, for `explain()`."""
+        self.retried_by: set[str] = set()  # outer guards that also retry, for `explain()`
         self._watch_at = float("-inf")
         self._budget = budget = policy.budget
         if budget is not None:
