@@ -28,9 +28,6 @@ class Caller:
         """Start without connections."""
         self._idle: dict[int, list[_Link]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Caller with {sum(map(len, self._idle.values()))} idle connections>"
-
     async def get(
         self, port: int, path: str, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:

@@ -55,10 +55,6 @@ class Child:
         self._up: asyncio.Future[Message] | None = None
         self._ending = False
 
-    def __repr__(self) -> str:
-        state = f"pid {self.pid}" if self.alive else "not running"
-        return f"<Child {self.name!r}: {state}>"
-
     @property
     def pid(self) -> int | None:
         """The id of the process, while there is one."""

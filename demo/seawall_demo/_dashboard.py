@@ -46,9 +46,6 @@ class PodsByHttp:
         self.changed: Callable[[], None] = lambda: None
         """Called when a breaker or a member changed on some pod, to update the page immediately."""
 
-    def __repr__(self) -> str:
-        return f"PodsByHttp({[pod.name for pod in self._pods]})"
-
     async def views(self) -> list[View]:
         """Return the last view of each live pod, unless it is stale."""
         for pod in self._pods:

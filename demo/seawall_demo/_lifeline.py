@@ -31,9 +31,6 @@ class Lifeline:
         self._deliver: Callable[[Message | None], object] | None = None
         Thread(target=self._read, name="lifeline", daemon=True).start()
 
-    def __repr__(self) -> str:
-        return f"<Lifeline of process {os.getpid()}>"
-
     def listen(self, told: Callable[[Message], None], ended: Callable[[], None]) -> None:
         """Pass each message to `told`, and call `ended` at the end, in the running event loop."""
         loop = asyncio.get_running_loop()

@@ -29,15 +29,6 @@ class Relay:
         self._reserve.bind((HOST, 0))
         self.port: int = self._reserve.getsockname()[1]
 
-    def __repr__(self) -> str:
-        state = "cut" if self._server is None else f"{len(self.open) // 2} connections"
-        return f"<Relay at port {self.port}: {state}>"
-
-    @property
-    def whole(self) -> bool:
-        """Whether the relay is forwarding."""
-        return self._server is not None
-
     async def mend(self) -> None:
         """Accept connections."""
         if self._server is None:

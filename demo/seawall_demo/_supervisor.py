@@ -158,9 +158,6 @@ class PipelineDemo(Supervisor):
         """Number of items that the pipeline has read, and how they ended."""
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def __repr__(self) -> str:
-        return f"<PipelineDemo: {self.account}>"
-
     async def _start(self) -> None:
         self._pipeline = self._child("plant", "sensors", str(self.folder), told=self._heard)
         await self._started(self._keeper, self._pipeline)
@@ -215,9 +212,6 @@ class Demo(Supervisor):
         self._next_victim = 0
         self._suspended: Child | None = None
         self._resuming: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<Demo of {len(self.pods)} pods, {'with' if self.shared else 'without'} Valkey>"
 
     @property
     def shared(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any, Final, NamedTuple
 
 from seawall_demo._settings import PROTECTED, SIDES, UNPROTECTED
@@ -36,7 +35,7 @@ PHASES: Final = (
 )
 
 COLUMNS: Final = (
-    "phase", "side", "requests", "good", "degraded", "limited", "errors", "p50", "p99",
+    "phase", "side", "requests", "good", "degraded", "limited", "errors", "p50", "p99"
 )  # fmt: skip
 
 
@@ -67,24 +66,7 @@ def duration(seconds: float | None) -> str:
 
 
 def table(told: Told) -> str:
-    """Return the table, drawn by rich if that is installed."""
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        return _plain(told)
-    drawn = Table(box=SIMPLE_HEAD)
-    for number, column in enumerate(COLUMNS):
-        drawn.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)  # noqa: PLR2004 - names first
-    for row in rows(told):
-        drawn.add_row(*row)
-    written = io.StringIO()
-    Console(file=written, width=110, color_system=None).print(drawn)
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines() if line.strip())
-
-
-def _plain(told: Told) -> str:
+    """Return the table as text."""
     lines = [COLUMNS, *rows(told)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
     shown = []

@@ -82,9 +82,6 @@ class Tally:
         self._last: deque[Seen] = deque()
         self._phases: dict[str, list[Seen]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Tally of {len(self._last)} in the last {self.window:g} s>"
-
     def add(self, seen: Seen) -> None:
         """Count one request."""
         self._last.append(seen)

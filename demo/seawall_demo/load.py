@@ -78,9 +78,6 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self.over = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Load of {self._rate:g}/s for each pod, {len(self._under_way)} under way>"
-
     def told(self, message: Message) -> None:
         """Handle a message of the parent."""
         for side, ports in message.get("targets", {}).items():

@@ -56,9 +56,6 @@ class Plant:
         """Whether the next sample is poison, so that the switch has an immediate effect."""
         self._rng = rng or Random()  # noqa: S311 - needs no secrecy
 
-    def __repr__(self) -> str:
-        return f"<Plant: {', '.join(sorted(self.broken)) or 'well'}>"
-
     def switch(self, name: str, *, on: bool) -> None:
         """Break something, or repair it."""
         name = check.choice("switch", name, [switch.name for switch in PIPELINE])
@@ -192,11 +189,7 @@ def build(plant: Plant, storage: Storage, processes: CpuPool) -> Pipeline:
         pipeline.read(collect.every(READ_EVERY))
         .stage(Sample.of, name="sample")
         .stage(
-            add_place,
-            guard=directory,
-            workers=4,
-            on_failure=degrade(without_place),
-            capacity=20,
+            add_place, guard=directory, workers=4, on_failure=degrade(without_place), capacity=20
         )
         .stage(analyse, workers=processes, capacity=20)
         .branch(is_alarm)

@@ -46,9 +46,6 @@ class Vendor:
         self._places = {account: asyncio.Semaphore(slots) for account, slots in SLOTS.items()}
         self._waiting = dict.fromkeys(SLOTS, 0)
 
-    def __repr__(self) -> str:
-        return f"<Vendor: {self.mode}>"
-
     def told(self, message: Message) -> None:
         """Change the mode."""
         self.mode = check.choice("mode", str(message.get("mode")), (WELL, BROKEN, SLOW))

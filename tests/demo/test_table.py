@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,11 +51,8 @@ def test_the_verdict_reads_well():
     assert duration(None) == "-"
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_the_table_has_all_of_it_with_and_without_rich(rich, monkeypatch: pytest.MonkeyPatch):
-    """Every column and every row is there, whole, in either way to draw it."""
-    if not rich:
-        monkeypatch.setitem(sys.modules, "rich.table", None)
+def test_the_table_has_all_of_it():
+    """Every column and every row is there, whole."""
     results = told(side(0.5, 0.25), side(1.0, 4.0))
     drawn = table(results)
     for line in (COLUMNS, *rows(results)):
