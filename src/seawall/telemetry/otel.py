@@ -80,8 +80,7 @@ def export_opentelemetry(
     source.start(switch, cap)
     if spans:
         _spans.add(source)
-        if not _stop_spans:
-            _stop_spans.append(_spans_on())
+        _switch_spans()
     return switch
 
 
@@ -114,8 +113,7 @@ class _Source:
     def stop(self) -> None:
         self.switch = None
         _spans.discard(self)
-        if not _spans and _stop_spans:
-            _stop_spans.pop()()
+        _switch_spans()
 
     def read(self, metric: Metric) -> list[Observation]:
         """Return the observations of `metric`; everything is read once for each collection.
@@ -214,16 +212,14 @@ def _reader(source: _Source, metric: Metric) -> Callable[[CallbackOptions], Iter
     return lambda _options: source.read(metric)
 
 
-def _spans_on() -> Callable[[], None]:
-    """Start adding events to spans; return a function that stops it."""
-    unsubscribe = subscribe(add_to_span)
-    observers.append(describe_span)
-
-    def stop() -> None:
-        unsubscribe()
+def _switch_spans() -> None:
+    """Add events to spans while an export wants them."""
+    if _spans and not _stop_spans:
+        _stop_spans.append(subscribe(add_to_span))
+        observers.append(describe_span)
+    elif _stop_spans and not _spans:
+        _stop_spans.pop()()
         observers.remove(describe_span)
-
-    return stop
 
 
 def describe_span(operation: Operation) -> None:

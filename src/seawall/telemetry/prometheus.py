@@ -31,7 +31,7 @@ from seawall.registry import snapshot
 from seawall.telemetry import TelemetrySwitch
 from seawall.telemetry.metrics import METRICS, Metric
 from seawall.telemetry.readings import readings_of
-from seawall.telemetry.series import CAP, MetricReading, Series
+from seawall.telemetry.series import CAP, Series
 
 __all__ = ["export_prometheus"]
 
@@ -106,7 +106,9 @@ class SeawallCollector(Collector):
             if family is None:
                 family = families[metric.name] = _family(metric)
             if isinstance(family, HistogramMetricFamily):
-                family.add_metric(reading.labels, _buckets(reading), reading.value)
+                # The number of values up to each bound.
+                counts = zip(_BOUNDS[metric.name], accumulate(reading.counts), strict=True)
+                family.add_metric(reading.labels, list(counts), reading.value)
             else:
                 family.add_metric(reading.labels, reading.value)
         yield from families.values()
@@ -120,7 +122,3 @@ def _family(metric: Metric) -> AnyFamily:
     }
     unit = "seconds" if metric.unit == "s" else ""
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels, unit=unit)
-
-
-def _buckets(reading: MetricReading) -> list[tuple[str, float]]:
-    return list(zip(_BOUNDS[reading.metric.name], accumulate(reading.counts), strict=True))

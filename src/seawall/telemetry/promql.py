@@ -27,13 +27,17 @@ class PromqlQueries(NamedTuple):
 
     def rate(self, name: str, by: str = "", where: str = "") -> str:
         """Return the rate per second, summed `by` labels; without them, in total."""
-        metric = _known(name, "counter")
-        return _folded("sum", metric, by, f"rate({self._series(metric, where)}[{self.window}])")
+        return self._counted("rate", name, by, where)
 
     def increase(self, name: str, by: str = "", where: str = "") -> str:
         """Return the increase within the window, summed `by` labels."""
+        return self._counted("increase", name, by, where)
+
+    def _counted(self, function: str, name: str, by: str, where: str) -> str:
         metric = _known(name, "counter")
-        return _folded("sum", metric, by, f"increase({self._series(metric, where)}[{self.window}])")
+        return _folded(
+            "sum", metric, by, f"{function}({self._series(metric, where)}[{self.window}])"
+        )
 
     def quantile(self, share: float, name: str, by: str = "") -> str:
         """Return a quantile of all values of a histogram within the window, `by` labels."""
@@ -45,9 +49,8 @@ class PromqlQueries(NamedTuple):
     def sum_rate(self, name: str, by: str = "") -> str:
         """Return the growth of the sum of a histogram's values per second, `by` labels."""
         metric = _known(name, "histogram")
-        return _folded(
-            "sum", metric, by, f"rate({self._series(metric, '', '_sum')}[{self.window}])"
-        )
+        sums = self._series(metric, "", "_sum")
+        return _folded("sum", metric, by, f"rate({sums}[{self.window}])")
 
     def gauge(self, fold: str, name: str, by: str = "", where: str = "") -> str:
         """Return a gauge's current values, folded `by` labels: "sum", "max", "min" or "avg"."""

@@ -212,9 +212,6 @@ def _waiting(kind: str, name: str, thing: Mapping[str, Any]) -> Iterator[Sample]
         ("waiting", "queue_depth"),
         ("oldest", "queue_age_seconds"),
         ("dead", "queue_dead"),
-        ("repeated", "duplicates_dropped_total"),
-        ("again", "duplicates_dropped_total"),
-        ("refused_late", "refused_late_total"),
     ):
         if key in seen:
             yield metric, (kind, name), seen[key]
@@ -253,34 +250,19 @@ _WORKERS: Final = {
     "deferred_call_worker": "deferred_calls",
 }
 """The kinds of workers, with the kind of their queue."""
-
 _NOT_ENDS: Final = frozenset({"concurrency", "at_work", "rounds", "abandoned", "refused_late"})
 
 
 def _worker(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    for key, metric in (("concurrency", "worker_slots"), ("at_work", "worker_busy")):
-        if key in seen:
-            yield metric, (kind, name), seen[key]
     for result, number in seen.items():
         if type(number) is int and result not in _NOT_ENDS:
             yield "worker_jobs_total", (kind, name, result), number
-    yield from _refused_late(kind, name, seen)
 
 
 def _idempotency(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
     for result, number in seen.items():
         if type(number) is int and result != "refused_late":
             yield "idempotency_total", (kind, name, result), number
-    yield from _refused_late(kind, name, seen)
-
-
-def _refused_late(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    if "refused_late" in seen:
-        yield "refused_late_total", (kind, name), seen["refused_late"]
-
-
-def _inbox(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield "duplicates_dropped_total", (kind, name), seen["duplicates"]
 
 
 def _fifo(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
@@ -311,7 +293,6 @@ def _upstreams(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sampl
 
 MOST_MEMBERS: Final = 10
 """Maximum number of members of a group whose level is exported: the most suspected ones."""
-
 MEMBER_STATES: Final = ("unknown", "alive", "suspected", "confirmed", "left")
 
 
@@ -324,12 +305,9 @@ def _members(_kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]
     changes = {**counts, "suspected": counts.get("suspicions")}
     results = ("suspected", "cleared", "confirmed", "left")
     yield from _results("member_changes_total", (name,), changes, results)
-    names = {
-        "false_suspect_rate": "member_false_suspect_ratio",
-        "own_pauses": "member_own_pauses_total",
-        "paused_seconds": "member_own_pause_seconds_total",
-    }
-    yield from _numbers(name, counts, names)
+    yield "member_false_suspect_ratio", (name,), counts.get("false_suspect_rate")
+    yield "member_own_pauses_total", (name,), counts.get("own_pauses")
+    yield "member_own_pause_seconds_total", (name,), counts.get("paused_seconds")
     yield from _histogram("member_detection_seconds", (name,), counts.get("detection_times"))
     yield from _histogram("member_round_trip_seconds", (name,), counts.get("round_trips"))
     members = seen["members"]
@@ -438,7 +416,6 @@ _READERS: Final[dict[str, Reader]] = {
     ),
     **dict.fromkeys(("worker", "job_worker", "deferred_call_worker", "dispatcher"), _worker),
     **dict.fromkeys(("idempotency", "idempotent_requests"), _idempotency),
-    "inbox": _inbox,
     "fifo_receiver": _fifo,
     "health": _health,
     "lifecycle": _lifecycle,
@@ -449,6 +426,9 @@ _READERS: Final[dict[str, Reader]] = {
     "upstreams": _upstreams,
 }
 
+
+_LATE: Final = {"refused_late": "refused_late_total"}
+_WORKER: Final = {"concurrency": "worker_slots", "at_work": "worker_busy", **_LATE}
 
 _NUMBERS: Final[dict[str, dict[str, str]]] = {
     "guard": {
@@ -474,6 +454,11 @@ _NUMBERS: Final[dict[str, dict[str, str]]] = {
         "waiting": "executor_waiting",
     },
     "serializer": {"waiting": "serializer_waiting", "rejected": "serializer_rejected_total"},
+    **dict.fromkeys((*_WORKERS, "dispatcher"), _WORKER),
+    "jobs": {"repeated": "duplicates_dropped_total", **_LATE},
+    "deferred_calls": {"again": "duplicates_dropped_total", **_LATE},
+    **dict.fromkeys(("idempotency", "idempotent_requests"), _LATE),
+    "inbox": {"duplicates": "duplicates_dropped_total"},
     "fifo_receiver": {"gaps": "fifo_gaps_total"},
     "store": {"up": "store_up"},
     "lease": {"held": "lease_held"},
@@ -504,15 +489,12 @@ _RESULTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def _plain(kind: str, name: str, seen: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _numbers(name, seen, _NUMBERS.get(kind, {}))
+    for key, metric in _NUMBERS.get(kind, {}).items():
+        if key in seen:
+            labels = (kind, name) if "kind" in BY_NAME[full_name(metric)].labels else (name,)
+            yield metric, labels, seen[key]
     metric, results = _RESULTS.get(kind, ("", ()))
     yield from _results(metric, (name,), seen, results)
-
-
-def _numbers(name: str, seen: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[Sample]:
-    for key, metric in metrics.items():
-        if key in seen:
-            yield metric, (name,), seen[key]
 
 
 def _results(

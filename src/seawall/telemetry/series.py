@@ -18,7 +18,6 @@ from seawall.telemetry.metrics import BY_NAME, METRICS, Fold, Metric
 
 CAP: Final = 1000
 """Default for the maximum number of series of one metric."""
-
 OTHER: Final = "other"
 LONGEST_LABEL: Final = 120
 _HASH_DIGITS: Final = 8
@@ -26,7 +25,6 @@ _HASH_DIGITS: Final = 8
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
 """The counts of one series: a counter's value, or the sum of a histogram and its buckets."""
-
 _ORDER: Final = {metric.name: place for place, metric in enumerate(METRICS)}
 _FOLDS: Final[dict[Fold, Callable[[tuple[float, float]], float]]] = {
     "sum": sum,

@@ -18,11 +18,9 @@ __all__ = ["grafana_dashboard"]
 
 SCHEMA: Final = 38
 """The version of the classic model that Grafana 10 writes; later versions read it."""
-
 COLUMNS: Final = 24
 WIDTH: Final = 8
 HEIGHT: Final = 8
-
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -56,18 +54,9 @@ def grafana_dashboard(*, title: str = "Seawall", uid: str = "seawall") -> dict[s
 
 
 def _variables() -> Iterator[dict[str, Any]]:
-    yield {
-        "name": "datasource",
-        "label": "Data source",
-        "type": "datasource",
-        "query": "prometheus",
-        "refresh": 1,
-        "hide": 0,
-        "includeAll": False,
-        "multi": False,
-        "options": [],
-        "current": {},
-    }
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "refresh": 1}
+    choice = {"hide": 0, "includeAll": False, "multi": False, "options": [], "current": {}}
+    yield {**source, "query": "prometheus", **choice}
     of = "seawall_autoscale_load"  # every process exports it
     yield _variable("job", "Service", f"label_values({of}, job)")
     yield _variable("instance", "Process", f'label_values({of}{{job=~"$job"}}, instance)')
@@ -114,14 +103,8 @@ def _panels() -> Iterator[dict[str, Any]]:
     for title, panels in rows():
         number += 1
         place = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
-        yield {
-            "id": number,
-            "type": "row",
-            "title": title,
-            "collapsed": False,
-            "gridPos": place,
-            "panels": [],
-        }
+        row = {"type": "row", "title": title, "collapsed": False, "panels": []}
+        yield {"id": number, "gridPos": place, **row}
         top += 1
         left = 0
         for panel in panels:

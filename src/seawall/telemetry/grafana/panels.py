@@ -111,7 +111,6 @@ _BREAKER: Final = Query(
     "{{guard}} {{instance}}",
 )
 """One number for the state over time, the worst if a guard has several breakers."""
-
 _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 
 _OVERVIEW: Final = (
