@@ -22,10 +22,8 @@ MISTAKEN: Final = 2
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
 """The status that shells report for a process ended by a broken pipe."""
-
 HEADERS: Final = "SEAWALL_TOP_HEADER"
 """The environment variable with headers for a dashboard, one on each line."""
-
 SHELLS: Final = ("bash", "zsh", "fish", "tcsh")
 _FOR_SHELLS: Final = f"print a script that completes commands and options: {', '.join(SHELLS)}"
 

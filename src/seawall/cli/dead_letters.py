@@ -36,7 +36,6 @@ again, it is dead again. A letter whose value could not be stored can only be dr
 
 FOUND, NOT_FOUND = 0, 1
 """Exit status: whether the letter was found, and whether all requested actions were done."""
-
 PAGE: Final = 100
 
 

@@ -24,7 +24,6 @@ from seawall.durable.http.middleware import read_scope, scope_text
 
 ADDRESS: Final = "SEAWALL_DATABASE"
 """The environment variable that names the database."""
-
 ABOUT: Final = """\
 Look up an idempotency key, or forget it.
 

@@ -19,12 +19,11 @@ from seawall.cli.top.client import DashboardClient, add_header_argument, client_
 from seawall.cli.top.messages import understood
 from seawall.dashboard import wording as say
 from seawall.dashboard.presenters.members import GROUP, TITLE, member_of
-from seawall.dashboard.summary import LATE
+from seawall.dashboard.summary import is_late
 from seawall.dashboard.views import WORST, RowView, View
 
 WELL, SUSPECTED, UNSEEN = 0, 1, 2
 """Exit status."""
-
 EPILOG: Final = f"""\
 exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed as failed,\
  {UNSEEN} not to be seen.
@@ -142,7 +141,7 @@ def members_of(views: Sequence[View], at: float) -> list[MemberSummary]:
 
     A pod that is gone, or cut off, has an outdated view of the others.
     """
-    fresh = [view for view in views if not _is_old(view, at)]
+    fresh = [view for view in views if "gone" not in view and not is_late(view, at)]
     found: dict[tuple[str, str], MemberSummary] = {}
     for view in fresh or views:
         rows = view["sections"].get(TITLE, [])
@@ -155,11 +154,6 @@ def members_of(views: Sequence[View], at: float) -> list[MemberSummary]:
                     member.sights.append(Sight(view["pod"]["name"], row))
                     break
     return sorted(found.values(), key=_rank)
-
-
-def _is_old(view: View, at: float) -> bool:
-    age = view.get("age", max(0.0, at - view["at"]))
-    return "gone" in view or age > LATE * max(view["every"], 0.1)
 
 
 def _rank(member: MemberSummary) -> tuple[str, int, str]:

@@ -26,7 +26,6 @@ from seawall.tune.report import Tuned, as_json, as_text, as_toml, policies_of
 
 JUDGED, TOO_FEW = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
-
 EPILOG: Final = """\
 FILE is a snapshot (curl http://127.0.0.1:8000/seawall/snapshot > snapshot.json), or a Prometheus
 text export. That has no settings: pass them by --settings, and the seconds that its counts cover by

@@ -27,7 +27,6 @@ from seawall.runtime.stop_signals import run_until_signal, stop_signals_handled
 
 WELL, BROKEN, MISTAKEN = 0, 1, 2
 """Exit status."""
-
 LOOPBACK: Final = "127.0.0.1"
 HIGHEST_PORT: Final = 65_535
 REQUEST_WITHIN: Final = 5.0
@@ -36,7 +35,6 @@ LOOK_EVERY: Final = 0.5
 """Seconds between two checks of the source files, with --reload."""
 KILLED_AFTER: Final = 10.0
 """Seconds after the drain time at which --reload kills a process that has not stopped."""
-
 ABOUT: Final = """\
 Run workers, dispatchers, workers of stored calls and pipelines, in one process, until a signal
 stops them.

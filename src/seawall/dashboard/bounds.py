@@ -25,30 +25,28 @@ MOST_CHANGES: Final = 16
 MOST_ACTS: Final = 8
 MOST_KEYS: Final = 5
 """Maximum number of keys of a keyed policy that are shown by name: they are users' data."""
-
 MOST_NODES: Final = 40
 """Maximum number of sources and stages drawn for one pipeline."""
 MOST_DRAWN: Final = 80
 """The same for all pipelines of a process; the others are summarized in a line."""
 MOST_TRACKS: Final = MOST_ROWS + MOST_DRAWN
 """Maximum number of rows, sources and stages whose history is kept."""
+MOST_POINTS: Final = 3600
+"""Maximum number of points of a history: more than a screen can show."""
 MOST_AT_WORK: Final = 4
 """Maximum number of workers of a stage that are shown with their current item."""
 MOST_CAUSES: Final = 5
 """Maximum number of causes of a stage's failures, the most frequent first."""
 MOST_READINGS: Final = 16
 """Maximum number of readings of a collecting source, the missing ones first."""
-
 LONGEST_KEY: Final = 40
 LONGEST_WORD: Final = 80
 """Maximum length of a state, a label or a setting's name."""
 LONGEST_NAME: Final = 120
 LONGEST_TEXT: Final = 200
 """Maximum length of a sentence, a value or a description of settings."""
-
 MOST_BYTES: Final = 240 * 1024
 """Maximum size of a view as JSON: it is sent each second, so it has to stay small."""
-
 HUGE: Final = 1e15
 """Largest number that is shown: all clients can represent it, as a float or not."""
 

@@ -19,11 +19,8 @@ from math import isnan, nan
 from typing import Any, Final, NamedTuple, cast
 
 from seawall import _checks as check
-from seawall.dashboard.bounds import MOST_GUARDS, MOST_TRACKS
+from seawall.dashboard.bounds import MOST_GUARDS, MOST_POINTS, MOST_TRACKS
 from seawall.dashboard.views import GuardTrack, GuardView, History, View
-
-LONGEST: Final = 3600
-"""Maximum number of points: more than a screen can show."""
 
 
 class HistoryStep(NamedTuple):
@@ -47,7 +44,6 @@ _STATES: Final = (None, "closed", "half_open", "open", "isolated")
 
 Point = tuple[Any, ...]
 """Values at one moment: `_GUARD_NUMBERS` of a guard, the number of a row."""
-
 _RATES: Final = ("succeeded", "degraded", "failed", "rejected")
 _TIMES: Final = ("p50", "p99")
 
@@ -56,7 +52,7 @@ class PodHistory:
     """The history of one pod. Not safe for concurrent use."""
 
     def __init__(self, keep: int = 180) -> None:
-        self.keep = check.count("keep", keep, maximum=LONGEST)
+        self.keep = check.count("keep", keep, maximum=MOST_POINTS)
         self._at: deque[float] = deque(maxlen=keep)
         self._guards: dict[str, _Track] = {}
         self._rows: dict[str, _Track] = {}
@@ -314,7 +310,6 @@ def _make_room(tracks: dict[str, _Track], points: Mapping[str, Any]) -> bool:
 
 MOST_PASTS: Final = 16
 """Maximum number of other pods whose history is kept here."""
-
 MOST_CURVES: Final = 4000
 """Maximum number of curves of all these pods: a pod may report much more than is ever viewed."""
 

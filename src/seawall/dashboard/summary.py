@@ -34,15 +34,11 @@ from seawall.dashboard.views import (
 
 LATE: Final = 3.0
 """Number of intervals after which a view without an update is stale."""
-
 MOST_CONSEQUENCES: Final = 20
 """Maximum number of consequences below one problem."""
-
 MOST_OCCURRENCES: Final = 60
-
 PODS_UNKNOWN: Final = "dashboard/pods"
 """The id of the problem that the other pods cannot be fetched."""
-
 _MINOR: Final = "tried again"
 """What a breaker does between opening twice: not counted beside other verbs."""
 
@@ -60,10 +56,8 @@ class PageLinks:
 
     def of_kind(self, trouble_id: str) -> str | None:
         """Return the address of the runbook for a problem; its kind is the start of its id."""
-        if self.runbook is None:
-            return None
         kind = trouble_id.replace("/", ":").partition(":")[0]
-        return self.runbook.replace("{kind}", quote(kind, safe=""))
+        return self.runbook and self.runbook.replace("{kind}", quote(kind, safe=""))
 
     def of_trace(self, trace_id: str | None) -> str | None:
         """Return the address of a trace."""
@@ -114,8 +108,7 @@ def service_troubles(
 
 def _troubles_of(view: View, at: float) -> Iterator[PodTrouble]:
     """Yield the problems of a pod; if its view is stale, only that."""
-    age = view.get("age", max(0.0, at - view["at"]))
-    if "gone" in view or age <= LATE * max(view["every"], 0.1):
+    if "gone" in view or not is_late(view, at):
         yield from view["troubles"]
         return
     name = view["pod"]["name"]
@@ -125,9 +118,18 @@ def _troubles_of(view: View, at: float) -> Iterator[PodTrouble]:
         where=name,
         what="This pod has not been heard of: what is shown of it is old",
         advice="It may have stopped, or be cut off from the store",
-        since=at - age,
+        since=at - _age(view, at),
         cause=PODS_UNKNOWN,
     )
+
+
+def is_late(view: View, at: float) -> bool:
+    """Return whether the update of a view is overdue."""
+    return _age(view, at) > LATE * max(view["every"], 0.1)
+
+
+def _age(view: View, at: float) -> float:
+    return view.get("age", max(0.0, at - view["at"]))
 
 
 def _merge(

@@ -9,6 +9,7 @@ Promises:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import (
@@ -28,7 +29,7 @@ from typing import (
 )
 
 from seawall.dashboard.bounds import HUGE, LONGEST_WORD, MOST_ROWS, shown
-from seawall.dashboard.views import FORMAT, SettingChange, View
+from seawall.dashboard.views import FORMAT, History, SettingChange, View
 
 Read = Callable[[Any], Any]
 """Returns the cleaned value, or raises ValueError."""
@@ -47,6 +48,29 @@ def valid_view(view: object) -> View:
     if rows > MOST_ROWS:
         raise ValueError(f"view.sections: {rows} rows, at most {MOST_ROWS} are shown")
     return cast("View", cleaned)
+
+
+def valid_history(history: object) -> History:
+    """Return the history of a pod, cleaned, if it is valid; otherwise raise ValueError."""
+    cleaned = _HISTORY(history)
+    tracks = [*cleaned["rows"].values()]
+    for guard in cleaned["guards"].values():
+        tracks += guard.values()
+    if any(len(track) != len(cleaned["at"]) for track in tracks):
+        raise ValueError("history: lists of equal length are wanted")
+    return cast("History", cleaned)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON of strangers; raise ValueError, also for what only Python's dialect has."""
+
+    def refused(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        return json.loads(text, parse_constant=refused)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 class _WrongValue(ValueError):
@@ -213,3 +237,4 @@ _READERS: Final[dict[Any, Callable[..., Read]]] = {
 }
 
 _VIEW: Final = _reader(View)
+_HISTORY: Final = _reader(History)

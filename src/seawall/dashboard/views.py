@@ -16,7 +16,6 @@ FORMAT: Final = 1
 
 Tone = Literal["ok", "warn", "bad", "off"]
 """State of something: as it should be, worth a look, broken, or switched off."""
-
 WORST: Final[tuple[Tone, ...]] = ("bad", "warn", "ok", "off")
 """The tones in order of urgency."""
 
@@ -26,6 +25,8 @@ Text = Annotated[str, bounds.LONGEST_TEXT]
 Amount = Annotated[float, 0, bounds.HUGE]
 Share = Annotated[float, 0, 1]
 Place = Annotated[int, bounds.MOST_NODES - 1]
+RowName = Annotated[str, 2 * bounds.LONGEST_NAME]
+Track = Annotated[list[float | None], bounds.MOST_POINTS]
 Facts = Annotated[list[tuple[Text, Text]], bounds.MOST_FACTS]
 """Labels and values, ready to be shown."""
 
@@ -312,21 +313,21 @@ class ServiceEvent(TypedDict):
 class GuardTrack(TypedDict):
     """The history of a guard: lists of equal length, the oldest first."""
 
-    succeeded: list[float]
-    degraded: list[float]
-    failed: list[float]
-    rejected: list[float]
-    p50: list[float | None]
-    p99: list[float | None]
-    breaker: list[str | None]
+    succeeded: Annotated[list[Amount], bounds.MOST_POINTS]
+    degraded: Annotated[list[Amount], bounds.MOST_POINTS]
+    failed: Annotated[list[Amount], bounds.MOST_POINTS]
+    rejected: Annotated[list[Amount], bounds.MOST_POINTS]
+    p50: Annotated[list[Amount | None], bounds.MOST_POINTS]
+    p99: Annotated[list[Amount | None], bounds.MOST_POINTS]
+    breaker: Annotated[list[Word | None], bounds.MOST_POINTS]
 
 
 class History(TypedDict):
     """The history of a pod, one point for each sample."""
 
-    at: list[float]
-    guards: dict[str, GuardTrack]
-    rows: dict[str, list[float | None]]
+    at: Annotated[list[float], bounds.MOST_POINTS]
+    guards: Annotated[dict[Name, GuardTrack], bounds.MOST_GUARDS]
+    rows: Annotated[dict[RowName, Track], bounds.MOST_TRACKS]
     """By "kind/name"; the rates of a pipeline's nodes by "pipe/pipeline/node"."""
 
 

@@ -32,16 +32,12 @@ from seawall.models.backoff import exponential
 
 MOST_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a message in bytes."""
-
 CONNECTING: Final = 5.0
 """Timeout in seconds to connect, and for an answer."""
-
 QUIET: Final = 30.0
 """Seconds without data from `events` after which the connection counts as lost."""
-
 BACKOFF: Final = exponential(0.5, cap=10.0, jitter="equal")
 """Delays before reconnecting."""
-
 _CHUNK: Final = 65_536
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e\xa0-\xff]*")

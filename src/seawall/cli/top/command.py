@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
 WELL, WRONG, UNSEEN = 0, 1, 2
 """Exit status."""
-
 WIDTH: Final = 100
 """Number of columns if there is no terminal and COLUMNS is not set."""
-
 MOST_LISTED: Final = 20
 """Maximum number of existing names listed when an unknown one was given."""
-
 KEYS: Final = "s stacks, q quit"
-
 EPILOG: Final = f"""\
 exit status with --once: {WELL} all is well, {WRONG} something is wrong, {UNSEEN} not to be seen.
 keys: {KEYS}. Certificates of https are verified; SSL_CERT_FILE names those of your own.

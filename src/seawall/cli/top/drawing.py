@@ -59,14 +59,11 @@ from seawall.dashboard.views import (
 
 SPACIOUS: Final = 36
 """Number of lines from which blocks are separated by an empty line."""
-
 NARROWEST: Final = 20
 """Minimum width for which lines are made; narrower terminals truncate them."""
-
 OLD: Final = 3.0
 LATE: Final = 1.5
 """A view's age is shown beyond this many seconds, and this many times the update interval."""
-
 MOST_HAPPENINGS: Final = 12
 _MOST_WRAPPED: Final = 4
 _GAUGE: Final = 8

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from seawall.cli.top.messages import MOST_PODS, MOST_POINTS, RATES
+from seawall.cli.top.messages import MOST_PODS, MOST_POINTS
 from seawall.dashboard.views import DashboardMessage, GuardTrack, GuardView, History, View
+
+RATES: Final = ("succeeded", "degraded", "failed", "rejected")
 
 KEPT_FOR: Final = 600.0
 """Seconds for which the history of a pod is kept that is no longer reported."""
-
 MOST_TRACKS: Final = 4000
 """Maximum number of guards and rows with a history, over all pods; later ones have none."""
 
@@ -32,7 +33,8 @@ class TopHistory:
         self._forget(message)
         room = MOST_TRACKS - sum(len(h["guards"]) + len(h["rows"]) for h in self._pods.values())
         for view in message["views"]:
-            history = self._pods.setdefault(view["pod"]["name"], _empty())
+            new = History(at=[], guards={}, rows={})
+            history = self._pods.setdefault(view["pod"]["name"], new)
             if not history["at"] or view["at"] > history["at"][-1]:
                 room -= _append(history, view, room)
         return self._pods
@@ -47,10 +49,6 @@ class TopHistory:
         for place, pod in enumerate(oldest_first):
             if place < beyond or message["at"] - gone[pod] > KEPT_FOR:
                 del self._pods[pod]
-
-
-def _empty() -> History:
-    return History(at=[], guards={}, rows={})
 
 
 def _append(history: History, view: View, room: int) -> int:

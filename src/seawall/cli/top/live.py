@@ -33,10 +33,8 @@ from seawall.dashboard.views import History
 
 REDRAWN_EVERY: Final = 0.5
 """Seconds after which a frame is redrawn even without a message: sizes and ages change."""
-
 PATIENCE: Final = 2.0
 """Seconds, beyond three update intervals, after which missing messages are reported."""
-
 _JOIN: Final = 1.0
 
 

@@ -11,20 +11,19 @@ Promises:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple, NoReturn, TypedDict, cast
+from typing import Any, Final, NamedTuple, TypedDict, cast
 from unicodedata import category
 
-from seawall.dashboard.bounds import LONGEST_NAME, MOST_GUARDS, MOST_TRACKS, number, shown
+from seawall.dashboard.bounds import LONGEST_NAME, number, shown
 from seawall.dashboard.summary import service_events, service_troubles, service_verdict
-from seawall.dashboard.validation import valid_view
+from seawall.dashboard.validation import parse_json, valid_history, valid_view
 from seawall.dashboard.views import (
     FORMAT,
     WORST,
     DashboardMessage,
-    GuardTrack,
     GuardView,
     History,
     PodTrouble,
@@ -38,23 +37,16 @@ from seawall.dashboard.views import (
 
 MOST_PODS: Final = 200
 """Maximum number of pods; the first ones are shown."""
-
 MOST_POINTS: Final = 180
 """Maximum number of points in the history of a pod; more are not drawn."""
-
 MOST_MARKS: Final = 4
 """Maximum number of combining marks on one letter: no script needs more, and more would cover other
 lines.
 """
 
 _NOT_ONE: Final = "what answers there is not a Seawall dashboard"
-
 _SELECTORS: Final = range(0xFE00, 0xFE10)
 """Variation selectors: they change the width of a character, about which terminals disagree."""
-
-_STATES: Final = frozenset({"closed", "open", "half_open", "isolated"})
-RATES: Final = ("succeeded", "degraded", "failed", "rejected")
-"""The names of the rates in the history of a guard."""
 
 
 class NotADashboard(ValueError):
@@ -71,8 +63,8 @@ class ParsedMessage(NamedTuple):
 def parse(text: str | bytes, name: str = "views") -> dict[str, Any]:
     """Parse `text` as a JSON object with the list `name`, or raise `NotADashboard`."""
     try:
-        raw = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        raw = parse_json(text)
+    except ValueError as error:
         raise NotADashboard(_NOT_ONE) from error
     if not isinstance(raw, dict) or not isinstance(raw.get(name), list):
         raise NotADashboard(_NOT_ONE)
@@ -179,10 +171,6 @@ def _calm(value: Any) -> Any:
     return value
 
 
-def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
 def _notes(foreign: int, broken: int, beyond: int) -> Iterable[str]:
     if foreign:
         yield f"{_pods(foreign)} of another version of Seawall not shown"
@@ -213,57 +201,11 @@ def _about(view: View, patterns: tuple[str, ...]) -> View:
 
 
 def _histories(histories: dict[str, Any], views: Iterable[str]) -> dict[str, History]:
-    shown_pods = set(views)
-    named = ((legible(pod), past) for pod, past in histories.items())
-    return {pod: _history(past) for pod, past in named if pod in shown_pods}
-
-
-def _history(raw: Any) -> History:
-    """Return the history of a pod, with lists of equal length; empty where it is invalid."""
-    raw = raw if isinstance(raw, dict) else {}
-    at = [number(one) for one in _list(raw.get("at"))[-MOST_POINTS:]]
-    length = len(at)
-    return History(
-        at=at,
-        guards={
-            legible(name): _track(track, length)
-            for name, track in _members(raw, "guards")[:MOST_GUARDS]
-            if isinstance(track, dict)
-        },
-        rows={
-            legible(name, 2 * LONGEST_NAME): _points(points, length)
-            for name, points in _members(raw, "rows")[:MOST_TRACKS]
-        },
-    )
-
-
-def _list(raw: Any) -> list[Any]:
-    return raw if isinstance(raw, list) else []
-
-
-def _members(raw: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    members = raw.get(name)
-    return list(members.items()) if isinstance(members, dict) else []
-
-
-def _track(raw: dict[str, Any], length: int) -> GuardTrack:
-    track: dict[str, list[Any]] = {
-        name: [one or 0.0 for one in _points(raw.get(name), length)] for name in RATES
-    }
-    track |= {name: _points(raw.get(name), length) for name in ("p50", "p99")}
-    states = _last(raw.get("breaker"), length)
-    track["breaker"] = [one if isinstance(one, str) and one in _STATES else None for one in states]
-    return cast("GuardTrack", track)
-
-
-def _points(raw: Any, length: int) -> list[float | None]:
-    return [
-        max(number(one), 0.0) if isinstance(one, (int, float)) else None
-        for one in _last(raw, length)
-    ]
-
-
-def _last(raw: Any, length: int) -> list[Any]:
-    """Return the last `length` values of a list, padded at its old end."""
-    values = _list(raw)[-length:] if length else []
-    return [None] * (length - len(values)) + values
+    """Return the histories of these pods; one that makes no sense is omitted."""
+    known: dict[str, History] = {}
+    for pod, past in histories.items():
+        name = legible(pod)
+        if name in views:
+            with suppress(ValueError):
+                known[name] = cast("History", _calm(valid_history(past)))
+    return known

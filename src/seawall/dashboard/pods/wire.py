@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, count
 from math import ceil
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from seawall.dashboard.bounds import LONGEST_NAME, shown
-from seawall.dashboard.validation import valid_view
+from seawall.dashboard.validation import parse_json, valid_view
 from seawall.dashboard.view_writer import fit_view
 from seawall.dashboard.views import FORMAT, Pod, PodTrouble, Rates, View
 from seawall.errors import StoreUnavailable
@@ -28,25 +28,18 @@ from seawall.registry import plain
 
 LARGEST: Final = 256 * 1024
 """Maximum size of a view in bytes, compressed or not."""
-
 WORTH: Final = 1024
 """Size in bytes from which a view is compressed."""
-
 MISSED: Final = 2.5
 """Number of missed updates after which a pod counts as gone."""
-
 GRACE: Final = 0.5
 """Additional seconds that an update may be late."""
-
 SLOWEST: Final = 30.0
 """Maximum number of seconds between two views of a pod; larger claims are reduced to it."""
-
 EXACT: Final = 2**53
-
 PLAIN: Final = b"j"
 PACKED: Final = b"z"
 """Formats of a view; uppercase after a rare event, so that it is read immediately."""
-
 LONGEST_VIEW: Final = 64 * 1024
 """Maximum size of a view in bytes, before compression, that other pods get in full: each of them
 reads it each second. Of larger ones, healthy parts are sent in less detail.
@@ -91,8 +84,8 @@ def unpack(data: bytes) -> View:
     elif kind != PLAIN:
         raise ValueError("it is neither JSON nor packed")
     try:
-        value = json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        value = parse_json(body)
+    except ValueError:
         raise ValueError("it is no JSON that can be read") from None
     view = valid_view(value)
     view.pop("age", None)  # its age, and whether it is gone, are not for the pod to decide
@@ -109,10 +102,6 @@ def _inflated(data: bytes) -> bytes:
     if not inflating.eof or inflating.unused_data:
         raise ValueError(f"unpacked it is larger than {LARGEST // 1024} KiB, or cut off")
     return whole
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number")
 
 
 class PodData(NamedTuple):
