@@ -38,7 +38,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from urllib.parse import quote
-from weakref import WeakMethod, finalize, ref
+from weakref import finalize, ref
 
 from seawall import _checks as check
 from seawall._forks import survives_fork
@@ -244,7 +244,7 @@ class Dashboard:
             title=self.title,
             every=self.every,
             operable=(operates, operates and self._acts_elsewhere),
-            extra=_weakly(self._extra),
+            extra=type(self)._extra,  # noqa: SLF001 - of a subclass
             tell=self._door.tell,
             context=self._context.copy(),
             shared=shared,
@@ -481,17 +481,6 @@ _READS: Final = {
     "session": "_session",
 }
 """The read routes by path, with the method that answers."""
-
-
-def _weakly(method: Callable[[], Awaitable[dict[str, Any] | None]]) -> Any:
-    """Return a function that calls `method` without keeping its object alive."""
-    weak = WeakMethod(method)
-
-    async def called() -> dict[str, Any] | None:
-        alive = weak()
-        return None if alive is None else await alive()
-
-    return called
 
 
 def _end_all(*ended: Any) -> None:

@@ -35,18 +35,13 @@ from seawall.dashboard.visit import Visit
 
 Ask = Callable[[Visit], Any]
 """`allow` or `operate`: plain or async."""
-
 PATIENCE: Final = 10.0
 """Timeout in seconds for a callback."""
-
 LOOKED_AGAIN: Final = 10.0
 """Interval in seconds at which this process's listening addresses are looked up again."""
-
 NEVER_YET: Final = float("-inf")
-
 QUIET: Final = 60.0
 """Minimum number of seconds between two records of one problem: clients must not fill the log."""
-
 LONGEST_NAME: Final = 80
 LONGEST_HOST: Final = 300
 LONGEST_RECORD: Final = 1000
@@ -228,7 +223,6 @@ def _is_loopback_name(host: str | None) -> bool:
 
 FOLDERS: Final = ("/proc/self/fd", "/dev/fd")
 """Where systems list the open files of a process; on others, nothing is known."""
-
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CLOSED: Final = 7
 """The state, in Linux's TCP_INFO, of a socket that neither listens nor is connected."""

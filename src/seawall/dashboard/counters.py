@@ -20,10 +20,8 @@ from seawall.dashboard.bounds import number
 
 RECENT: Final = 5.0
 """Seconds that count as recent: a rule over one second would flicker."""
-
 LONG: Final = 20.0
 """Seconds for which counters are remembered: shares of infrequent calls need that long."""
-
 MOST_LOOKS: Final = 64
 """Maximum number of remembered readings, however frequent they are."""
 
@@ -87,9 +85,8 @@ class Counters:
         if current is None:
             return 0.0
         for _, before in islice(self._past, since, None):
-            first = before.get(key)
-            if first is not None:
-                return current - first if current >= first else current
+            if key in before:
+                return _moved(before[key], current)
         return 0.0
 
 

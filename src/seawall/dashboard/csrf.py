@@ -26,10 +26,8 @@ from seawall.web.asgi_types import Headers
 COOKIE: Final = "seawall_session"
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 """Cookie of a page over TLS: no other site, such as a sibling domain, can set it."""
-
 TOKEN: Final = "x-seawall-token"  # noqa: S105 - the name of a header
 SHORTEST_SECRET: Final = 16
-
 _SESSION: Final = re.compile(r"[A-Za-z0-9_\-]{43}")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9.\-_]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 

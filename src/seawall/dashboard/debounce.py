@@ -34,13 +34,10 @@ RARE: Final = (
     events.StoreModeChanged,
 )
 """The events that cause an immediate sample."""
-
 TOGETHER: Final = 0.05
 """Seconds between an event and its sample: further events are included in it."""
-
 APART: Final = 0.25
 """Minimum number of seconds between two samples, however many events there are."""
-
 EXACT: Final = 0.001
 """Seconds by which a timer may be early."""
 

@@ -36,16 +36,12 @@ from seawall.events import Event, subscribe
 
 MOST_BEGINNINGS: Final = 1000
 """Maximum number of problems whose start is remembered."""
-
 DIFFER_FOR: Final = 600.0
 """Seconds for which disagreeing pods are a problem: they report it when they notice it."""
-
 TOGETHER: Final = 120.0
 """Maximum number of seconds between two events of one subject in one entry."""
-
 LONGEST: Final = 600.0
 """Seconds after which a continuing entry is followed by a new one."""
-
 _SHARED: Final = "shared"
 
 

@@ -37,7 +37,6 @@ SAFE: Final[Headers] = [
 ]
 
 JSON: Final = b"application/json"
-
 _ESCAPED: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 _WRITER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 

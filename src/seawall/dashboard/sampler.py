@@ -42,20 +42,16 @@ if TYPE_CHECKING:
 
 MOST_PODS: Final = 100
 """Maximum number of pods that are shown beside this one."""
-
 LARGEST_PAST: Final = 1_000_000
 """Maximum size in bytes of all histories at the start of a stream; this pod's own is always sent.
 """
 
 LARGEST_TOGETHER: Final = 3_000_000
 """Maximum size in bytes of the views of all other pods; views above their share lose detail."""
-
 LOOKED_AT: Final = 15.0
 """Seconds for which a viewer counts after its last request; only then are other pods fetched."""
-
 KEPT: Final = 60.0
 """Seconds for which the last known views of other pods are shown if there are no new ones."""
-
 SHARE: Final = 0.1
 """Maximum share of the event loop's time for sampling: with much to show, samples are less frequent
 than `every`.
@@ -63,10 +59,8 @@ than `every`.
 
 PODS_WITHIN: Final = 0.25
 """Seconds that a frame waits for views of other pods; later ones are in the next frame."""
-
 PODS_FAIL_AFTER: Final = 5.0
 """Seconds after which a source of pods that does not answer is a problem."""
-
 EXTRA_WITHIN: Final = 1.0
 
 Tell = Callable[..., None]
@@ -95,7 +89,7 @@ class Sampler:
         title: str,
         every: float,
         operable: tuple[bool, bool],
-        extra: Callable[[], Awaitable[dict[str, Any] | None]],
+        extra: Callable[[Any], Awaitable[dict[str, Any] | None]],
         tell: Tell,
         context: Context,
         shared: bool,
@@ -107,8 +101,8 @@ class Sampler:
 
         `operable`: whether an operator can act on this pod, and on the others. With `shared`,
         other loops use the watcher too, so it is not closed at the end, and the views of `pods`
-        are valid already. Without `shows_itself`, only the other pods are shown. Once `owner()` is
-        None, sampling ends.
+        are valid already. Without `shows_itself`, only the other pods are shown. `extra(owner())`
+        returns what is sent beside the pods; once `owner()` is None, sampling ends.
         """
         self.watcher = watcher
         self.pods = pods
@@ -341,20 +335,19 @@ class Sampler:
             if view is not own:
                 await asyncio.sleep(0)  # noqa: TID251 - lets other tasks run, as a large view takes a while
         began = loop.time()
-        summary = self._summary(shown, own["at"])
+        problems = service_troubles(shown, own["at"], self._links)
+        summary = (
+            _member("verdict", service_verdict(shown, problems)),
+            _member("troubles", problems),
+            _member("happened", service_events(shown, self._links)),
+        )
         self._writing += loop.time() - began
-        return b"".join((summary, b',"views":[', b",".join(written), b"]"))
-
-    def _summary(self, views: list[View], at: float) -> bytes:
-        problems = service_troubles(views, at, self._links)
-        verdict = _member("verdict", service_verdict(views, problems))
-        happened = _member("happened", service_events(views, self._links))
-        return b",".join((verdict, _member("troubles", problems), happened))
+        return b'%b,"views":[%b]' % (b",".join(summary), b",".join(written))
 
     async def _more(self) -> bytes:
         try:
             async with asyncio.timeout(EXTRA_WITHIN):
-                return to_json(await self._extra())
+                return to_json(await self._extra(self._owner()))
         except Exception as error:  # noqa: BLE001 - the rest is shown without it
             self._tell("extra", logging.ERROR, "nothing extra is shown: %r", error)
             return b"null"
@@ -442,7 +435,6 @@ def _member(name: str, value: Any) -> bytes:
 
 EVERY: Final = 5.0
 """Seconds between two rounds: stored counts change slowly, and each costs a query."""
-
 WITHIN: Final = 2.0
 """Timeout in seconds of each query."""
 

@@ -19,16 +19,12 @@ from seawall.web.asgi_types import Send
 
 ASKED_AGAIN: Final = 30.0
 """Seconds after which the permission of a viewer is checked again."""
-
 HEARTBEAT: Final = 15.0
 """Seconds without data after which a comment is sent, so that the stream is not taken for dead."""
-
 TAKEN_WITHIN: Final = 30.0
 """Timeout in seconds for a client to read what it is sent."""
-
 ENDED_WITHIN: Final = 0.4
 """The same timeout once streams are over: a client that does not read delays the service's stop."""
-
 BEGIN: Final = b"retry: 2000\n\n"
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

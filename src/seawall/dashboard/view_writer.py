@@ -43,18 +43,11 @@ class ViewWriter:
         parts = [to_json(rest)[:-1], b',"guards":', guards, b',"sections":', sections, b"}"]
         return b"".join(parts)
 
-    def brief(self, guard: GuardView) -> GuardView:
-        """Return a guard without its facts and changeable settings, if it is healthy."""
+    def reduced(self, guard: GuardView, reduce: Callable[[GuardView], GuardView]) -> GuardView:
+        """Return a guard in less detail, if it is healthy."""
         if guard["tone"] != "ok":
             return guard
-        made: GuardView = self._made("brief", guard, _brief)
-        return made
-
-    def bare(self, guard: GuardView) -> GuardView:
-        """Return a guard without its stack, if it is healthy."""
-        if guard["tone"] != "ok":
-            return guard
-        made: GuardView = self._made("bare", guard, _bare)
+        made: GuardView = self._made(reduce.__name__, guard, reduce)
         return made
 
     def _sections(self, sections: Mapping[str, list[Any]]) -> bytes:
@@ -69,7 +62,7 @@ class ViewWriter:
 
     def _made(self, what: str, value: Any, make: Callable[[Any], Any]) -> Any:
         key = what, id(value)
-        known = self._next.get(key) or self._last.get(key)
+        known = self._known(key)
         if known is None and self._before is not None:
             known = self._before()._known(key)  # noqa: SLF001 - of the same class
         if known is None or known[0] is not value:
@@ -79,7 +72,6 @@ class ViewWriter:
 
 
 _LARGE: Final = frozenset({"guards", "sections"})
-
 FEW: Final = 10
 """Number of problems that are always shown: the worst come first."""
 
@@ -103,10 +95,10 @@ def fit_view(
         return view, 0
     guards = view["guards"]
     cut = sum(guard["tone"] == "ok" for guard in guards)
-    smaller = View(**{**view, "guards": [writer.brief(guard) for guard in guards]})
+    smaller = View(**{**view, "guards": [writer.reduced(guard, _brief) for guard in guards]})
     if size_of(smaller, writer) <= most:
         return smaller, cut
-    smaller["guards"] = [writer.bare(guard) for guard in guards]
+    smaller["guards"] = [writer.reduced(guard, _bare) for guard in guards]
     smaller["happenings"] = smaller["happenings"][-10:]
     if size_of(smaller, writer) <= most:
         return smaller, cut

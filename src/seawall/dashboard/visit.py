@@ -18,16 +18,13 @@ from seawall.web.trust import Trust
 
 LARGEST: Final = 16 * 1024
 """Maximum size of a body in bytes."""
-
 WITHIN: Final = 10.0
 """Timeout in seconds for the whole body."""
-
 _DIGITS: Final = 9
 _MOST_FIELDS: Final = 100
 _LONGEST: Final = 16_384
 _LONGEST_QUERY: Final = 4096
 """Maximum number of bytes read: decoding as much as a server accepts takes milliseconds."""
-
 _NOBODY_TRUSTED: Final = Trust()
 
 

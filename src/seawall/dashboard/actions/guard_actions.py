@@ -26,7 +26,6 @@ log: Final = logging.getLogger("seawall.dashboard")
 
 LONGEST: Final = 500
 """Maximum length of a name or a value in characters."""
-
 ELSEWHERE_WITHIN: Final = 10.0
 """Timeout in seconds for another pod to do a requested action."""
 

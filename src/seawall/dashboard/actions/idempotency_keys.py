@@ -21,7 +21,6 @@ log: Final = logging.getLogger("seawall.dashboard")
 
 WITHIN: Final = 10.0
 """Timeout in seconds for the database."""
-
 LONGEST: Final = 600
 _ACTS: Final = ("list", "show", "forget")
 
@@ -39,7 +38,11 @@ async def answer_about_keys(
     try:
         async with asyncio.timeout(WITHIN):
             if act == "show":
-                return {"record": _document(await records.alookup(*named))}
+                record = await records.alookup(*named)
+                if record is None:
+                    return {"record": None}
+                events = [event._asdict() for event in record.events]
+                return {"record": {**record._asdict(), "events": events}}
             found = await records.aforget(*named)
     except KeyInFlight:
         raise RequestRefused(
@@ -76,12 +79,6 @@ def _asked(body: dict[str, Any]) -> tuple[Any, tuple[str | None, str, str]]:
 
 def _entered() -> list[tuple[Any, registry.RegistryEntry]]:
     return [(it, entry) for it, entry in registry.entered() if entry.kind == "idempotency"]
-
-
-def _document(record: Any) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    return {**record._asdict(), "events": [event._asdict() for event in record.events]}
 
 
 def _log(operator: str, client: str, scope: str | None, operation: str, key: str) -> None:

@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from seawall import registry
@@ -29,7 +30,6 @@ log: Final = logging.getLogger("seawall.dashboard")
 
 WITHIN: Final = 10.0
 """Timeout in seconds for a store or a database."""
-
 KINDS: Final = ("queue", "jobs", "outbox", "dead_letters")
 MOST_LISTS: Final = 50
 MOST_AT_ONCE: Final = 100
@@ -45,7 +45,6 @@ LONGEST_ERROR: Final = 2_000
 LONGEST_TRACEBACK: Final = 10_000
 DEEPEST: Final = 40
 """Maximum depth of a payload; deeper values are hidden."""
-
 _HIDDEN: Final = "***"
 _DONE: Final = {"retry": "Retried", "drop": "Dropped"}
 _COUNTED: Final = {"pending": "waiting"}
@@ -158,11 +157,18 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
     if not isinstance(act, str) or act not in _DONE:
         raise unprocessable(f"act: write one of {', '.join(_DONE)}.")
     listed = _named(body)
-    acting = _WorkAction(listed.things, act, *_chosen(body))
+    ids, search = _chosen(body)
+    do = listed.things.aretry if act == "retry" else listed.things.adrop
+    done: list[str] = []
+    following: str | None = None
     problem = ""
     try:
         async with asyncio.timeout(WITHIN):
-            await acting.run()
+            if search is not None:
+                page = await listed.things.abrowse(**search, limit=MOST_AT_ONCE)
+                ids = [item.id for item in page.items if act in item.acts]
+                following = page.next
+            await _do_each(do, ids, done)
     except (TypeError, ValueError) as error:
         raise unprocessable(shown(str(error), LONGEST_TEXT)) from error
     except QueueFull:
@@ -170,42 +176,20 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
     except Exception as error:
         problem = "The store or database could not be asked."
         tell("work", logging.WARNING, "a list could not be acted on: %r", error)
-        if not acting.done:
+        if not done:
             raise unavailable(problem) from error
     finally:
-        if acting.done:
-            _log(operator, client, act, listed, acting.done)
-    return {
-        "done": len(acting.done),
-        "of": len(acting.ids),
-        "next": None if problem else acting.next,
-        "problem": problem,
-    }
+        if done:
+            _log(operator, client, act, listed, done)
+    following = None if problem else following
+    return {"done": len(done), "of": len(ids), "next": following, "problem": problem}
 
 
-class _WorkAction:
-    """An action in progress, and what it has done when something fails."""
-
-    def __init__(
-        self, things: Any, act: str, ids: list[str], search: dict[str, Any] | None
-    ) -> None:
-        self.ids = ids
-        self.done: list[str] = []
-        self.next: str | None = None
-        self._things, self._act, self._search = things, act, search
-
-    async def run(self) -> None:
-        if self._search is not None:
-            page = await self._things.abrowse(**self._search, limit=MOST_AT_ONCE)
-            self.ids = [item.id for item in page.items if self._act in item.acts]
-            self.next = page.next
-        do = self._things.aretry if self._act == "retry" else self._things.adrop
-        for id_ in self.ids:
-            try:
-                if await do(id_):
-                    self.done.append(id_)
-            except UnknownJob:
-                pass
+async def _do_each(do: Callable[[str], Any], ids: list[str], done: list[str]) -> None:
+    for id_ in ids:
+        with suppress(UnknownJob):
+            if await do(id_):
+                done.append(id_)
 
 
 def _chosen(body: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:

@@ -46,34 +46,24 @@ if TYPE_CHECKING:
 
 MOST: Final = 64
 """Maximum number of other pods that are shown; of more, only the number is."""
-
 KNOWN: Final = 1000
 """Maximum number of pods that are remembered in the store."""
-
 REMEMBERED: Final = 75_000_000
 """Microseconds for which a silent pod is remembered: long enough to report that it is gone."""
-
 ALTOGETHER: Final = 2 * 1024 * 1024
 """Maximum number of bytes of all views that are read at a time."""
-
 LOOKED_AT: Final = 15_000
 """Milliseconds for which a viewer counts after its last request."""
-
 UNSEEN: Final = 5.0
 """Seconds between two views while there are no viewers."""
-
 SHARE: Final = 0.02
 """Maximum share of one processor's time for this."""
-
 HEAVY: Final = 0.002
 """Seconds beyond which work is done outside the background thread."""
-
 PATIENCE: Final = 1.0
 """Timeout in seconds of the store when publishing: no caller waits for it."""
-
 LEAVING: Final = 0.3
 """The same at the end, when others wait to be closed."""
-
 READING: Final = 0.5
 """Minimum timeout in seconds of the store when reading: an answer of this size may take longer than
 a small one, and a late one would count as a failure of the store, also for its other users.

@@ -77,14 +77,6 @@ def mapping(value: Any) -> Seen:
     return value if isinstance(value, Mapping) else {}
 
 
-def policies_of(guard: Seen) -> list[Seen]:
-    """Return the policies in a guard's snapshot."""
-    policies = guard.get("policies")
-    if not isinstance(policies, (list, tuple)):
-        return []
-    return [policy for policy in policies if isinstance(policy, (dict, Mapping))]
-
-
 def time_of(seen: Seen, key: str) -> float | None:
     """Return a duration in seconds, if there is one."""
     value = number(seen.get(key), -1.0)
@@ -97,20 +89,12 @@ def full(seen: Seen) -> bool:
     return 0 < slots <= number(seen.get("in_flight")) and number(seen.get("waiting")) > 0
 
 
-def seen_list(seen: Seen, name: str, most: int | None = None) -> list[Seen]:
-    """Return a list of mappings from a snapshot, at most `most` of them."""
-    known = seen.get(name)
-    if not isinstance(known, (list, tuple)):
-        return []
-    return [one if type(one) is dict else mapping(one) for one in known[:most]]
-
-
 Snapshot = Mapping[str, Iterable[Seen]]
 
 
-def things(snapshot: Snapshot, kind: str) -> list[Seen]:
-    """Return the readable objects of a kind."""
-    known = snapshot.get(kind, ())
+def things(seen: Seen, name: str) -> list[Seen]:
+    """Return the readable ones of a list: objects of a kind, policies of a guard..."""
+    known = seen.get(name)
     if not isinstance(known, (list, tuple)):
         return []
     return [thing for thing in known if isinstance(thing, (dict, Mapping))]

@@ -26,7 +26,7 @@ from seawall.dashboard.presenters.content import (
     fact,
     found_by,
     mapping,
-    policies_of,
+    things,
     time_of,
 )
 from seawall.dashboard.presenters.policies import ENDS, TROUBLES, describe_policy, refused_facts
@@ -36,7 +36,6 @@ from seawall.telemetry import thresholds as limits
 
 Asked = Callable[[str, Any], PolicySettings]
 """Returns the settings of a policy of some kind."""
-
 COUNTS: Final = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
 
 
@@ -54,7 +53,7 @@ def guard_view(
     """Return the view of a guard; `policies` are the objects of its stack, if known."""
     name = str(seen.get("name", ""))
     rates = {one: round(counters.rate(("guard", name, one), seen.get(one)), 3) for one in COUNTS}
-    layers = policies_of(seen)[:MOST_LAYERS]
+    layers = things(seen, "policies")[:MOST_LAYERS]
     known = policies if len(policies) >= len(layers) else ()
     stack: list[LayerView] = []
     worst: tuple[Tone, str] = ("ok", "well")
@@ -132,7 +131,6 @@ def _layer(
 
 ENOUGH_CALLS: Final = 5.0
 """Minimum number of calls in the last `LONG` seconds for a share of them to be meaningful."""
-
 LONGEST_AGO: Final = 40
 """Maximum length of the text about how often and when an error occurred."""
 
@@ -221,7 +219,7 @@ _EXPLAINS: Final = (
 
 
 def _guard(name: str, seen: Seen, counters: Counters) -> Troubles:
-    for place, policy in enumerate(policies_of(seen)):
+    for place, policy in enumerate(things(seen, "policies")):
         if policy.get("mode") != "off":
             rule = TROUBLES.get(str(policy.get("policy")))
             if rule is not None:

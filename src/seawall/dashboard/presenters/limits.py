@@ -16,8 +16,8 @@ from seawall.dashboard.presenters.content import (
     Troubles,
     full,
     mapping,
-    policies_of,
     share_of,
+    things,
 )
 from seawall.dashboard.presenters.guards import lost_store
 from seawall.models.rate.rates import Rate
@@ -28,7 +28,7 @@ _GUARD_LIMITS: Final = ("rate_limit", "bulkhead", "adaptive_limit", "thread_bulk
 def guard_limit_rows(guard: Seen, counters: Counters) -> Iterator[tuple[str, str, RowContent]]:
     """Yield the limits in a guard's stack, whose counters are recorded already."""
     name = str(guard.get("name", ""))
-    for place, seen in enumerate(policies_of(guard)):
+    for place, seen in enumerate(things(guard, "policies")):
         kind = seen.get("policy")
         if seen.get("mode") == "off" or kind not in _GUARD_LIMITS:
             continue

@@ -28,23 +28,18 @@ from seawall.dashboard.views import WORST, RowView, Tone
 from seawall.telemetry import thresholds as limits
 
 GROUP: Final = "members"
-
 MEMBER: Final = "member"
 """The kinds of the rows."""
-
 TITLE: Final = "Members"
 """The section of these rows."""
-
 MOST_MEMBERS: Final = 200
 """Maximum number of members of a group, the worst first; beyond that, only their number is shown.
 """
 
 MOST_LEVEL: Final = 100.0
 """The highest level that is shown as a number."""
-
 TONES: Final[dict[str, Tone]] = {"alive": "ok", "suspected": "warn", "confirmed": "bad"}
 """Tones by state; others are "off"."""
-
 WORDS: Final = {"suspected": "suspected", "confirmed": "confirmed as failed"}
 """The states that are problems, as worded in sentences."""
 

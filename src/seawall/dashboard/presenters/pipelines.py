@@ -9,7 +9,7 @@ Pure except for `Counters`. Values that are missing or have another shape are om
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from seawall.dashboard import wording as say
 from seawall.dashboard.bounds import (
@@ -36,7 +36,7 @@ from seawall.dashboard.presenters.content import (
     fact,
     listed,
     mapping,
-    seen_list,
+    things,
     time_of,
 )
 from seawall.dashboard.presenters.queues import REPLAY
@@ -53,19 +53,14 @@ from seawall.telemetry import thresholds as limits
 
 PIPELINE: Final = "pipeline"
 """The kind of the rows."""
-
 COLLECT: Final = "collect"
 """The kind of an object that reads many sources at once, in a pipeline or not."""
-
 NO_ROOM: Final = "no room in "
 """Prefix by which a stage reports that it waits for the next one, which is the slow one."""
-
 BACKED_UP: Final = 0.4
 """Share of a queue in use from which it is backed up: a full one accepts items again at 0.5."""
-
 LONG_WAIT: Final = 0.25
 """Seconds from which the wait in a backed-up queue is reported."""
-
 TITLE: Final = "Pipelines"
 """The section of these rows."""
 
@@ -80,7 +75,6 @@ COUNTS: Final = (
     "deaths",
 )
 """The counters in a stage's snapshot."""
-
 _OWN: Final = frozenset({"name", "kind", "read", "rate", "waits", "last_at", "error"})
 """Values of a source that are not shown as facts, but in another way."""
 
@@ -95,18 +89,22 @@ class PipelineRows:
 
     def pipeline(self, name: str, seen: Seen, counters: Counters) -> RowContent:
         """Describe a pipeline."""
-        sources, stages = seen_list(seen, "sources"), seen_list(seen, "stages")
+        sources, stages = things(seen, "sources"), things(seen, "stages")
         self._collects.update(_name(one) for one in sources if one.get("kind") == COLLECT)
         for stage in stages:
-            _note(name, stage, counters)
+            for counter in ("done", "failed", "dead_letters"):  # what the rules need
+                key = PIPELINE, name, str(stage.get("name", "")), counter
+                counters.rate(key, stage.get(counter))
+        running = seen.get("running") is True
         room = min(MOST_NODES, len(sources) + len(stages))
         if room > self._room:
-            return self._in_words(seen)
+            facts = [*_facts(seen), ("not drawn", "there are too many stages in this process")]
+            state, tone = (_in_flight(seen), "ok") if running else ("not running", "off")
+            return RowContent(state, cast("Tone", tone), facts)
         self._room -= room
         nodes = [_source(one) for one in sources[:room]]
         nodes += [_stage(name, one, counters) for one in stages[: room - len(nodes)]]
         _link(nodes, seen.get("links"))
-        running = seen.get("running") is True
         if not running:
             for node in nodes:
                 node["tone"] = "off"
@@ -124,14 +122,6 @@ class PipelineRows:
             sum(node["rate"] for node in nodes if node["kind"] == "sink"),
             pipes=pipes,
         )
-
-    @staticmethod
-    def _in_words(seen: Seen) -> RowContent:
-        """Describe a pipeline that is not drawn; its problems are found nevertheless."""
-        facts = [*_facts(seen), ("not drawn", "there are too many stages in this process")]
-        if seen.get("running") is not True:
-            return RowContent("not running", "off", facts)
-        return RowContent(_in_flight(seen), "ok", facts)
 
     def collect(self, name: str, seen: Seen) -> list[RowContent]:
         """Describe a `Collect`; return nothing if a pipeline shows it."""
@@ -166,7 +156,7 @@ def readings_of(source: Seen) -> list[SourceReading]:
             seconds=_rounded(_amount(one, "since")),
             cause=shown(one.get("cause") or "", LONGEST_TEXT),
         )
-        for one in seen_list(source, "missing")
+        for one in things(source, "missing")
     ]
     missing = {one["name"] for one in readings}
     names = source.get("names")
@@ -179,7 +169,7 @@ def readings_of(source: Seen) -> list[SourceReading]:
 
 def too_few(source: Seen) -> tuple[float, float] | None:
     """Return how many readings have a value and how many are needed, if too few; otherwise None."""
-    unavailable = sum(one.get("state") != "stale" for one in seen_list(source, "missing"))
+    unavailable = sum(one.get("state") != "stale" for one in things(source, "missing"))
     have, needed = _amount(source, "sources") - unavailable, _amount(source, "minimum")
     return (max(0.0, have), needed) if unavailable and have < needed else None
 
@@ -222,12 +212,6 @@ def _source_facts(seen: Seen) -> Facts:
         elif isinstance(value, str):
             facts.append(fact(say.plainly(str(key)), say.address(value)))
     return facts[: MOST_CAUSES * 2]
-
-
-def _note(name: str, seen: Seen, counters: Counters) -> None:
-    stage = str(seen.get("name", ""))
-    for counter in ("done", "failed", "dead_letters"):
-        counters.rate((PIPELINE, name, stage, counter), seen.get(counter))
 
 
 def failing_share(name: str, stage: str, counters: Counters) -> float:
@@ -277,7 +261,7 @@ def _stage(name: str, seen: Seen, counters: Counters) -> PipeNode:
     kind = seen.get("kind")
     node = _node(kind if kind in ("sink", "branch") else "stage", seen)
     node["failures"] = causes_of(seen)[:MOST_CAUSES]
-    node["at_work"] = [_work(one) for one in seen_list(seen, "at_work", MOST_AT_WORK)]
+    node["at_work"] = [_work(one) for one in things(seen, "at_work")[:MOST_AT_WORK]]
     node["waits_for"] = blocked_by(seen)
     share = failing_share(name, str(seen.get("name", "")), counters)
     tones: list[Tone] = [blocked_tone(name, seen, counters), failing_tone(share, seen)]
@@ -407,14 +391,14 @@ def pipeline_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> 
     """Yield the troubles of a pipeline."""
     if seen.get("running") is not True:
         return
-    for source in seen_list(seen, "sources"):
+    for source in things(seen, "sources"):
         its_name = str(source.get("name", ""))
         if source.get("error"):
             what = f"Source {shown(its_name, LONGEST_KEY)} cannot be read: {source['error']}"
             advice = "Nothing comes from it until it can"
             yield FoundTrouble(f"source:{name}:{its_name}", "bad", name, what, advice)
         yield from _missing(its_name, name, source)
-    for stage in seen_list(seen, "stages"):
+    for stage in things(seen, "stages"):
         yield from _stage_troubles(name, str(stage.get("name", "")), stage, counters)
 
 

@@ -65,15 +65,11 @@ def refused_facts(name: str, place: int, seen: Seen, counters: Counters) -> Fact
     return facts
 
 
-def recent_calls(name: str, counters: Counters) -> float:
-    """Return the number of calls that ended recently in a guard."""
-    return sum(counters.recent(("guard", name, end)) for end in ENDS)
-
-
 def recent_share(name: str, place: int, counter: str, counters: Counters) -> float:
     """Return the recent share of a guard's calls that a policy's counter has counted."""
     counted = counters.recent(("layer", name, place, counter))
-    return counted / max(counted, recent_calls(name, counters)) if counted else 0.0
+    calls = sum(counters.recent(("guard", name, end)) for end in ENDS)
+    return counted / max(counted, calls) if counted else 0.0
 
 
 # Breakers
@@ -97,27 +93,26 @@ def _breaker(_name: str, _place: int, seen: Seen, _counters: Counters) -> Policy
             )
         if seen.get("failure"):
             facts.append(fact("last failure", str(seen["failure"])))
-        facts.append(_window(seen))
+        facts.append(("in the window", _window(seen)))
     opened = number(mapping(seen.get("transitions")).get("open"))
     if opened:
-        facts.append(("opened", f"{say.several(opened, 'time')}"))
+        facts.append(("opened", say.several(opened, "time")))
     acts: tuple[str, ...] = ("isolate", "close")
-    acts = {"isolated": acts[1:], "closed": acts[:1]}.get(state, acts)
-    if isinstance(keys, Mapping):
-        # The breakers of a family belong to guards that have no name of their own.
-        acts = () if "all_keys" in seen else ("isolate", "close")
+    if "all_keys" in seen:  # the breakers of a family belong to guards without a name
+        acts = ()
+    elif not isinstance(keys, Mapping):
+        acts = {"isolated": acts[1:], "closed": acts[:1]}.get(state, acts)
     word = say.plainly(state)
     return PolicyState(word, tone, word, facts, acts)
 
 
-def _window(seen: Seen) -> tuple[str, str]:
+def _window(seen: Seen) -> str:
     prefix = "shared_" if "shared_calls" in seen else ""
     calls, failed = number(seen.get(f"{prefix}calls")), number(seen.get(f"{prefix}failures"))
     slow = number(seen.get(f"{prefix}slow"))
     more = f", {say.amount(slow)} slow" if slow else ""
     whose = " of all pods" if prefix else ""
-    text = f"{say.amount(failed)} of {say.several(calls, 'call')}{whose} failed{more}"
-    return "in the window", text
+    return f"{say.amount(failed)} of {say.several(calls, 'call')}{whose} failed{more}"
 
 
 def broken_keys(keys: Seen) -> list[str]:
@@ -167,13 +162,6 @@ def budget_spent(seen: Seen) -> float | None:
         return None
 
 
-def record_retries(name: str, place: int, seen: Seen, counters: Counters) -> None:
-    """Record the counters of a retry that `budget_state` needs."""
-    counters.rate(("layer", name, place, "retries"), seen.get("retries"))
-    refused = mapping(seen.get("stopped")).get("budget")
-    counters.rate(("layer", name, place, "refused_by_budget"), refused)
-
-
 def refused_by_budget(name: str, place: int, counters: Counters) -> float:
     """Return the number of recent calls that were not retried because the budget was spent."""
     return counters.recent(("layer", name, place, "refused_by_budget"))
@@ -208,13 +196,15 @@ _BUDGETS: Final[dict[BudgetState, tuple[Tone, str]]] = {
 
 
 def _retry(name: str, place: int, seen: Seen, counters: Counters) -> PolicyState:
-    record_retries(name, place, seen, counters)
+    stopped = mapping(seen.get("stopped"))
+    # What `budget_state` needs.
+    counters.rate(("layer", name, place, "retries"), seen.get("retries"))
+    counters.rate(("layer", name, place, "refused_by_budget"), stopped.get("budget"))
     facts: Facts = [("retries", say.amount(seen.get("retries")))]
     spent = budget_spent(seen)
     if spent is not None:
         facts.append(("budget spent", say.share(spent)))
     tone, state = _BUDGETS[budget_state(name, place, seen, counters)]
-    stopped = mapping(seen.get("stopped"))
     for cause, times in list(stopped.items())[:MOST_KEYS]:
         facts.append((f"stopped by {say.plainly(str(cause))}", say.amount(times)))
     return PolicyState(state, tone, state, facts)

@@ -13,7 +13,7 @@ from typing import Final, cast
 from seawall.dashboard import wording as say
 from seawall.dashboard.bounds import LONGEST_NAME, LONGEST_WORD, MOST_FACTS, MOST_ROWS, shown
 from seawall.dashboard.counters import Counters
-from seawall.dashboard.presenters import clients, queues, resources, service
+from seawall.dashboard.presenters import queues, resources, service
 from seawall.dashboard.presenters.content import (
     Presenter,
     RowContent,
@@ -63,7 +63,6 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     MEMBERS: ("members",),  # they may be many, so other rows come first
 }
 """The sections and their kinds, in order; other kinds come last."""
-
 OTHERS: Final = "Others"
 
 
@@ -171,7 +170,6 @@ PRESENTERS: Final[dict[str, Presenter]] = {
     **queues.PRESENTERS,
     **resources.PRESENTERS,
     **service.PRESENTERS,
-    **clients.PRESENTERS,
     # Their rows come from `_lines`.
     "guard": Presenter(troubles=guard_troubles),
     "members": Presenter(troubles=member_troubles),
@@ -180,5 +178,4 @@ PRESENTERS: Final[dict[str, Presenter]] = {
     COLLECT: Presenter(troubles=collect_troubles),
 }
 """The presenters by kind."""
-
 _UNKNOWN: Final = Presenter()
