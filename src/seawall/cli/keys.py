@@ -43,9 +43,10 @@ _NOT_FOUND: Final = 1
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
     parser.description, parser.formatter_class = ABOUT, RawDescriptionHelpFormatter
-    parser.add_argument("act", choices=("show", "forget"), help="what to do")
-    parser.add_argument("operation", help="what the key is for, such as 'POST /orders'")
-    parser.add_argument("key", help="the key as the client sent it, without quotes; - reads it")
+    add = parser.add_argument
+    add("act", choices=("show", "forget"), help="what to do")
+    add("operation", help="what the key is for, such as 'POST /orders'")
+    add("key", help="the key as the client sent it, without quotes; - reads it")
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument(
         "--scope",
@@ -56,20 +57,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     whose.add_argument("--unscoped", action="store_true", help="the keys belong to nobody")
     add_database_arguments(parser)
-    parser.add_argument(
-        "--consumer",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="with show: tell which events this consumer of the inbox has handled",
-    )
-    parser.add_argument(
+    about = "with show: tell which events this consumer of the inbox has handled"
+    add("--consumer", action="append", default=[], metavar="NAME", help=about)
+    add(
         "--inbox",
         metavar="ADDRESS",
         help="with --consumer: the database of the inbox, if it is another one",
     )
-    parser.add_argument("--json", action="store_true", help="with show: as JSON")
-    parser.add_argument("--yes", action="store_true", help="with forget: do not ask")
+    add("--json", action="store_true", help="with show: as JSON")
+    add("--yes", action="store_true", help="with forget: do not ask")
 
 
 def add_database_arguments(parser: ArgumentParser) -> None:

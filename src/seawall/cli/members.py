@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from seawall.cli.top.client import DashboardClient, add_header_argument, client_of
@@ -29,7 +30,6 @@ exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed a
  {UNSEEN} not to be seen.
 """
 
-Show = Callable[["list[MemberSummary]"], None]
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -87,28 +87,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command, and return the exit status; a mistake raises ValueError or OSError."""
     source = client_of(args)
-    show = _print_json if args.json else _print_table
     if args.watch:
-        return _watch(source, show, args.group)
+        return _watch(source, args)
     everybody = _read(source.once())
     members = _only(everybody, args.group)
     if not members:
         raise ValueError(_nobody(everybody))
-    show(members)
-    return _status(members)
+    return _show(members, as_json=args.json)
 
 
-def _watch(source: DashboardClient, show: Show, groups: Sequence[str] | None) -> int:
+def _watch(source: DashboardClient, args: argparse.Namespace) -> int:
     """Show each message; a restarting service has no members for a while."""
     status = UNSEEN
-    try:
+    with suppress(KeyboardInterrupt):  # the usual way to quit
         for raw in source.messages(_report):
-            members = _only(_read(raw), groups)
+            members = _only(_read(raw), args.group)
             sys.stdout.write(_CLEAR if sys.stdout.isatty() else "")
-            show(members)
-            status = _status(members)
-    except KeyboardInterrupt:  # the usual way to quit
-        pass
+            status = _show(members, as_json=args.json)
     return status
 
 
@@ -121,10 +116,6 @@ def _nobody(everybody: Iterable[MemberSummary]) -> str:
     if known:
         return f"no such group: there are {', '.join(known)}"
     return "no pod watches members: make a Heartbeats or a Cluster in them"
-
-
-def _status(members: Iterable[MemberSummary]) -> int:
-    return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
 
 
 def _read(raw: dict[str, Any]) -> list[MemberSummary]:
@@ -160,31 +151,30 @@ def _rank(member: MemberSummary) -> tuple[str, int, str]:
     return member.group, WORST.index(member.worst.row["tone"]), member.name
 
 
-def _print_json(members: list[MemberSummary]) -> None:
-    """Print all members on one line, in ASCII: terminal control sequences stay escaped."""
-    documents = [
-        {
-            "group": one.group,
-            "member": one.name,
-            "state": one.worst.row["state"],
-            "level_ratio": one.worst.row["track"],
-            "pods": {sight.pod: _plain(sight) for sight in one.sights},
-        }
-        for one in members
-    ]
-    sys.stdout.write(json.dumps(documents, ensure_ascii=True) + "\n")
+def _show(members: list[MemberSummary], *, as_json: bool) -> int:
+    """Print all members, as JSON on one line in ASCII, in which terminal control is escaped."""
+    if as_json:
+        sys.stdout.write(json.dumps([_document(one) for one in members], ensure_ascii=True) + "\n")
+    else:
+        sys.stdout.write("\n".join(table(members)) + "\n")
     sys.stdout.flush()
+    return SUSPECTED if any(one.worst.row["tone"] in {"warn", "bad"} for one in members) else WELL
+
+
+def _document(one: MemberSummary) -> dict[str, Any]:
+    return {
+        "group": one.group,
+        "member": one.name,
+        "state": one.worst.row["state"],
+        "level_ratio": one.worst.row["track"],
+        "pods": {sight.pod: _plain(sight) for sight in one.sights},
+    }
 
 
 def _plain(sight: Sight) -> dict[str, Any]:
     """Return what a pod sees in a form for programs: numbers, and text where there are none."""
     words = {key: text for key, text in sight.facts.items() if key in {"reason", "by"}}
     return {"state": sight.row["state"], **sight.row.get("figures", {}), **words}
-
-
-def _print_table(members: list[MemberSummary]) -> None:
-    sys.stdout.write("\n".join(table(members)) + "\n")
-    sys.stdout.flush()
 
 
 _COLUMNS: Final = ("MEMBER", "STATE", "LEVEL", "SINCE", "ROUND TRIP", "REASON")

@@ -18,9 +18,10 @@ from seawall.telemetry.metrics import METRICS
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--json", action="store_true", help="the table as JSON")
-    which.add_argument("--grafana", action="store_true", help="a dashboard to import into Grafana")
-    which.add_argument("--alerts", action="store_true", help="a rule file for Prometheus")
+    add = which.add_argument
+    add("--json", action="store_true", help="the table as JSON")
+    add("--grafana", action="store_true", help="a dashboard to import into Grafana")
+    add("--alerts", action="store_true", help="a rule file for Prometheus")
     parser.add_argument(
         "--runbooks",
         metavar="URL",

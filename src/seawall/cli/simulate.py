@@ -28,24 +28,21 @@ ABOUT: Final = "Run a service through its worst hour, with the real policies, on
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command to `parser`."""
     parser.description = ABOUT
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "worlds",
         nargs="*",
         metavar="WORLD",
         help="a scenario, or a .py or .toml file (file.py:function is one of its worlds); several"
         " are compared. Without any, the scenarios are listed",
     )
-    parser.add_argument("--seed", type=int, default=1, help="the seed (default: 1)")
-    parser.add_argument(
-        "--seeds", type=int, metavar="N", help="run N seeds from --seed on, with intervals"
-    )
-    parser.add_argument("--seconds", type=float, help="how long, instead of what the world says")
-    parser.add_argument(
-        "--processes", type=int, help="processes for several seeds (default: one for each core)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add("--seed", type=int, default=1, help="the seed (default: 1)")
+    add("--seeds", type=int, metavar="N", help="run N seeds from --seed on, with intervals")
+    add("--seconds", type=float, help="how long, instead of what the world says")
+    add("--processes", type=int, help="processes for several seeds (default: one for each core)")
+    add("--json", action="store_true", help="print JSON instead of the table")
+    add("--html", metavar="FILE", help="write a page with charts, too")
+    add("--quiet", action="store_true", help="show no progress")
 
 
 def main(args: Namespace) -> int:

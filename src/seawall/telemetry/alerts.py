@@ -96,15 +96,6 @@ def _more_than(name: str, by: str, limit: float, where: str = "") -> str:
     return _above(_ask.increase(name, f"job {by}", where), limit)
 
 
-def _any(expr: str) -> str:
-    """Return the condition that at least one is set: a series may combine several."""
-    return f"{expr} >= 1"
-
-
-def _none(expr: str) -> str:
-    return f"{expr} == 0"
-
-
 def _percent(share: float) -> str:
     return f"{share * 100:g} %"
 
@@ -143,7 +134,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallBreakerIsolated",
-        _any(_ask.gauge("max", "breaker_state", "job guard", 'state="isolated"')),
+        _ask.gauge("max", "breaker_state", "job guard", 'state="isolated"') + " >= 1",
         threshold.ISOLATED_SECONDS,
         "{guard}: its breaker is isolated, by hand",
         "Somebody isolated the breaker of {guard} in {job}, and it has been so for an hour: it"
@@ -250,7 +241,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _page(
         "SeawallStoreLost",
-        _none(_ask.gauge("min", "store_up", "job store")),
+        _ask.gauge("min", "store_up", "job store") + " == 0",
         threshold.STORE_DOWN_SECONDS,
         "{store}: the shared store does not answer",
         "At least one process of {job} does not reach the store {store}: its shared policies go"
@@ -258,7 +249,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallPolicyAlone",
-        _none(_ask.gauge("min", "policy_shared", "job guard policy")),
+        _ask.gauge("min", "policy_shared", "job guard policy") + " == 0",
         600,
         "{guard}: its {policy} goes without the store",
         "The {policy} of {guard} in {job} is shared, but goes by `on_store_failure` for ten"
@@ -266,7 +257,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _page(
         "SeawallUnhealthy",
-        _any(_ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"')),
+        _ask.gauge("max", "health_state", "job instance service level", 'state="unhealthy"')
+        + " >= 1",
         300,
         "{instance}: {service} is unhealthy ({level})",
         "The checks of level {level} of {service} fail on {instance}.",
@@ -310,7 +302,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _page(
         "SeawallSourceFailing",
-        _any(_ask.gauge("max", "pipeline_source_failing", "job pipeline source")),
+        _ask.gauge("max", "pipeline_source_failing", "job pipeline source") + " >= 1",
         120,
         "{pipeline}: source {source} fails",
         "Source {source} of pipeline {pipeline} in {job} cannot be read, or does not take the"

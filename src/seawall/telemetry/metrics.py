@@ -15,15 +15,6 @@ Kind = Literal["counter", "gauge", "histogram"]
 Fold = Literal["sum", "max", "min"]
 
 GEN_AI: Final = "gen_ai_"
-ATTRIBUTES: Final = {
-    "gen_ai_operation_name": "gen_ai.operation.name",
-    "gen_ai_provider_name": "gen_ai.provider.name",
-    "gen_ai_request_model": "gen_ai.request.model",
-    "gen_ai_response_model": "gen_ai.response.model",
-    "gen_ai_token_type": "gen_ai.token.type",
-    "error_type": "error.type",
-}
-"""The labels of conventions, as OpenTelemetry writes them."""
 
 CLOSED: Final = frozenset(
     {
@@ -57,13 +48,19 @@ class Metric(NamedTuple):
 
     @property
     def otel_labels(self) -> tuple[str, ...]:
-        """The labels as OpenTelemetry's attributes."""
-        return tuple(ATTRIBUTES.get(label, label) for label in self.labels)
+        """The labels as OpenTelemetry's attributes; those of its conventions have dots."""
+        return tuple(_attribute(label) for label in self.labels)
 
     @property
     def open_labels(self) -> tuple[str, ...]:
         """The labels whose values users choose."""
         return tuple(label for label in self.labels if label not in CLOSED)
+
+
+def _attribute(label: str) -> str:
+    if label.startswith(GEN_AI):
+        return "gen_ai." + label.removeprefix(GEN_AI).replace("_", ".")
+    return "error.type" if label == "error_type" else label
 
 
 def _metric(

@@ -106,9 +106,7 @@ class _Feed:
                     self._lost, self._heard = "", self._clock.now()
                 self._ring()
         finally:
-            self._show_trouble(
-                "nothing is read any more"
-            )  # visible only if the thread ended by a bug
+            self._show_trouble("nothing is read any more")  # visible only if a bug ended the thread
 
     def _show_trouble(self, why: str) -> None:
         with self._lock:

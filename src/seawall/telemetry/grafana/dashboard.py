@@ -160,11 +160,9 @@ def _target(query: Query, letter: str, *, instant: bool) -> dict[str, Any]:
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:
+    colors = (("yellow", panel.warn), ("red", panel.bad))
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if panel.warn is not None:
-        steps.append({"color": "yellow", "value": panel.warn})
-    if panel.bad is not None:
-        steps.append({"color": "red", "value": panel.bad})
+    steps += [{"color": color, "value": value} for color, value in colors if value is not None]
     defaults: dict[str, Any] = {
         "unit": panel.unit,
         "thresholds": {"mode": "absolute", "steps": steps},

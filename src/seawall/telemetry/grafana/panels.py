@@ -113,306 +113,309 @@ _BREAKER: Final = Query(
 """One number for the state over time, the worst if a guard has several breakers."""
 _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 
-_OVERVIEW: Final = (
-    _panel(
-        "Wrong now (alerts that fire)",
-        Query('ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}', "{{alertname}}"),
-        shape="firing",
-    ),
-    _shares(
-        "Load (1 is full)",
-        _gauge("avg", "autoscale_load", "job", " mean"),
-        _gauge("max", "autoscale_load", "job", " fullest"),
-        warn=threshold.LOAD_WARN,
-        bad=threshold.LOAD,
-    ),
-    _speed("Attempts by outcome", "attempts", "outcome", "stack"),
-    _shares(
-        "Share of attempts that fail",
-        _share(
-            _ask.rate("attempts", "guard", 'outcome="failed"'),
-            _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
-            "{{guard}}",
+_ROWS: Final[dict[str, tuple[Panel, ...]]] = {
+    "Overview": (
+        _panel(
+            "Wrong now (alerts that fire)",
+            Query(
+                'ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}', "{{alertname}}"
+            ),
+            shape="firing",
         ),
-        warn=threshold.ERROR_RATIO_WARN,
-        bad=threshold.ERROR_RATIO,
-    ),
-    _shares(
-        "Share refused by open circuits",
-        _share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),
-        bad=threshold.CIRCUIT_OPEN,
-    ),
-    _panel(
-        "Breakers",
-        _BREAKER,
-        shape="states",
-        values=(
-            ("closed", "green"),
-            ("half-open", "yellow"),
-            ("open", "red"),
-            ("isolated", "purple"),
+        _shares(
+            "Load (1 is full)",
+            _gauge("avg", "autoscale_load", "job", " mean"),
+            _gauge("max", "autoscale_load", "job", " fullest"),
+            warn=threshold.LOAD_WARN,
+            bad=threshold.LOAD,
+        ),
+        _speed("Attempts by outcome", "attempts", "outcome", "stack"),
+        _shares(
+            "Share of attempts that fail",
+            _share(
+                _ask.rate("attempts", "guard", 'outcome="failed"'),
+                _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
+                "{{guard}}",
+            ),
+            warn=threshold.ERROR_RATIO_WARN,
+            bad=threshold.ERROR_RATIO,
+        ),
+        _shares(
+            "Share refused by open circuits",
+            _share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),
+            bad=threshold.CIRCUIT_OPEN,
+        ),
+        _panel(
+            "Breakers",
+            _BREAKER,
+            shape="states",
+            values=(
+                ("closed", "green"),
+                ("half-open", "yellow"),
+                ("open", "red"),
+                ("isolated", "purple"),
+            ),
         ),
     ),
-)
-
-_GUARDS: Final = (
-    _quantiles("Duration: p50, p95, p99", "attempt_duration_seconds", "guard"),
-    _quantiles("Waited to be admitted: p50, p95, p99", "queue_wait_seconds", "guard"),
-    _speed("Attempts", "attempts", "guard outcome"),
-    _shares(
-        "Share of recent attempts that failed, worst process",
-        _gauge("max", "error_ratio", "guard"),
-        warn=threshold.ERROR_RATIO_WARN,
-        bad=threshold.ERROR_RATIO,
-    ),
-    _speed("Timeouts", "timeouts", "guard"),
-    _panel("Answered by less", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
-    _speed("Refused, by policy", "rejected", "guard policy"),
-    _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
-    _shares("Retries for each attempt", _share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}")),
-    _speed("Calls, with and without a retry", "retry_calls", "guard outcome"),
-    _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
-    # No `bad`: a budget that is not refilled yet does no harm.
-    _shares(
-        "Retry budget spent",
-        _gauge("max", "retry_budget_spent_ratio", "guard"),
-        warn=threshold.BUDGET_SPENT_WARN,
-    ),
-    _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
-    _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
-    _count("Open keys of keyed breakers", "max", "breaker_open_keys", "guard"),
-    _speed("Shed, by reason and class", "shed", "guard reason class"),
-    _speed("Refused by rate limits", "rate_limited", "kind name limit"),
-    _speed("Fallbacks that answered", "fallbacks", "guard level"),
-    _speed("Looks into caches", "cache", "guard result"),
-    _panel("Hedges", _rate("hedges", "guard"), _rate("hedge_wins", "guard", " won")),
-    _panel(
-        "Shared policies go with their store",
-        _gauge("min", "policy_shared", "guard policy"),
-        shape="states",
-        values=_ONE_OR_NONE,
-    ),
-    _count("Threads without a caller", "sum", "abandoned_threads", "guard"),
-)
-
-_LENT: Final = (
-    _panel(
-        "Slots in use",
-        _gauge("sum", "slots_in_use", "guard policy"),
-        _gauge("sum", "slots", "guard policy", ": all"),
-    ),
-    _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
-    _seconds(
-        "First in line for a slot has waited",
-        "slot_wait_seconds",
-        "guard policy",
-        threshold.SLOT_WAIT_SECONDS,
-    ),
-    _panel(
-        "Pools",
-        _gauge("sum", "pool_in_use", "pool", ": in use"),
-        _gauge("sum", "pool_idle", "pool", ": idle"),
-        _gauge("sum", "pool_slots", "pool", ": all"),
-    ),
-    _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
-    _quantiles(
-        "Borrowers waited: p50, p95, p99", "pool_wait_seconds", "pool", threshold.POOL_WAIT_SECONDS
-    ),
-    _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
-    _speed("Lent", "pool_borrowed", "pool"),
-    _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
-    _panel(
-        "Executors",
-        _gauge("sum", "executor_in_use", "executor", ": busy"),
-        _gauge("sum", "executor_waiting", "executor", ": waiting"),
-        _gauge("sum", "executor_workers", "executor", ": workers"),
-    ),
-    _speed("Calls of executors", "executor_calls", "executor outcome"),
-    _panel(
-        "Serializers",
-        _gauge("sum", "serializer_waiting", "serializer", ": waiting"),
-        _rate("serializer_rejected", "serializer", ": refused a second"),
-    ),
-)
-
-_WAITING: Final = (
-    _count("Waiting", "max", "queue_depth", "kind name"),
-    _seconds(
-        "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
-    ),
-    _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=threshold.DEAD + 1),
-    _seconds(
-        "Outbox: the oldest event has waited",
-        "outbox_age_seconds",
-        "outbox",
-        threshold.OUTBOX_AGE_SECONDS,
-    ),
-    _panel(
-        "Outbox: blocked aggregates",
-        _gauge("max", "outbox_blocked_aggregates", "outbox"),
-        bad=threshold.BLOCKED_AGGREGATES + 1,
-    ),
-    _seconds(
-        "A store or database was asked",
-        "reading_age_seconds",
-        "kind name",
-        threshold.READING_AGE_SECONDS,
-    ),
-    _panel(
-        "Workers",
-        _gauge("sum", "worker_busy", "kind name", ": busy"),
-        _gauge("sum", "worker_slots", "kind name", ": slots"),
-    ),
-    _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
-    _speed("Items of channels", "channel_items", "channel result"),
-)
-
-_ONCE: Final = (
-    _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
-    _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
-    _speed("Refused late: may have been done twice", "refused_late", "kind name"),
-    _speed("FIFO: messages missing", "fifo_gaps", "name"),
-)
-
-_AROUND: Final = (
-    _panel(
-        "Stores answer",
-        _gauge("min", "store_up", "store instance"),
-        shape="states",
-        values=_ONE_OR_NONE,
-    ),
-    _count("Processes that hold a lease", "sum", "lease_held", "lease"),
-    _count("Processes by health", "sum", "health_state", "service level state"),
-    _count("Processes by phase", "sum", "lifecycle_state", "service state"),
-    _count("Requests in flight", "sum", "requests_in_flight", "service"),
-    _count("Processes by level of service", "sum", "service_level", "service level"),
-    _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
-    _seconds(
-        "Event loops are late", "loop_lag_seconds", "watchdog instance", threshold.LOOP_LAG_SECONDS
-    ),
-    _speed("Event loops are blocked", "loop_blocks", "watchdog"),
-    _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=threshold.UNREADABLE + 1),
-    _panel("Combined series", _gauge("max", "series_folded", "metric"), bad=threshold.FOLDED + 1),
-)
-
-_MEMBERS: Final = (
-    _count("Members by state, as all processes see them", "sum", "members", "group state"),
-    _speed("Suspected, cleared, confirmed, left", "member_changes", "group result"),
-    _shares(
-        "Share of suspicions that were wrong",
-        _share(
-            _ask.rate("member_changes", "group", 'result="cleared"'),
-            _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
-            "{{group}} now",
+    "Guards": (
+        _quantiles("Duration: p50, p95, p99", "attempt_duration_seconds", "guard"),
+        _quantiles("Waited to be admitted: p50, p95, p99", "queue_wait_seconds", "guard"),
+        _speed("Attempts", "attempts", "guard outcome"),
+        _shares(
+            "Share of recent attempts that failed, worst process",
+            _gauge("max", "error_ratio", "guard"),
+            warn=threshold.ERROR_RATIO_WARN,
+            bad=threshold.ERROR_RATIO,
         ),
-        _gauge("max", "member_false_suspect_ratio", "group", " worst process, ever"),
-        warn=threshold.FALSE_SUSPECTS_WARN,
-        bad=threshold.FALSE_SUSPECTS,
-    ),
-    _panel(
-        "Most suspected members (suspected from 1)",
-        _gauge("max", "member_level_ratio", "group member"),
-        bad=1.0,
-    ),
-    _quantiles("Time to confirm a member: p50, p95, p99", "member_detection_seconds", "group"),
-    _quantiles("Round trips: p50, p95, p99", "member_round_trip_seconds", "group"),
-    _speed("Own pauses", "member_own_pauses", "group instance"),
-    _shares("Share of time in own pauses", _rate("member_own_pause_seconds", "group instance")),
-    _count("Health score (0 is well)", "max", "member_health_score", "group instance"),
-    _speed("Messages", "member_messages", "group result"),
-    _panel("Bytes", _rate("member_bytes", "group result"), unit="Bps"),
-)
-
-_PIPELINES: Final = (
-    _speed("Items read", "pipeline_read", "pipeline source"),
-    _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
-    _panel(
-        "In flight, and as lesser items in sinks",
-        _gauge("sum", "pipeline_in_flight", "pipeline", " in flight"),
-        _rate("pipeline_degraded", "pipeline", " degraded a second"),
-        _rate("pipeline_replayed", "pipeline", " replayed a second"),
-    ),
-    _seconds(
-        "The oldest item has waited for a stage",
-        "pipeline_stage_oldest_seconds",
-        "pipeline stage",
-        threshold.STAGE_AGE_SECONDS,
-    ),
-    _panel(
-        "Oldest item, last item of each source",
-        _gauge("max", "pipeline_oldest_seconds", "pipeline", " oldest"),
-        _gauge("min", "pipeline_source_silence_seconds", "pipeline source", " silent"),
-        unit="s",
-    ),
-    _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
-    _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
-    _panel(
-        "Workers of stages, and what waits for them",
-        _gauge("sum", "pipeline_stage_busy", "pipeline stage", " busy"),
-        _gauge("sum", "pipeline_stage_workers", "pipeline stage", " workers"),
-        _gauge("sum", "pipeline_stage_waiting", "pipeline stage", " waiting"),
-    ),
-    _quantiles(
-        "Time in a stage: p50, p95, p99", "pipeline_stage_duration_seconds", "pipeline stage"
-    ),
-    _panel(
-        "Sources that fail", _gauge("max", "pipeline_source_failing", "pipeline source"), bad=1.0
-    ),
-    _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
-    _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
-    _count("Sources of collections", "max", "collect_sources", "collect state"),
-    _seconds(
-        "Sources are missing for",
-        "collect_missing_seconds",
-        "collect source",
-        threshold.MISSING_SECONDS,
-    ),
-    _speed("Collections", "collect_collections", "collect result", "stack"),
-)
-
-_LLM: Final = (
-    _quantiles(
-        "Requests to language models: p50, p95, p99",
-        "gen_ai_client_operation_duration_seconds",
-        "guard gen_ai_request_model",
-    ),
-    _quantiles(
-        "Time to the first chunk: p50, p95, p99",
-        "gen_ai_client_operation_time_to_first_chunk_seconds",
-        "guard gen_ai_request_model",
-    ),
-    _panel(
-        "Tokens a second",
-        Query(
-            _ask.sum_rate("gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"),
-            _legend("gen_ai_request_model gen_ai_token_type"),
+        _speed("Timeouts", "timeouts", "guard"),
+        _panel("Answered by less", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
+        _speed("Refused, by policy", "rejected", "guard policy"),
+        _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
+        _shares(
+            "Retries for each attempt", _share(_ask.rate("retries", "guard"), _CALLS, "{{guard}}")
         ),
-        shape="stack",
+        _speed("Calls, with and without a retry", "retry_calls", "guard outcome"),
+        _speed("Not retried further, by cause", "retries_stopped", "guard cause"),
+        # No `bad`: a budget that is not refilled yet does no harm.
+        _shares(
+            "Retry budget spent",
+            _gauge("max", "retry_budget_spent_ratio", "guard"),
+            warn=threshold.BUDGET_SPENT_WARN,
+        ),
+        _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
+        _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
+        _count("Open keys of keyed breakers", "max", "breaker_open_keys", "guard"),
+        _speed("Shed, by reason and class", "shed", "guard reason class"),
+        _speed("Refused by rate limits", "rate_limited", "kind name limit"),
+        _speed("Fallbacks that answered", "fallbacks", "guard level"),
+        _speed("Looks into caches", "cache", "guard result"),
+        _panel("Hedges", _rate("hedges", "guard"), _rate("hedge_wins", "guard", " won")),
+        _panel(
+            "Shared policies go with their store",
+            _gauge("min", "policy_shared", "guard policy"),
+            shape="states",
+            values=_ONE_OR_NONE,
+        ),
+        _count("Threads without a caller", "sum", "abandoned_threads", "guard"),
     ),
-    _panel(
-        "Cost an hour",
-        Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),
+    "Slots, pools, executors": (
+        _panel(
+            "Slots in use",
+            _gauge("sum", "slots_in_use", "guard policy"),
+            _gauge("sum", "slots", "guard policy", ": all"),
+        ),
+        _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
+        _seconds(
+            "First in line for a slot has waited",
+            "slot_wait_seconds",
+            "guard policy",
+            threshold.SLOT_WAIT_SECONDS,
+        ),
+        _panel(
+            "Pools",
+            _gauge("sum", "pool_in_use", "pool", ": in use"),
+            _gauge("sum", "pool_idle", "pool", ": idle"),
+            _gauge("sum", "pool_slots", "pool", ": all"),
+        ),
+        _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
+        _quantiles(
+            "Borrowers waited: p50, p95, p99",
+            "pool_wait_seconds",
+            "pool",
+            threshold.POOL_WAIT_SECONDS,
+        ),
+        _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
+        _speed("Lent", "pool_borrowed", "pool"),
+        _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
+        _panel(
+            "Executors",
+            _gauge("sum", "executor_in_use", "executor", ": busy"),
+            _gauge("sum", "executor_waiting", "executor", ": waiting"),
+            _gauge("sum", "executor_workers", "executor", ": workers"),
+        ),
+        _speed("Calls of executors", "executor_calls", "executor outcome"),
+        _panel(
+            "Serializers",
+            _gauge("sum", "serializer_waiting", "serializer", ": waiting"),
+            _rate("serializer_rejected", "serializer", ": refused a second"),
+        ),
     ),
-    _speed(
-        "Answers by model (level 0 is preferred)", "models_served", "models model level", "stack"
+    "Queues, outbox, jobs": (
+        _count("Waiting", "max", "queue_depth", "kind name"),
+        _seconds(
+            "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
+        ),
+        _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=threshold.DEAD + 1),
+        _seconds(
+            "Outbox: the oldest event has waited",
+            "outbox_age_seconds",
+            "outbox",
+            threshold.OUTBOX_AGE_SECONDS,
+        ),
+        _panel(
+            "Outbox: blocked aggregates",
+            _gauge("max", "outbox_blocked_aggregates", "outbox"),
+            bad=threshold.BLOCKED_AGGREGATES + 1,
+        ),
+        _seconds(
+            "A store or database was asked",
+            "reading_age_seconds",
+            "kind name",
+            threshold.READING_AGE_SECONDS,
+        ),
+        _panel(
+            "Workers",
+            _gauge("sum", "worker_busy", "kind name", ": busy"),
+            _gauge("sum", "worker_slots", "kind name", ": slots"),
+        ),
+        _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
+        _speed("Items of channels", "channel_items", "channel result"),
     ),
-    _speed("Answered by no model", "models_failed", "models"),
-)
+    "Once": (
+        _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
+        _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
+        _speed("Refused late: may have been done twice", "refused_late", "kind name"),
+        _speed("FIFO: messages missing", "fifo_gaps", "name"),
+    ),
+    "Pipelines": (
+        _speed("Items read", "pipeline_read", "pipeline source"),
+        _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
+        _panel(
+            "In flight, and as lesser items in sinks",
+            _gauge("sum", "pipeline_in_flight", "pipeline", " in flight"),
+            _rate("pipeline_degraded", "pipeline", " degraded a second"),
+            _rate("pipeline_replayed", "pipeline", " replayed a second"),
+        ),
+        _seconds(
+            "The oldest item has waited for a stage",
+            "pipeline_stage_oldest_seconds",
+            "pipeline stage",
+            threshold.STAGE_AGE_SECONDS,
+        ),
+        _panel(
+            "Oldest item, last item of each source",
+            _gauge("max", "pipeline_oldest_seconds", "pipeline", " oldest"),
+            _gauge("min", "pipeline_source_silence_seconds", "pipeline source", " silent"),
+            unit="s",
+        ),
+        _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
+        _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
+        _panel(
+            "Workers of stages, and what waits for them",
+            _gauge("sum", "pipeline_stage_busy", "pipeline stage", " busy"),
+            _gauge("sum", "pipeline_stage_workers", "pipeline stage", " workers"),
+            _gauge("sum", "pipeline_stage_waiting", "pipeline stage", " waiting"),
+        ),
+        _quantiles(
+            "Time in a stage: p50, p95, p99", "pipeline_stage_duration_seconds", "pipeline stage"
+        ),
+        _panel(
+            "Sources that fail",
+            _gauge("max", "pipeline_source_failing", "pipeline source"),
+            bad=1.0,
+        ),
+        _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
+        _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
+        _count("Sources of collections", "max", "collect_sources", "collect state"),
+        _seconds(
+            "Sources are missing for",
+            "collect_missing_seconds",
+            "collect source",
+            threshold.MISSING_SECONDS,
+        ),
+        _speed("Collections", "collect_collections", "collect result", "stack"),
+    ),
+    "Members": (
+        _count("Members by state, as all processes see them", "sum", "members", "group state"),
+        _speed("Suspected, cleared, confirmed, left", "member_changes", "group result"),
+        _shares(
+            "Share of suspicions that were wrong",
+            _share(
+                _ask.rate("member_changes", "group", 'result="cleared"'),
+                _ask.rate("member_changes", "group", 'result=~"cleared|confirmed"'),
+                "{{group}} now",
+            ),
+            _gauge("max", "member_false_suspect_ratio", "group", " worst process, ever"),
+            warn=threshold.FALSE_SUSPECTS_WARN,
+            bad=threshold.FALSE_SUSPECTS,
+        ),
+        _panel(
+            "Most suspected members (suspected from 1)",
+            _gauge("max", "member_level_ratio", "group member"),
+            bad=1.0,
+        ),
+        _quantiles("Time to confirm a member: p50, p95, p99", "member_detection_seconds", "group"),
+        _quantiles("Round trips: p50, p95, p99", "member_round_trip_seconds", "group"),
+        _speed("Own pauses", "member_own_pauses", "group instance"),
+        _shares("Share of time in own pauses", _rate("member_own_pause_seconds", "group instance")),
+        _count("Health score (0 is well)", "max", "member_health_score", "group instance"),
+        _speed("Messages", "member_messages", "group result"),
+        _panel("Bytes", _rate("member_bytes", "group result"), unit="Bps"),
+    ),
+    "Around": (
+        _panel(
+            "Stores answer",
+            _gauge("min", "store_up", "store instance"),
+            shape="states",
+            values=_ONE_OR_NONE,
+        ),
+        _count("Processes that hold a lease", "sum", "lease_held", "lease"),
+        _count("Processes by health", "sum", "health_state", "service level state"),
+        _count("Processes by phase", "sum", "lifecycle_state", "service state"),
+        _count("Requests in flight", "sum", "requests_in_flight", "service"),
+        _count("Processes by level of service", "sum", "service_level", "service level"),
+        _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
+        _seconds(
+            "Event loops are late",
+            "loop_lag_seconds",
+            "watchdog instance",
+            threshold.LOOP_LAG_SECONDS,
+        ),
+        _speed("Event loops are blocked", "loop_blocks", "watchdog"),
+        _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=threshold.UNREADABLE + 1),
+        _panel(
+            "Combined series", _gauge("max", "series_folded", "metric"), bad=threshold.FOLDED + 1
+        ),
+    ),
+    "Language models": (
+        _quantiles(
+            "Requests to language models: p50, p95, p99",
+            "gen_ai_client_operation_duration_seconds",
+            "guard gen_ai_request_model",
+        ),
+        _quantiles(
+            "Time to the first chunk: p50, p95, p99",
+            "gen_ai_client_operation_time_to_first_chunk_seconds",
+            "guard gen_ai_request_model",
+        ),
+        _panel(
+            "Tokens a second",
+            Query(
+                _ask.sum_rate(
+                    "gen_ai_client_token_usage", "gen_ai_request_model gen_ai_token_type"
+                ),
+                _legend("gen_ai_request_model gen_ai_token_type"),
+            ),
+            shape="stack",
+        ),
+        _panel(
+            "Cost an hour",
+            Query(f"3600 * {_ask.rate('llm_cost', 'guard model')}", _legend("guard model")),
+        ),
+        _speed(
+            "Answers by model (level 0 is preferred)",
+            "models_served",
+            "models model level",
+            "stack",
+        ),
+        _speed("Answered by no model", "models_failed", "models"),
+    ),
+}
 
 
 def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
     """Return the rows by title, and one more for those of `metrics` that are in none of them."""
-    known = [
-        ("Overview", _OVERVIEW),
-        ("Guards", _GUARDS),
-        ("Slots, pools, executors", _LENT),
-        ("Queues, outbox, jobs", _WAITING),
-        ("Once", _ONCE),
-        ("Pipelines", _PIPELINES),
-        ("Members", _MEMBERS),
-        ("Around", _AROUND),
-        ("Language models", _LLM),
-    ]
+    known = list(_ROWS.items())
     asked = [query.expr for _, panels in known for panel in panels for query in panel.queries]
     rest = [metric for metric in metrics if not any(mentions(expr, metric) for expr in asked)]
     return [*known, ("More", tuple(_plain(metric) for metric in rest))] if rest else known
