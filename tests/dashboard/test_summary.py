@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seawall import Breaker, Fallback, Guard, Retry, RetryBudget, static
 from seawall.clock import VirtualClock
 from seawall.dashboard import summary
-from seawall.dashboard.presenters import guards, limits
+from seawall.dashboard.presenters import guards
 from seawall.dashboard.summary import (
     PageLinks,
     service_events,
@@ -74,8 +74,7 @@ def test_without_causes_each_consequence_would_be_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the cause in each trouble that makes one problem of them."""
-    for module in (guards, limits):
-        monkeypatch.setattr(module, "lost_store", lambda _shared: "")
+    monkeypatch.setattr(guards, "lost_store", lambda _shared: "")
     assert len(service_troubles([_cut_off("pod-0")], NOW + 1)) == 6
 
 

@@ -111,6 +111,11 @@ def fact(label: str, value: str) -> tuple[str, str]:
     return shown(label, LONGEST_WORD), shown(value, LONGEST_TEXT)
 
 
+def counted(seen: Seen, keys: Iterable[str]) -> Facts:
+    """Return the counters among `keys` that are not 0."""
+    return [(say.plainly(key), say.amount(seen[key])) for key in keys if number(seen.get(key))]
+
+
 def listed(keys: Sequence[str]) -> str:
     """Return the first names, and the number of others."""
     named = ", ".join(shown(key, LONGEST_KEY) for key in keys[:MOST_KEYS])

@@ -1,11 +1,13 @@
-"""Guards: the view of a guard and its stack, and the troubles of a guard.
+"""Guards: the view of a guard and its stack, its troubles, and the rows of its limits.
+
+The limits of requests have rows of the same kind.
 
 Pure except for the counters; nothing raises, whatever a snapshot holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from seawall.dashboard import wording as say
@@ -14,24 +16,30 @@ from seawall.dashboard.bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
     MOST_FACTS,
+    MOST_KEYS,
     MOST_LAYERS,
     number,
     shown,
 )
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.content import (
+    Facts,
     FoundTrouble,
+    RowContent,
     Seen,
     Troubles,
     fact,
     found_by,
+    full,
     mapping,
+    share_of,
     things,
     time_of,
 )
 from seawall.dashboard.presenters.policies import ENDS, TROUBLES, describe_policy, refused_facts
 from seawall.dashboard.presenters.settings import PolicySettings, settings_of
 from seawall.dashboard.views import WORST, GuardView, LayerView, Rates, Tone
+from seawall.models.rate.rates import Rate
 from seawall.telemetry import thresholds as limits
 
 Asked = Callable[[str, Any], PolicySettings]
@@ -152,9 +160,8 @@ def degraded_share(name: str, counters: Counters) -> float:
     Failures do not count: a fallback's answer is counted as a failed or refused attempt as well.
     """
     degraded = counters.recent(("guard", name, "degraded"))
-    return (
-        degraded / (degraded + counters.recent(("guard", name, "succeeded"))) if degraded else 0.0
-    )
+    succeeded = counters.recent(("guard", name, "succeeded"))
+    return degraded / (degraded + succeeded) if degraded else 0.0
 
 
 def last_error(seen: Seen, *, when: bool = True) -> str:
@@ -274,3 +281,85 @@ def lost_store(shared: Any) -> str:
     """Return the id of the problem that makes a policy work without its store."""
     store = mapping(shared).get("store")
     return f"store:{store}" if store else ""
+
+
+_GUARD_LIMITS: Final = ("rate_limit", "bulkhead", "adaptive_limit", "thread_bulkhead")
+
+
+def guard_limit_rows(guard: Seen, counters: Counters) -> Iterator[tuple[str, str, RowContent]]:
+    """Yield the limits in a guard's stack, whose counters are recorded already."""
+    name = str(guard.get("name", ""))
+    for place, seen in enumerate(things(guard, "policies")):
+        kind = seen.get("policy")
+        if seen.get("mode") == "off" or kind not in _GUARD_LIMITS:
+            continue
+        refused = counters.recent_rate(("layer", name, place, "rejected"))
+        facts: Facts = [("refused", say.rate(refused))]
+        if kind == "rate_limit":
+            try:
+                yield "rate_limit", name, _rate_limit(seen, refused, facts)
+            except (TypeError, ValueError):  # the known kind, but another shape
+                yield "rate_limit", name, RowContent(facts=facts, track=refused)
+        else:
+            slots = seen.get("limit", seen.get("workers"))
+            used = number(seen.get("in_flight"))
+            line = RowContent(
+                say.use(used, slots),
+                "warn" if full(seen) else "ok",
+                [("waiting", say.amount(seen.get("waiting"))), *facts],
+                share_of(used, slots),
+                used,
+            )
+            yield str(kind), name, line
+
+
+def _rate_limit(seen: Seen, refused: float, facts: Facts) -> RowContent:
+    texts: list[str] = []
+    used: list[float] = []
+    for limit in mapping(seen.get("limits")).values():
+        one = mapping(limit)
+        texts.append(str(one.get("limit", "")))
+        if "left" in one:
+            left = share_of(one["left"], Rate.parse(texts[-1]).limit)
+            used.append(1 - min(1.0, left or 0.0))
+    named = ", ".join(texts[:MOST_KEYS])
+    state, tone = ("limiting", "warn") if refused else (named, "ok")
+    gauge = max(used, default=None)
+    return RowContent(state, cast("Tone", tone), [("limit", named), *facts], gauge, refused)
+
+
+def request_limit_rows(
+    name: str, seen: Seen, counters: Counters
+) -> Iterator[tuple[str, RowContent]]:
+    """Yield the name and content of the row of each limit."""
+    for group, soft in (("limits", False), ("soft", True)):
+        for limit, raw in mapping(seen.get(group)).items():
+            one = mapping(raw)
+            over = counters.rate(("request_limits", name, group, limit), one.get("over"))
+            facts: Facts = [
+                ("rate", str(one.get("rate", ""))),
+                ("keys", say.amount(one.get("keys"))),
+                ("over in all", say.amount(one.get("over"))),
+            ]
+            shared = seen.get("shared")
+            if isinstance(shared, Mapping) and "mode" in shared:
+                facts.append(("sharing", str(shared["mode"])))
+            what = "would refuse" if soft else "refuses"
+            state = f"{what} {say.rate(over)}" if over else "well"
+            yield f"{name}: {limit}", RowContent(state, "warn" if over else "ok", facts, None, over)
+
+
+def request_limit_troubles(_kind: str, name: str, seen: Seen, counters: Counters) -> Troubles:
+    """Yield the troubles of the limits of requests."""
+    for limit in mapping(seen.get("limits")):
+        over = counters.recent(("request_limits", name, "limits", limit))
+        if over:
+            what = f"The limit {limit} refuses {say.rate(over / counters.span)}"
+            yield FoundTrouble(f"request_limits:{name}:{limit}", "warn", name, what)
+    shared = mapping(seen.get("shared"))
+    if shared.get("mode", "shared") != "shared":
+        what = f"The limits go without their store: {say.plainly(str(shared['mode']))}"
+        key = f"store_mode:{name}"
+        advice = "See whether the store answers"
+        began, cause = f"{key}:rate_limit", lost_store(shared)
+        yield FoundTrouble(f"{key}:limits", "warn", name, what, advice, began, cause)

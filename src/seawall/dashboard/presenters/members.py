@@ -194,6 +194,5 @@ def _member_trouble(
     state: str, key: str, group: str, what: str, advice: str, lasted: float
 ) -> FoundTrouble:
     cause = f"confirmed:{key}" if state == "suspected" else ""
-    return FoundTrouble(
-        f"{state}:{key}", TONES[state], group, what, advice, cause=cause, lasted=lasted
-    )
+    tone = TONES[state]
+    return FoundTrouble(f"{state}:{key}", tone, group, what, advice, cause=cause, lasted=lasted)

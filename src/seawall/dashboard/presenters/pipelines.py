@@ -217,9 +217,8 @@ def _source_facts(seen: Seen) -> Facts:
 def failing_share(name: str, stage: str, counters: Counters) -> float:
     """Return the share of items that failed in a stage recently, from 0 to 1."""
     failed = counters.long_term((PIPELINE, name, stage, "failed"))
-    return (
-        failed / (failed + counters.long_term((PIPELINE, name, stage, "done"))) if failed else 0.0
-    )
+    done = counters.long_term((PIPELINE, name, stage, "done"))
+    return failed / (failed + done) if failed else 0.0
 
 
 def failing_tone(share: float, seen: Seen) -> Tone:
@@ -236,11 +235,9 @@ def degrades_all(seen: Seen) -> bool:
 
 def causes_of(seen: Seen) -> list[tuple[str, int]]:
     """Return the causes of a stage's failures, the most frequent first."""
-    causes = mapping(seen.get("failures")).items()
-    counted = [
-        (shown(cause, LONGEST_NAME), int(max(0.0, number(times)))) for cause, times in causes
-    ]
-    return sorted(counted, key=lambda one: -one[1])
+    failures = mapping(seen.get("failures"))
+    causes = [(shown(why, LONGEST_NAME), int(_amount(failures, why))) for why in failures]
+    return sorted(causes, key=lambda one: -one[1])
 
 
 def blocked_by(seen: Seen) -> str:
@@ -423,13 +420,10 @@ def _missing(name: str, where: str, seen: Seen) -> Troubles:
         return
     for one in missing:
         its_name = shown(one["name"], LONGEST_KEY)
-        predicate = (
-            "is missing, its last value stands in" if one["state"] == "stale" else "is missing"
-        )
+        stands_in = ", its last value stands in" if one["state"] == "stale" else ""
         why = f": {one['cause']}" if one["cause"] else ""
-        yield _missing_trouble(
-            name, its_name, where, f"Source {its_name} {predicate}{why}", cause, one["seconds"]
-        )
+        what = f"Source {its_name} is missing{stands_in}{why}"
+        yield _missing_trouble(name, its_name, where, what, cause, one["seconds"])
 
 
 def _missing_trouble(
@@ -465,9 +459,8 @@ def _stage_troubles(name: str, stage: str, seen: Seen, counters: Counters) -> Tr
         why = f": {listed(causes)}" if causes else ""
         do = "are degraded" if degrades_all(seen) else "fail"
         what = f"{say.share(share)} of the items {do} in stage {its_name}{why}"
-        yield FoundTrouble(
-            f"errors:{name}:{stage}", tone, name, what, "Look at why they fail", cause=cause
-        )
+        advice = "Look at why they fail"
+        yield FoundTrouble(f"errors:{name}:{stage}", tone, name, what, advice, cause=cause)
     age = number(seen.get("oldest"))
     if age > limits.QUEUE_AGE_SECONDS:
         waiting = f", {say.amount(seen.get('waiting'))} wait"

@@ -14,6 +14,7 @@ from seawall.dashboard.presenters.content import (
     RowContent,
     Seen,
     Troubles,
+    counted,
     plain_facts,
     plain_row,
     share_of,
@@ -34,14 +35,11 @@ def _queue_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowConte
     if tone == "ok" and dead > limits.DEAD:
         tone = "warn"
     facts: Facts = [("oldest", say.seconds(age))]
-    facts += [
-        (label, say.amount(known[label])) for label in _QUEUE_FACTS if number(known.get(label))
-    ]
+    facts += counted(known, _QUEUE_FACTS)
     waiting = number(known.get("waiting"))
     room = known.get("max_size", known.get("max_waiting", known.get("capacity")))
-    return RowContent(
-        f"{say.amount(waiting)} waiting", tone, facts, share_of(waiting, room), waiting
-    )
+    state = f"{say.amount(waiting)} waiting"
+    return RowContent(state, tone, facts, share_of(waiting, room), waiting)
 
 
 _QUEUE_FACTS: Final = (
@@ -75,9 +73,8 @@ def _queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Tr
     blocked = number(known.get("blocked"))
     if blocked > limits.BLOCKED_AGGREGATES:
         text = f"Events of {say.several(blocked, 'aggregate')} wait behind one that failed"
-        yield FoundTrouble(
-            f"blocked:{name}", "bad", name, text, "Mend the cause, then unblock them"
-        )
+        advice = "Mend the cause, then unblock them"
+        yield FoundTrouble(f"blocked:{name}", "bad", name, text, advice)
 
 
 def has_no_letters(seen: Seen) -> bool:

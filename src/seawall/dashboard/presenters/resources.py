@@ -14,6 +14,7 @@ from seawall.dashboard.presenters.content import (
     RowContent,
     Seen,
     Troubles,
+    counted,
     full,
     listed,
     mapping,
@@ -31,12 +32,9 @@ def _pool_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowCon
         if p99 is not None:
             facts.append((label, say.seconds(p99)))
     troubles = ("leaked", "rejected", "timed_out", "connect_failed", "close_failed")
-    facts += [
-        (say.plainly(key), say.amount(seen[key])) for key in troubles if number(seen.get(key))
-    ]
-    return RowContent(
-        say.use(used, size), "warn" if waiting else "ok", facts, share_of(used, size), waiting
-    )
+    facts += counted(seen, troubles)
+    tone: Tone = "warn" if waiting else "ok"
+    return RowContent(say.use(used, size), tone, facts, share_of(used, size), waiting)
 
 
 OUT_FOR: Final = 60.0
@@ -69,9 +67,7 @@ def _executor_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> Ro
     if seen.get("p99") is not None:
         facts.append(("takes (p99)", say.seconds(seen["p99"])))
     troubles = ("failed", "rejected", "timed_out", "replaced", "abandoned")
-    facts += [
-        (say.plainly(key), say.amount(seen[key])) for key in troubles if number(seen.get(key))
-    ]
+    facts += counted(seen, troubles)
     tone: Tone = "warn" if full(seen) else "ok"
     return RowContent(say.use(used, size), tone, facts, share_of(used, size), waiting)
 
@@ -80,9 +76,8 @@ def _executor_troubles(_kind: str, name: str, seen: Seen, _counters: Counters) -
     if full(seen):
         what = f"No worker of {say.amount(seen.get('workers'))} is free,"
         what += f" {say.several(seen.get('waiting'), 'call waits', 'calls wait')}"
-        yield FoundTrouble(
-            f"executor:{name}", "warn", name, what, "Give it more workers, or less work"
-        )
+        advice = "Give it more workers, or less work"
+        yield FoundTrouble(f"executor:{name}", "warn", name, what, advice)
 
 
 def _store_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> RowContent:
@@ -141,9 +136,8 @@ def _models_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowCon
     served = mapping(seen["served"])
     speed = counters.rate(("models", name, "served"), sum(number(one) for one in served.values()))
     facts: Facts = [(str(model), say.amount(times)) for model, times in served.items()]
-    return RowContent(
-        say.rate(speed), "ok", [*facts, ("none", say.amount(seen.get("failed")))], None, speed
-    )
+    facts.append(("none", say.amount(seen.get("failed"))))
+    return RowContent(say.rate(speed), "ok", facts, None, speed)
 
 
 def _llm_row(_kind: str, name: str, seen: Seen, counters: Counters) -> RowContent:

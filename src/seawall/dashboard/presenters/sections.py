@@ -23,9 +23,9 @@ from seawall.dashboard.presenters.content import (
     plain_row,
     things,
 )
-from seawall.dashboard.presenters.guards import guard_troubles
-from seawall.dashboard.presenters.limits import (
+from seawall.dashboard.presenters.guards import (
     guard_limit_rows,
+    guard_troubles,
     request_limit_rows,
     request_limit_troubles,
 )

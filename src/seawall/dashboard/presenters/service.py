@@ -14,6 +14,7 @@ from seawall.dashboard.presenters.content import (
     RowContent,
     Seen,
     Troubles,
+    counted,
     listed,
     mapping,
 )
@@ -68,7 +69,7 @@ def _lifecycle_row(_kind: str, _name: str, seen: Seen, _counters: Counters) -> R
     waits = seen.get("warming_up")
     if isinstance(waits, (list, tuple)) and waits:
         facts.append(("warming up", listed([str(one) for one in waits])))
-    facts += [(key, say.amount(seen[key])) for key in ("refused", "cut") if number(seen.get(key))]
+    facts += counted(seen, ("refused", "cut"))
     tone: Tone = "ok" if state == "ready" else "off" if state == "stopped" else "warn"
     return RowContent(state, tone, facts, None, in_flight)
 

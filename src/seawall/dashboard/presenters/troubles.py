@@ -122,19 +122,15 @@ def troubles_in(kind: str, thing: Seen, counters: Counters) -> list[FoundTrouble
 def _unreadable(kind: str, name: str, seen: Seen) -> Iterator[FoundTrouble]:
     what = say.plainly(kind)
     if "snapshot_error" in seen:
-        yield FoundTrouble(
-            f"unreadable:{kind}:{name}", "warn", name, f"The {what} cannot be read", "See its logs"
-        )
+        text = f"The {what} cannot be read"
+        yield FoundTrouble(f"unreadable:{kind}:{name}", "warn", name, text, "See its logs")
     elif "stored_error" in seen:
-        advice = "See whether its store or database answers"
-        yield FoundTrouble(
-            f"unreadable:{kind}:{name}", "warn", name, f"The {what} cannot be asked", advice
-        )
+        text, advice = f"The {what} cannot be asked", "See whether its store or database answers"
+        yield FoundTrouble(f"unreadable:{kind}:{name}", "warn", name, text, advice)
     elif number(seen.get("stored_age")) > limits.READING_AGE_SECONDS:
         text = f"What is known of the {what} is {say.seconds(seen['stored_age'])} old"
-        yield FoundTrouble(
-            f"old:{kind}:{name}", "warn", name, text, "Let a Refresher ask more often"
-        )
+        advice = "Let a Refresher ask more often"
+        yield FoundTrouble(f"old:{kind}:{name}", "warn", name, text, advice)
 
 
 def with_guards(found: list[FoundTrouble]) -> list[FoundTrouble]:
