@@ -324,11 +324,10 @@ class Dashboard:
         elif name in _READS:
             expect(visit.method, "GET", "HEAD")
             await getattr(self, _READS[name])(visit, receive, send, head=head)
-        elif name in WORK_READS:
+        elif name in _DOCUMENTS or name in WORK_READS:
             expect(visit.method, "GET", "HEAD")
-            payloads = await self._door.operator(visit) is not None
-            found = await WORK_READS[name](visit.query, payloads=payloads, tell=self._door.tell)
-            await send_answer(send, 200, JSON, to_json(found), head=head)
+            document = await self._document(name, visit)
+            await send_answer(send, 200, JSON, to_json(document), head=head)
         else:
             folder, _, file = path.removeprefix("/").partition("/")
             asset = self._asset(file) if folder == "page" and file != _assets.INDEX else None
@@ -336,6 +335,13 @@ class Dashboard:
                 raise RequestRefused(404, "Not found", "There is nothing here.")
             expect(visit.method, "GET", "HEAD")
             await send_answer(send, 200, asset.kind, asset.body, head=head)
+
+    async def _document(self, name: str, visit: Visit) -> dict[str, Any]:
+        if name in _DOCUMENTS:
+            document: dict[str, Any] = getattr(self, _DOCUMENTS[name])(visit)
+            return document
+        payloads = await self._door.operator(visit) is not None
+        return await WORK_READS[name](visit.query, payloads=payloads, tell=self._door.tell)
 
     async def _page(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
         path: str = visit.scope["path"]
@@ -369,17 +375,16 @@ class Dashboard:
         message = await frame.message(operator, live.history())
         await send_answer(send, 200, JSON, message, head=head)
 
-    async def _hours(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+    def _hours(self, visit: Visit) -> dict[str, Any]:
         spans = {str(int(step.span)): step for step in STEPS}
         step, guard = spans.get(visit.query.get("span", "")), visit.query.get("guard")
         if step is None or not guard:
             example = f"hours?guard=vendor&span={' or '.join(spans)}"
             raise RequestRefused(400, "Bad request", f"Name a guard and a span: {example}.")
         pods = self._live().hours(step.span, shown(guard, LONGEST_NAME))
-        body = to_json({"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods})
-        await send_answer(send, 200, JSON, body, head=head)
+        return {"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods}
 
-    async def _audit(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+    def _audit(self, visit: Visit) -> dict[str, Any]:
         from seawall.audit.outputs import as_table
         from seawall.audit.process import audit_process
 
@@ -388,15 +393,15 @@ class Dashboard:
             findings = audit_process(**{name: int(number) for name, number in asked.items()})
         except ValueError as error:
             raise RequestRefused(400, "Bad request", str(error)[:500]) from error
-        await send_answer(send, 200, JSON, to_json({"findings": as_table(findings)}), head=head)
+        return {"findings": as_table(findings)}
 
-    async def _snapshot(self, _visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
+    def _snapshot(self, _visit: Visit) -> dict[str, Any]:
         from seawall.tune.measurements import tuning_snapshot
 
-        await send_answer(send, 200, JSON, to_json(tuning_snapshot()), head=head)
+        return tuning_snapshot()
 
-    async def _tune(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
-        """Answer with proposals that are not proven: a simulation takes too long for a page."""
+    def _tune(self, visit: Visit) -> dict[str, Any]:
+        """Return proposals that are not proven: a simulation takes too long for a page."""
         from seawall.tune.measurements import measured_of, tuning_snapshot
         from seawall.tune.proposals import propose
 
@@ -405,19 +410,17 @@ class Dashboard:
             raise RequestRefused(400, "Bad request", "Name a guard: tune?guard=vendor.")
         here = self._shows_itself and pod in (None, self._live().watcher.pod)
         found = [propose(one) for one in measured_of(tuning_snapshot(name) if here else {})]
-        body = {
-            "proposals": [
-                {
-                    "place": proposal.place,
-                    "policy": proposal.policy,
-                    "words": shown(proposal.words, LONGEST_TEXT),
-                    "reason": shown(proposal.reason, LONGEST_TEXT),
-                }
-                for advice in found
-                for proposal in advice.proposals
-            ]
-        }
-        await send_answer(send, 200, JSON, to_json(body), head=head)
+        proposals = [
+            {
+                "place": proposal.place,
+                "policy": proposal.policy,
+                "words": shown(proposal.words, LONGEST_TEXT),
+                "reason": shown(proposal.reason, LONGEST_TEXT),
+            }
+            for advice in found
+            for proposal in advice.proposals
+        ]
+        return {"proposals": proposals}
 
     async def _events(self, visit: Visit, receive: Receive, send: Send, *, head: bool) -> None:
         if head:
@@ -470,17 +473,10 @@ class Dashboard:
         return {"done": done}
 
 
-_READS: Final = {
-    "": "_page",
-    "events": "_events",
-    "state": "_state",
-    "hours": "_hours",
-    "audit": "_audit",
-    "snapshot": "_snapshot",
-    "tune": "_tune",
-    "session": "_session",
-}
+_READS: Final = {"": "_page", "events": "_events", "state": "_state", "session": "_session"}
 """The read routes by path, with the method that answers."""
+_DOCUMENTS: Final = {"hours": "_hours", "audit": "_audit", "snapshot": "_snapshot", "tune": "_tune"}
+"""The routes of plain JSON documents, with the method that returns them."""
 
 
 def _end_all(*ended: Any) -> None:

@@ -48,32 +48,14 @@ LONGEST_RECORD: Final = 1000
 
 _PROXIED: Final = frozenset(
     {
-        "cdn-loop",
-        "client-ip",
-        "forwarded",
-        "forwarded-for",
-        "true-client-ip",
-        "via",
-        "x-client-ip",
-        "x-cluster-client-ip",
-        "x-host",
-        "x-real-ip",
-        "x-remote-addr",
-        "x-remote-ip",
+        *("cdn-loop", "client-ip", "forwarded", "forwarded-for", "true-client-ip", "via"),
+        *("x-client-ip", "x-cluster-client-ip", "x-host", "x-real-ip"),
+        *("x-remote-addr", "x-remote-ip"),
     }
 )
 _PROXIED_AS: Final = (
-    "cf-",
-    "fastly-",
-    "fly-",
-    "x-amzn-",
-    "x-appengine-",
-    "x-azure-",
-    "x-envoy-",
-    "x-forwarded",
-    "x-original-",
-    "x-proxy",
-    "x-varnish",
+    *("cf-", "fastly-", "fly-", "x-amzn-", "x-appengine-", "x-azure-", "x-envoy-"),
+    *("x-forwarded", "x-original-", "x-proxy", "x-varnish"),
 )
 """Headers that proxies add: these names, and all that start with these prefixes."""
 

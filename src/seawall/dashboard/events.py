@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import finalize, ref
 
@@ -144,7 +144,7 @@ class EventHistory:
         elif isinstance(event, events.SettingsChanged):
             self.changes += 1
             self.differing.pop((event.guard, event.policy), None)
-        for what, lasts in _LASTING.get(type(event), _no_time)(event):
+        for what, lasts in _lasting(event):
             if not lasts:
                 self.began.pop(what, None)
                 self.traces.pop(what, None)
@@ -205,27 +205,25 @@ def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
     return end
 
 
-def _no_time(_event: Any) -> tuple[tuple[str, bool], ...]:
-    return ()
-
-
-_LASTING: Final[dict[type[Event], Callable[[Any], tuple[tuple[str, bool], ...]]]] = {
-    events.BreakerChanged: lambda event: ((f"breaker:{event.guard}", event.after != "closed"),),
-    events.StoreModeChanged: lambda event: (
-        (f"store_mode:{event.guard}:{event.policy}", event.after != _SHARED),
-        (f"store:{event.store}", event.after != _SHARED),
-    ),
-    events.LevelChanged: lambda event: ((f"service_levels:{event.guard}", event.after != "full"),),
-    events.LoopBlocked: lambda event: ((f"watchdog:{event.guard}", not event.over),),
-    events.LifecycleChanged: lambda event: (
-        (f"lifecycle:{event.guard}", event.after == "draining"),
-    ),
-    events.HealthChanged: lambda event: (
-        (f"health:{event.guard}", event.after in {"degraded", "unhealthy"}),
-    ),
-    events.HostEjected: lambda event: ((f"upstreams:{event.guard}", True),),
-    events.HostRestored: lambda event: ((f"upstreams:{event.guard}", False),),
+_LASTING: Final[dict[type[Event], tuple[str, Callable[[Any], bool]]]] = {
+    events.BreakerChanged: ("breaker", lambda event: event.after != "closed"),
+    events.LevelChanged: ("service_levels", lambda event: event.after != "full"),
+    events.LoopBlocked: ("watchdog", lambda event: not event.over),
+    events.LifecycleChanged: ("lifecycle", lambda event: event.after == "draining"),
+    events.HealthChanged: ("health", lambda event: event.after in {"degraded", "unhealthy"}),
+    events.HostEjected: ("upstreams", lambda _event: True),
+    events.HostRestored: ("upstreams", lambda _event: False),
 }
+"""Events that start or end a lasting state, its name, and whether it lasts after the event."""
+
+
+def _lasting(event: Event) -> Iterator[tuple[str, bool]]:
+    if isinstance(event, events.StoreModeChanged):
+        for name in (f"store_mode:{event.guard}:{event.policy}", f"store:{event.store}"):
+            yield name, event.after != _SHARED
+    elif type(event) in _LASTING:
+        name, lasts = _LASTING[type(event)]
+        yield f"{name}:{event.guard}", lasts(event)
 
 
 class Sentence(NamedTuple):

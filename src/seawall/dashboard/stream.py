@@ -146,7 +146,9 @@ class Stream:
         gone = asyncio.create_task(_until_gone(receive))
         try:
             # A client that did not read the last part would not read the closing one, either.
-            if await self._begin() and await self._follow(gone, operator) and not gone.done():
+            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+            began = await self._taken(start) and await self._take(BEGIN)
+            if began and await self._follow(gone, operator) and not gone.done():
                 await self._take(b"", more=False)
         finally:
             gone.cancel()
@@ -154,10 +156,6 @@ class Stream:
             if not gone.cancelled():
                 # Marks it as retrieved: a server whose `receive` fails has lost its client.
                 gone.exception()
-
-    async def _begin(self) -> bool:
-        start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-        return await self._taken(start) and await self._take(BEGIN)
 
     async def _follow(self, gone: asyncio.Task[None], operator: str | None) -> bool:
         """Send new frames until the stream ends; return False if the client does not read."""

@@ -65,14 +65,8 @@ TITLE: Final = "Pipelines"
 """The section of these rows."""
 
 COUNTS: Final = (
-    "done",
-    "retries",
-    "failed",
-    "degraded",
-    "dropped",
-    "dead_letters",
-    "refused",
-    "deaths",
+    *("done", "retries", "failed", "degraded"),
+    *("dropped", "dead_letters", "refused", "deaths"),
 )
 """The counters in a stage's snapshot."""
 _OWN: Final = frozenset({"name", "kind", "read", "rate", "waits", "last_at", "error"})

@@ -43,16 +43,8 @@ def _queue_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowConte
 
 
 _QUEUE_FACTS: Final = (
-    "dead",
-    "blocked",
-    "claimed",
-    "running",
-    "delayed",
-    "dropped",
-    "rejected",
-    "refused",
-    "expired",
-    "lost",
+    *("dead", "blocked", "claimed", "running", "delayed"),
+    *("dropped", "rejected", "refused", "expired", "lost"),
 )
 
 
