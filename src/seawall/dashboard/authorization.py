@@ -193,9 +193,8 @@ def _is_of_proxy(header: str) -> bool:
 def _is_loopback_name(host: str | None) -> bool:
     if host is None or len(host) > LONGEST_HOST or "%" in host:  # % never occurs in a valid name
         return False
-    name, _, port = (
-        host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "")
-    )
+    has_port = ":" in host and not host.endswith("]")
+    name, _, port = host.rpartition(":") if has_port else (host, "", "")
     if port and not (port.isascii() and port.isdigit()):
         return False
     if name.startswith("[") and name.endswith("]"):

@@ -10,8 +10,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from seawall.dashboard.responses import SAFE, RequestRefused, to_json
@@ -71,7 +70,8 @@ class Broadcast:
         self.over = False
         """Whether there will be no more frames: streams end."""
         self._next: asyncio.Future[None] | None = None
-        self._limits: set[asyncio.Timeout] = set()
+        self.sending: set[asyncio.Timeout] = set()
+        """Timeouts of the sends in progress, which `end` shortens."""
 
     @property
     def awaited(self) -> bool:
@@ -87,19 +87,10 @@ class Broadcast:
         """Publish no more frames; sends in progress get at most `ENDED_WITHIN` seconds."""
         self.over = True
         self._wake()
-        for limit in self._limits:
+        for limit in self.sending:
             if not limit.expired():  # an expired one cannot be rescheduled
                 soon = asyncio.get_running_loop().time() + ENDED_WITHIN
                 limit.reschedule(min(soon, limit.when() or soon))
-
-    @contextmanager
-    def shortening(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Shorten `limit` if the streams end during the block."""
-        self._limits.add(limit)
-        try:
-            yield
-        finally:
-            self._limits.discard(limit)
 
     def _wake(self) -> None:
         waited, self._next = self._next, None
@@ -195,8 +186,11 @@ class Stream:
         within = ENDED_WITHIN if broadcast.over else TAKEN_WITHIN
         try:
             async with asyncio.timeout(within) as limit:
-                with broadcast.shortening(limit):
+                broadcast.sending.add(limit)
+                try:
                     await self._send(message)
+                finally:
+                    broadcast.sending.discard(limit)
         except (OSError, TimeoutError):
             return False
         return True

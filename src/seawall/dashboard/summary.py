@@ -302,9 +302,8 @@ class _Group:
         """
         order = dict.fromkeys(verb for counts in self._counts.values() for verb in counts)
         order = {**{verb: None for verb in order if verb not in last}, **dict.fromkeys(last)}
-        verbs = {
-            verb: max(counts.get(verb, 0) for counts in self._counts.values()) for verb in order
-        }
+        all_counts = self._counts.values()
+        verbs = {verb: max(counts.get(verb, 0) for counts in all_counts) for verb in order}
         if len(verbs) > 1:
             verbs.pop(_MINOR, None)
         return verbs

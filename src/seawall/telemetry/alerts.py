@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
-from seawall.telemetry import thresholds as threshold
+from seawall.telemetry import thresholds as limits
 from seawall.telemetry.promql import PromqlQueries
 
 __all__ = ["alert_rules"]
@@ -68,10 +68,10 @@ def _is_address(text: object) -> bool:
 _page: Final = partial(Alert, "page")
 _ticket: Final = partial(Alert, "ticket")
 
-_ask: Final = PromqlQueries(f"{threshold.WINDOW / 60:g}m")
+_ask: Final = PromqlQueries(f"{limits.WINDOW / 60:g}m")
 
 _CALLS: Final = _ask.rate("attempts", "job guard")
-_ENOUGH: Final = f"{_CALLS} > {threshold.FEW_CALLS / 60:.4f}"
+_ENOUGH: Final = f"{_CALLS} > {limits.FEW_CALLS / 60:.4f}"
 
 
 def _share(part: str, whole: str, above: float) -> str:
@@ -103,12 +103,10 @@ def _percent(share: float) -> str:
 ALERTS: Final[tuple[Alert, ...]] = (
     _page(
         "SeawallCircuitOpenRate",
-        _share(
-            _ask.rate("rejected", "job guard", 'policy="breaker"'), _CALLS, threshold.CIRCUIT_OPEN
-        ),
+        _share(_ask.rate("rejected", "job guard", 'policy="breaker"'), _CALLS, limits.CIRCUIT_OPEN),
         60,
         "{guard}: {percent} of calls meet an open circuit",
-        f"More than {_percent(threshold.CIRCUIT_OPEN)} of the calls of guard {{guard}} in {{job}}"
+        f"More than {_percent(limits.CIRCUIT_OPEN)} of the calls of guard {{guard}} in {{job}}"
         " are refused because its breaker is open: the dependency fails.",
     ),
     _page(
@@ -116,17 +114,17 @@ ALERTS: Final[tuple[Alert, ...]] = (
         _share(
             _ask.rate("attempts", "job guard", 'outcome="failed"'),
             _ask.rate("attempts", "job guard", 'outcome=~"succeeded|failed"'),
-            threshold.ERROR_RATIO,
+            limits.ERROR_RATIO,
         ),
         300,
         "{guard}: {percent} of attempts fail",
-        f"More than {_percent(threshold.ERROR_RATIO)} of the attempts of guard {{guard}} in"
+        f"More than {_percent(limits.ERROR_RATIO)} of the attempts of guard {{guard}} in"
         " {job} fail.",
     ),
     _ticket(
         "SeawallRetryBudgetSpent",
         # Not the gauge: for a budget refilled by successes, it stays at 1 long after an outage.
-        _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), threshold.UNRETRIED),
+        _above(_ask.rate("retries_stopped", "job guard", 'cause="budget"'), limits.UNRETRIED),
         300,
         "{guard}: the retry budget is spent, failed calls are not retried",
         "Calls of guard {guard} in {job} fail and are not retried, since the retry budget is"
@@ -135,14 +133,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
     _ticket(
         "SeawallBreakerIsolated",
         _ask.gauge("max", "breaker_state", "job guard", 'state="isolated"') + " >= 1",
-        threshold.ISOLATED_SECONDS,
+        limits.ISOLATED_SECONDS,
         "{guard}: its breaker is isolated, by hand",
         "Somebody isolated the breaker of {guard} in {job}, and it has been so for an hour: it"
         " does not close by itself.",
     ),
     _ticket(
         "SeawallBreakerFlapping",
-        _more_than("breaker_transitions", "instance guard", threshold.FLAPPING, 'to="closed"'),
+        _more_than("breaker_transitions", "instance guard", limits.FLAPPING, 'to="closed"'),
         600,
         "{guard}: its breaker closes and opens again and again",
         "The breaker of {guard} on {instance} closed {number} times in five minutes: the"
@@ -150,50 +148,50 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallShedding",
-        _share(_ask.rate("shed", "job guard"), _CALLS, threshold.SHED),
+        _share(_ask.rate("shed", "job guard"), _CALLS, limits.SHED),
         300,
         "{guard}: {percent} of calls are shed",
-        f"More than {_percent(threshold.SHED)} of the calls of {{guard}} in {{job}} are shed:"
+        f"More than {_percent(limits.SHED)} of the calls of {{guard}} in {{job}} are shed:"
         " there is more work than it can do.",
     ),
     _ticket(
         "SeawallSaturated",
-        _gauge_above("avg", "autoscale_load", "", threshold.LOAD),
+        _gauge_above("avg", "autoscale_load", "", limits.LOAD),
         600,
         "{job}: {percent} full",
         "The processes of {job} are full, on average: above 100 % work waits.",
     ),
     _ticket(
         "SeawallSlotsFull",
-        _gauge_above("max", "slot_wait_seconds", "guard policy", threshold.SLOT_WAIT_SECONDS),
+        _gauge_above("max", "slot_wait_seconds", "guard policy", limits.SLOT_WAIT_SECONDS),
         120,
         "{guard}: calls wait {duration} for a slot",
         "The first in line for a slot of the {policy} of {guard} in {job} waits too long.",
     ),
     _ticket(
         "SeawallPoolWait",
-        _above(_ask.quantile(0.99, "pool_wait_seconds", "job pool"), threshold.POOL_WAIT_SECONDS),
+        _above(_ask.quantile(0.99, "pool_wait_seconds", "job pool"), limits.POOL_WAIT_SECONDS),
         300,
         "{pool}: borrowers wait {duration} (p99)",
         "The pool {pool} in {job} is too small, or what it lends is kept too long.",
     ),
     _ticket(
         "SeawallAbandonedThreads",
-        _gauge_above("sum", "abandoned_threads", "instance guard", threshold.ABANDONED_THREADS),
+        _gauge_above("sum", "abandoned_threads", "instance guard", limits.ABANDONED_THREADS),
         600,
         "{guard}: {value} threads run on without a caller",
         "Calls of {guard} on {instance} timed out, but their threads did not end.",
     ),
     _ticket(
         "SeawallLoopLag",
-        _gauge_above("max", "loop_lag_seconds", "instance", threshold.LOOP_LAG_SECONDS),
+        _gauge_above("max", "loop_lag_seconds", "instance", limits.LOOP_LAG_SECONDS),
         60,
         "{instance}: its event loop is {duration} late",
         "Something blocks the event loop of {instance} ({job}): all of its requests are late.",
     ),
     _page(
         "SeawallOutboxOld",
-        _gauge_above("max", "outbox_age_seconds", "outbox", threshold.OUTBOX_AGE_SECONDS),
+        _gauge_above("max", "outbox_age_seconds", "outbox", limits.OUTBOX_AGE_SECONDS),
         120,
         "{outbox}: an event waits for {duration}",
         "The oldest event of the outbox {outbox} in {job} has not been sent: no dispatcher runs,"
@@ -201,7 +199,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _page(
         "SeawallAggregateBlocked",
-        _gauge_above("max", "outbox_blocked_aggregates", "outbox", threshold.BLOCKED_AGGREGATES),
+        _gauge_above("max", "outbox_blocked_aggregates", "outbox", limits.BLOCKED_AGGREGATES),
         60,
         "{outbox}: {value} aggregates are blocked",
         "An event of the outbox {outbox} in {job} could not be sent, and what comes after it"
@@ -210,7 +208,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     _ticket(
         "SeawallQueueOld",
         _gauge_above(
-            "max", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS, 'kind!="outbox"'
+            "max", "queue_age_seconds", "kind name", limits.QUEUE_AGE_SECONDS, 'kind!="outbox"'
         ),
         300,
         "{kind} {name}: the oldest waits for {duration}",
@@ -219,14 +217,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallDeadLetters",
-        _gauge_above("max", "queue_dead", "kind name", threshold.DEAD),
+        _gauge_above("max", "queue_dead", "kind name", limits.DEAD),
         60,
         "{kind} {name}: {value} given up",
         "What {kind} {name} of {job} gave up is kept to be looked at.",
     ),
     _ticket(
         "SeawallRefusedLate",
-        _more_than("refused_late", "kind name", threshold.REFUSED_LATE),
+        _more_than("refused_late", "kind name", limits.REFUSED_LATE),
         0,
         "{kind} {name}: work was taken over while it went on",
         "Answers of {kind} {name} in {job} came after another process had taken the work over."
@@ -234,7 +232,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _page(
         "SeawallFifoGap",
-        _more_than("fifo_gaps", "name", threshold.FIFO_GAPS),
+        _more_than("fifo_gaps", "name", limits.FIFO_GAPS),
         0,
         "{name}: messages are missing",
         "The FIFO receiver {name} in {job} waits for messages that do not come.",
@@ -242,7 +240,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     _page(
         "SeawallStoreLost",
         _ask.gauge("min", "store_up", "job store") + " == 0",
-        threshold.STORE_DOWN_SECONDS,
+        limits.STORE_DOWN_SECONDS,
         "{store}: the shared store does not answer",
         "At least one process of {job} does not reach the store {store}: its shared policies go"
         " by `on_store_failure`.",
@@ -268,7 +266,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         _ratio_above(
             _ask.gauge("sum", "upstream_hosts", "job upstreams", 'state!="serving"'),
             _ask.gauge("sum", "upstream_hosts", "job upstreams"),
-            threshold.UNHEALTHY_HOSTS,
+            limits.UNHEALTHY_HOSTS,
         ),
         120,
         "{upstreams}: {percent} of hosts do not serve",
@@ -279,21 +277,19 @@ ALERTS: Final[tuple[Alert, ...]] = (
         _ratio_above(
             _ask.increase("pipeline_ended", "job pipeline", 'result="dead_letter"'),
             _ask.increase("pipeline_ended", "job pipeline"),
-            threshold.DEAD_ITEMS,
+            limits.DEAD_ITEMS,
         )
         + "\nand\n"
-        + _more_than(
-            "pipeline_ended", "pipeline", threshold.FEW_DEAD_ITEMS, 'result="dead_letter"'
-        ),
+        + _more_than("pipeline_ended", "pipeline", limits.FEW_DEAD_ITEMS, 'result="dead_letter"'),
         60,
         "{pipeline}: {percent} of items are dead letters",
-        f"More than {_percent(threshold.DEAD_ITEMS)} of the items of pipeline {{pipeline}} in"
+        f"More than {_percent(limits.DEAD_ITEMS)} of the items of pipeline {{pipeline}} in"
         " {job} fail for good and are set aside.",
     ),
     _page(
         "SeawallStageStalled",
         _gauge_above(
-            "max", "pipeline_stage_oldest_seconds", "pipeline stage", threshold.STAGE_AGE_SECONDS
+            "max", "pipeline_stage_oldest_seconds", "pipeline stage", limits.STAGE_AGE_SECONDS
         ),
         60,
         "{pipeline}: an item has waited for {stage} for {duration}",
@@ -310,14 +306,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallSourceMissing",
-        _gauge_above("max", "collect_missing_seconds", "collect source", threshold.MISSING_SECONDS),
+        _gauge_above("max", "collect_missing_seconds", "collect source", limits.MISSING_SECONDS),
         60,
         "{collect}: {source} is missing since {duration}",
         "Collections of {collect} in {job} go on without a fresh value of {source}, and say so.",
     ),
     _page(
         "SeawallTooFewSources",
-        _more_than("collect_collections", "collect", threshold.TOO_FEW, 'result="too_few"'),
+        _more_than("collect_collections", "collect", limits.TOO_FEW, 'result="too_few"'),
         0,
         "{collect}: too few sources have a value",
         "Collections of {collect} in {job} have less than their minimum of values: they are left"
@@ -328,10 +324,10 @@ ALERTS: Final[tuple[Alert, ...]] = (
         _ratio_above(
             _ask.increase("member_changes", "job group", 'result="cleared"'),
             _ask.increase("member_changes", "job group", 'result=~"cleared|confirmed"'),
-            threshold.FALSE_SUSPECTS,
+            limits.FALSE_SUSPECTS,
         )
         + "\nand\n"
-        + _more_than("member_changes", "group", threshold.FEW_FALSE_SUSPECTS, 'result="cleared"'),
+        + _more_than("member_changes", "group", limits.FEW_FALSE_SUSPECTS, 'result="cleared"'),
         600,
         "{group}: {percent} of suspicions are wrong",
         "Members of {group} are suspected by {job} again and again, and then prove to be alive."
@@ -339,14 +335,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallReadingOld",
-        _gauge_above("min", "reading_age_seconds", "kind name", threshold.READING_AGE_SECONDS),
+        _gauge_above("min", "reading_age_seconds", "kind name", limits.READING_AGE_SECONDS),
         300,
         "{kind} {name}: nobody asked for {duration}",
         "What is shown of {kind} {name} in {job} is old, so that its age and depth tell nothing.",
     ),
     _ticket(
         "SeawallUnreadable",
-        _gauge_above("sum", "unreadable", "kind", threshold.UNREADABLE),
+        _gauge_above("sum", "unreadable", "kind", limits.UNREADABLE),
         600,
         "{job}: {value} of kind {kind} cannot be read",
         "A snapshot or a question to a store or database fails in {job}: what these would tell is"
@@ -354,7 +350,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     _ticket(
         "SeawallSeriesFolded",
-        _gauge_above("max", "series_folded", "metric", threshold.FOLDED),
+        _gauge_above("max", "series_folded", "metric", limits.FOLDED),
         900,
         "{job}: {metric} has too many series",
         "{value} series of {metric} in {job} are combined, as `other`: names are made from data.",

@@ -35,9 +35,8 @@ class PromqlQueries(NamedTuple):
 
     def _counted(self, function: str, name: str, by: str, where: str) -> str:
         metric = _known(name, "counter")
-        return _folded(
-            "sum", metric, by, f"{function}({self._series(metric, where)}[{self.window}])"
-        )
+        series = self._series(metric, where)
+        return _folded("sum", metric, by, f"{function}({series}[{self.window}])")
 
     def quantile(self, share: float, name: str, by: str = "") -> str:
         """Return a quantile of all values of a histogram within the window, `by` labels."""

@@ -88,9 +88,8 @@ def place_of(url: str) -> DashboardAddress:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"{url!r} is no address of http or https: {example}")
     tls = parts.scheme == "https"
-    return DashboardAddress(
-        tls, parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/")
-    )
+    port = port or (443 if tls else 80)
+    return DashboardAddress(tls, parts.hostname, port, parts.path.rstrip("/"))
 
 
 def header_of(text: str) -> tuple[str, str]:
@@ -271,9 +270,8 @@ class DashboardClient:
                     self._check(answer, kind)
                     # None if the answer owns it, because nothing follows
                     if connection.sock is not None:
-                        connection.sock.settimeout(
-                            QUIET if kind.startswith("text/") else CONNECTING
-                        )
+                        timeout = QUIET if kind.startswith("text/") else CONNECTING
+                        connection.sock.settimeout(timeout)
                     yield answer
         except (OSError, http.client.HTTPException, NotADashboard, ValueError) as error:
             raise Unreachable(f"{self.place}: {_reason(error, self.place)}") from error

@@ -137,17 +137,15 @@ class _Drawing:
         names = [view["pod"]["name"] for view in self._views]
         pods = names[0] if len(names) == 1 else f"{len(names)} pods"
         dot = f" {self._glyphs.dot} "
-        summary = dot.join(
-            [pods, of_all + say.several(max(guards, there), "guard"), f"load {load:.2f}"]
-        )
+        shown = of_all + say.several(max(guards, there), "guard")
+        summary = dot.join([pods, shown, f"load {load:.2f}"])
         now = self._message["at"]
         return line((self._message["title"], "bold"), dot, moment(now, now), dot, (summary, "dim"))
 
     def says(self) -> Text:
         tone, verdict_now = verdict(self._message), self._message["verdict"]
-        words = (
-            verdict_now["words"] if verdict_now["tone"] != "ok" or tone == "ok" else "Worth a look"
-        )
+        quiet = verdict_now["tone"] == "ok" and tone != "ok"
+        words = "Worth a look" if quiet else verdict_now["words"]
         return line((f"{self._glyphs.tones[tone]} {words}.", STYLES[tone]))
 
     # Blocks
@@ -284,9 +282,8 @@ class _Drawing:
         track = history["guards"].get(guard["name"]) if history else None
         rates = guard["rates"]
         style = STYLES[guard["tone"]]
-        total = call_count(
-            rates["succeeded"], rates["degraded"], rates["failed"] + rates["rejected"]
-        )
+        refused = rates["failed"] + rates["rejected"]
+        total = call_count(rates["succeeded"], rates["degraded"], refused)
         lost = guard["error_ratio"]
         cells = {
             "tone": line((self._glyphs.tones[guard["tone"]], style)),

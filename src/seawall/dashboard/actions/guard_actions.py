@@ -127,19 +127,16 @@ def _offered(asked: GuardAction, view: View) -> LayerView:
     if not 0 <= asked.layer < len(stack):
         raise unprocessable("The guard has no such layer.")
     layer = stack[asked.layer]
+    title = layer["title"]
     if asked.act != "change":
         if asked.act not in layer["acts"]:
-            raise unprocessable(
-                f"{layer['title']} cannot be {_DONE[asked.act].lower()} as it is now."
-            )
+            raise unprocessable(f"{title} cannot be {_DONE[asked.act].lower()} as it is now.")
         return layer
     offered = {change["name"] for change in layer["changes"]}
     unknown = sorted(asked.changes.keys() - offered)
     if unknown:
         listed = ", ".join(sorted(offered)) or "nothing"
-        raise unprocessable(
-            f"{layer['title']}: {unknown[0]!r} cannot be changed here; {listed} can."
-        )
+        raise unprocessable(f"{title}: {unknown[0]!r} cannot be changed here; {listed} can.")
     return layer
 
 

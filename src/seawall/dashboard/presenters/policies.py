@@ -88,9 +88,8 @@ def _breaker(_name: str, _place: int, seen: Seen, _counters: Counters) -> Policy
     else:
         if "retry_after" in seen and seen["retry_after"] is not None:
             left = round(number(seen["retry_after"]), 1)
-            facts.append(
-                ("probes", f"in {say.seconds(left)}" if left > 0 else "with the next call")
-            )
+            when = f"in {say.seconds(left)}" if left > 0 else "with the next call"
+            facts.append(("probes", when))
         if seen.get("failure"):
             facts.append(fact("last failure", str(seen["failure"])))
         facts.append(("in the window", _window(seen)))
@@ -376,9 +375,8 @@ def _chaos(_name: str, _place: int, seen: Seen, _counters: Counters) -> PolicySt
 
 
 def _unknown(_name: str, _place: int, seen: Seen, _counters: Counters) -> PolicyState:
-    return PolicyState(
-        facts=plain_facts(seen, leave_out=("policy", "mode", "rejected", "would_reject"))
-    )
+    hidden = ("policy", "mode", "rejected", "would_reject")
+    return PolicyState(facts=plain_facts(seen, hidden))
 
 
 _READERS: Final[dict[str, Callable[[str, int, Seen, Counters], PolicyState]]] = {

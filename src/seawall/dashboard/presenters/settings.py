@@ -91,14 +91,12 @@ def _breaker(policy: Any) -> str:
     if settings.consecutive is not None:
         rules.append(f"{several(settings.consecutive, 'failure')} in a row")
     if settings.failure_ratio is not None:
-        rules.append(
-            f"{share(settings.failure_ratio)} of {several(settings.min_calls, 'call')}{over}"
-        )
+        calls = several(settings.min_calls, "call")
+        rules.append(f"{share(settings.failure_ratio)} of {calls}{over}")
     if settings.slow_ratio is not None:
         rules.append(f"{share(settings.slow_ratio)} slower than {seconds(settings.slow_after)}")
-    pause = (
-        "longer each time" if callable(settings.break_for) else f"for {seconds(settings.break_for)}"
-    )
+    fixed = not callable(settings.break_for)
+    pause = f"for {seconds(settings.break_for)}" if fixed else "longer each time"
     keyed = "" if policy.key is None else ", by key"
     return f"opens at {' or '.join(rules)}, {pause}{keyed}"
 

@@ -83,9 +83,8 @@ def _cut(troubles: list[PodTrouble], wall: float) -> list[PodTrouble]:
     shown_ones = troubles[: MOST_TROUBLES - 1]
     left = len(troubles) - len(shown_ones)
     since = min((one["since"] for one in troubles[MOST_TROUBLES - 1 :]), default=wall)
-    more = FoundTrouble(
-        "more", troubles[MOST_TROUBLES - 1]["tone"], "here", f"{left} more troubles"
-    )
+    tone = troubles[MOST_TROUBLES - 1]["tone"]
+    more = FoundTrouble("more", tone, "here", f"{left} more troubles")
     return [*shown_ones, _trouble(more, since)]
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Final, Literal, NamedTuple
 
 from seawall.models.histogram import USUAL
-from seawall.telemetry import thresholds as threshold
+from seawall.telemetry import thresholds as limits
 from seawall.telemetry.metrics import METRICS, Metric
 from seawall.telemetry.promql import PromqlQueries
 
@@ -126,8 +126,8 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Load (1 is full)",
             _gauge("avg", "autoscale_load", "job", " mean"),
             _gauge("max", "autoscale_load", "job", " fullest"),
-            warn=threshold.LOAD_WARN,
-            bad=threshold.LOAD,
+            warn=limits.LOAD_WARN,
+            bad=limits.LOAD,
         ),
         _speed("Attempts by outcome", "attempts", "outcome", "stack"),
         _shares(
@@ -137,13 +137,13 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 _ask.rate("attempts", "guard", 'outcome=~"succeeded|failed"'),
                 "{{guard}}",
             ),
-            warn=threshold.ERROR_RATIO_WARN,
-            bad=threshold.ERROR_RATIO,
+            warn=limits.ERROR_RATIO_WARN,
+            bad=limits.ERROR_RATIO,
         ),
         _shares(
             "Share refused by open circuits",
             _share(_ask.rate("rejected", "guard", 'policy="breaker"'), _CALLS, "{{guard}}"),
-            bad=threshold.CIRCUIT_OPEN,
+            bad=limits.CIRCUIT_OPEN,
         ),
         _panel(
             "Breakers",
@@ -164,8 +164,8 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _shares(
             "Share of recent attempts that failed, worst process",
             _gauge("max", "error_ratio", "guard"),
-            warn=threshold.ERROR_RATIO_WARN,
-            bad=threshold.ERROR_RATIO,
+            warn=limits.ERROR_RATIO_WARN,
+            bad=limits.ERROR_RATIO,
         ),
         _speed("Timeouts", "timeouts", "guard"),
         _panel("Answered by less", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
@@ -180,7 +180,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _shares(
             "Retry budget spent",
             _gauge("max", "retry_budget_spent_ratio", "guard"),
-            warn=threshold.BUDGET_SPENT_WARN,
+            warn=limits.BUDGET_SPENT_WARN,
         ),
         _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
         _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
@@ -209,7 +209,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "First in line for a slot has waited",
             "slot_wait_seconds",
             "guard policy",
-            threshold.SLOT_WAIT_SECONDS,
+            limits.SLOT_WAIT_SECONDS,
         ),
         _panel(
             "Pools",
@@ -219,10 +219,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
         _quantiles(
-            "Borrowers waited: p50, p95, p99",
-            "pool_wait_seconds",
-            "pool",
-            threshold.POOL_WAIT_SECONDS,
+            "Borrowers waited: p50, p95, p99", "pool_wait_seconds", "pool", limits.POOL_WAIT_SECONDS
         ),
         _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
         _speed("Lent", "pool_borrowed", "pool"),
@@ -243,25 +240,25 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Queues, outbox, jobs": (
         _count("Waiting", "max", "queue_depth", "kind name"),
         _seconds(
-            "The oldest has waited", "queue_age_seconds", "kind name", threshold.QUEUE_AGE_SECONDS
+            "The oldest has waited", "queue_age_seconds", "kind name", limits.QUEUE_AGE_SECONDS
         ),
-        _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=threshold.DEAD + 1),
+        _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=limits.DEAD + 1),
         _seconds(
             "Outbox: the oldest event has waited",
             "outbox_age_seconds",
             "outbox",
-            threshold.OUTBOX_AGE_SECONDS,
+            limits.OUTBOX_AGE_SECONDS,
         ),
         _panel(
             "Outbox: blocked aggregates",
             _gauge("max", "outbox_blocked_aggregates", "outbox"),
-            bad=threshold.BLOCKED_AGGREGATES + 1,
+            bad=limits.BLOCKED_AGGREGATES + 1,
         ),
         _seconds(
             "A store or database was asked",
             "reading_age_seconds",
             "kind name",
-            threshold.READING_AGE_SECONDS,
+            limits.READING_AGE_SECONDS,
         ),
         _panel(
             "Workers",
@@ -290,7 +287,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "The oldest item has waited for a stage",
             "pipeline_stage_oldest_seconds",
             "pipeline stage",
-            threshold.STAGE_AGE_SECONDS,
+            limits.STAGE_AGE_SECONDS,
         ),
         _panel(
             "Oldest item, last item of each source",
@@ -321,7 +318,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Sources are missing for",
             "collect_missing_seconds",
             "collect source",
-            threshold.MISSING_SECONDS,
+            limits.MISSING_SECONDS,
         ),
         _speed("Collections", "collect_collections", "collect result", "stack"),
     ),
@@ -336,8 +333,8 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 "{{group}} now",
             ),
             _gauge("max", "member_false_suspect_ratio", "group", " worst process, ever"),
-            warn=threshold.FALSE_SUSPECTS_WARN,
-            bad=threshold.FALSE_SUSPECTS,
+            warn=limits.FALSE_SUSPECTS_WARN,
+            bad=limits.FALSE_SUSPECTS,
         ),
         _panel(
             "Most suspected members (suspected from 1)",
@@ -366,16 +363,11 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _count("Processes by level of service", "sum", "service_level", "service level"),
         _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
         _seconds(
-            "Event loops are late",
-            "loop_lag_seconds",
-            "watchdog instance",
-            threshold.LOOP_LAG_SECONDS,
+            "Event loops are late", "loop_lag_seconds", "watchdog instance", limits.LOOP_LAG_SECONDS
         ),
         _speed("Event loops are blocked", "loop_blocks", "watchdog"),
-        _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=threshold.UNREADABLE + 1),
-        _panel(
-            "Combined series", _gauge("max", "series_folded", "metric"), bad=threshold.FOLDED + 1
-        ),
+        _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=limits.UNREADABLE + 1),
+        _panel("Combined series", _gauge("max", "series_folded", "metric"), bad=limits.FOLDED + 1),
     ),
     "Language models": (
         _quantiles(
