@@ -14,7 +14,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 __all__ = ["main"]
 
@@ -71,7 +71,7 @@ def _run(given: list[str]) -> int:
 
 
 def _run_command(name: str, given: list[str]) -> int:
-    module = import_module(COMMANDS[name].module)
+    module = _module(name)
     if name == "demo":  # it has a command line of its own
         return int(module.main(given))
     parser = ArgumentParser(f"seawall {name}", description=_about(name))
@@ -87,52 +87,33 @@ def _run_command(name: str, given: list[str]) -> int:
         return _failed(f"seawall {name}: {error}")
 
 
-class Subcommand(NamedTuple):
-    """One command: its module, which has `add_arguments` and `main`, and a one-line description."""
-
-    module: str
-    about: str
-
-
 COMMANDS: Final = {
-    "worker": Subcommand(
-        "seawall.cli.worker", "run workers and dispatchers until a signal stops them"
-    ),
-    "top": Subcommand("seawall.cli.top.command", "what goes on in a service, live in the terminal"),
-    "members": Subcommand(
-        "seawall.cli.members", "which members of a group are alive, suspected or gone"
-    ),
-    "metrics": Subcommand(
-        "seawall.cli.metrics",
-        "the table of metrics; a Grafana dashboard and alert rules made from it",
-    ),
-    "keys": Subcommand(
-        "seawall.cli.keys", "how an idempotency key is, what came of it, and how to free it"
-    ),
-    "dead-letters": Subcommand(
-        "seawall.cli.dead_letters", "list, replay and drop the dead letters of a pipeline"
-    ),
-    "audit": Subcommand(
-        "seawall.cli.audit", "what is unguarded in source code, and what guards never do"
-    ),
-    "simulate": Subcommand(
-        "seawall.cli.simulate",
-        "a service through its worst hour, with the real policies, on virtual time",
-    ),
-    "tune": Subcommand(
-        "seawall.cli.tune", "better settings from what a service measures, proven by simulation"
-    ),
-    "demo": Subcommand("seawall_demo", "the whole system at work, in a browser or as a table"),
+    "worker": "run workers and dispatchers until a signal stops them",
+    "top": "what goes on in a service, live in the terminal",
+    "members": "which members of a group are alive, suspected or gone",
+    "metrics": "the table of metrics; a Grafana dashboard and alert rules made from it",
+    "keys": "how an idempotency key is, what came of it, and how to free it",
+    "dead-letters": "list, replay and drop the dead letters of a pipeline",
+    "audit": "what is unguarded in source code, and what guards never do",
+    "simulate": "a service through its worst hour, with the real policies, on virtual time",
+    "tune": "better settings from what a service measures, proven by simulation",
+    "demo": "the whole system at work, in a browser or as a table",
 }
+"""The commands, with a description of each. Each has a module with `add_arguments` and `main`."""
+
+
+def _module(command: str) -> Any:
+    elsewhere = {"top": "seawall.cli.top.command", "demo": "seawall_demo"}
+    return import_module(elsewhere.get(command, f"seawall.cli.{command.replace('-', '_')}"))
 
 
 def _about(command: str) -> str:
-    about = COMMANDS[command].about
+    about = COMMANDS[command]
     return f"{about[0].upper()}{about[1:]}."
 
 
 def _parser() -> ArgumentParser:
-    listed = "\n".join(f"  {name:<12} {command.about}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<12} {about}" for name, about in COMMANDS.items())
     parser = ArgumentParser(
         "seawall",
         description="The resilience layer for Python services.",
@@ -152,9 +133,9 @@ def _print_completion(shell: str) -> int:
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("--print-completion", choices=SHELLS, help=_FOR_SHELLS)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        its_parser = commands.add_parser(name, help=command.about)
-        import_module(command.module).add_arguments(its_parser)
+    for name, about in COMMANDS.items():
+        its_parser = commands.add_parser(name, help=about)
+        _module(name).add_arguments(its_parser)
         its_parser.description = None  # completion scripts have one line for each command
     print(shtab.complete(parser, shell))  # noqa: T201 - the output of the command
     return 0
