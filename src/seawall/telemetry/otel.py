@@ -200,11 +200,9 @@ def _instruments(provider: MeterProvider, source: _Source) -> None:
                 explicit_bucket_boundaries_advisory=metric.bounds,
             )
             continue
-        make: Callable[..., Any] = (
-            meter.create_observable_counter
-            if metric.kind == "counter"
-            else meter.create_observable_gauge
-        )
+        make: Callable[..., Any] = meter.create_observable_gauge
+        if metric.kind == "counter":
+            make = meter.create_observable_counter
         make(metric.otel_name, [_reader(source, metric)], unit=metric.unit, description=metric.help)
 
 

@@ -43,6 +43,12 @@ _BOUNDS: Final = {
 
 AnyFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
+_KINDS: Final[dict[str, Callable[..., AnyFamily]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
 _exports: Final[WeakKeyDictionary[CollectorRegistry, tuple[TelemetrySwitch, SeawallCollector]]] = (
     WeakKeyDictionary()
 )
@@ -115,10 +121,5 @@ class SeawallCollector(Collector):
 
 
 def _family(metric: Metric) -> AnyFamily:
-    kinds: dict[str, Callable[..., AnyFamily]] = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
     unit = "seconds" if metric.unit == "s" else ""
-    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels, unit=unit)
+    return _KINDS[metric.kind](metric.name, metric.help, labels=metric.labels, unit=unit)
