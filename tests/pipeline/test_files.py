@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.pipeline import FileSource, Pipeline, csv_rows, lines
 from seawall.testing import run_virtual
 

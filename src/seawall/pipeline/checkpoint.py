@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.runtime.driver import sleep_async
 
 MOST_AHEAD: Final = 100_000

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall.clock import Clock
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, checked_name
 from seawall.runtime.driver import sleep_async

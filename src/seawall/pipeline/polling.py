@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock, epoch_of
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.pipeline.source import Faulty, checked_name, name_for
 from seawall.runtime.abandon import end

@@ -17,7 +17,7 @@ from itertools import count, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from seawall.clock import Clock
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
 from seawall.resources.channel import Channel
 from seawall.runtime.functions import kind_of

@@ -18,7 +18,7 @@ from seawall.clock import Clock
 from seawall.durable import Database, Inbox, Sqlite
 from seawall.durable.database.database import in_thread
 from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader, checked_database
-from seawall.models.positions import Positions
+from seawall.models.fifo import Positions
 from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
 from seawall.pipeline.item import CURRENT_BATCH, Item, current_item
 from seawall.pipeline.source import checked_name
