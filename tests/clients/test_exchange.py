@@ -40,9 +40,9 @@ from seawall import (
     transient,
 )
 from seawall.clients.http import bodies as _bodies
-from seawall.clients.http.errors import Library, as_library_error
-from seawall.clients.http.exchange import Exchange, Time
+from seawall.clients.http.exchange import GuardedExchange, Time
 from seawall.clients.http.httpx_library import TimeLeft
+from seawall.clients.http.library import Library, as_library_error
 from seawall.clients.http.terms import Terms
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clients.httpx2 import AsyncGuardedTransport as AsyncGuardedTransport2
@@ -909,7 +909,7 @@ def test_without_asking_why_once_something_is_sent_twice(monkeypatch: pytest.Mon
 
 def test_without_closing_losers_answers_stay_open(monkeypatch: pytest.MonkeyPatch):
     """Ablation: without closing what was superseded, answers stay open."""
-    monkeypatch.setattr(Exchange, "_discard", lambda *_: iter(()))
+    monkeypatch.setattr(GuardedExchange, "_discard", lambda *_: iter(()))
     assert falsified(rules_hold, CASES)
 
 
@@ -924,5 +924,5 @@ def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPat
 def test_without_lowering_the_deadline_time_grows(monkeypatch: pytest.MonkeyPatch):
     """Ablation: with a time left that does not follow the clock, it does not shrink."""
     chance = Random(7)
-    monkeypatch.setattr(Exchange, "_time_left", lambda _: Time(chance.random() * 5))
+    monkeypatch.setattr(GuardedExchange, "_time_left", lambda _: Time(chance.random() * 5))
     assert falsified(rules_hold, CASES)

@@ -33,7 +33,7 @@ from seawall.clients import httpx as guarded_httpx
 from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients.http import exchange as _exchange
 from seawall.clients.http.bodies import GIVEN_UP
-from seawall.clients.http.exchange import Exchange
+from seawall.clients.http.exchange import GuardedExchange
 from seawall.clients.http.httpx_library import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clock import VirtualClock
@@ -116,7 +116,7 @@ def test_nothing_stays_open_when_a_call_is_cancelled(case: Any):
 
 def test_without_closing_losers_answers_stay_open(monkeypatch: pytest.MonkeyPatch):
     """Ablation: without closing what lost, cancelled and hedged calls leave answers open."""
-    monkeypatch.setattr(Exchange, "_discard", lambda *_: iter(()))
+    monkeypatch.setattr(GuardedExchange, "_discard", lambda *_: iter(()))
     assert falsified(nothing_stays_open, CANCELLED)
 
 
@@ -465,7 +465,7 @@ def test_without_that_the_user_gets_a_closed_answer(monkeypatch: pytest.MonkeyPa
     def any_answer(exchange: Any, _number: int) -> Any:
         return exchange._reading.pop() if exchange._reading else None
 
-    monkeypatch.setattr(Exchange, "_earlier_answer", any_answer)
+    monkeypatch.setattr(GuardedExchange, "_earlier_answer", any_answer)
     with pytest.raises((httpx.StreamClosed, httpx.ReadError)):
         hedged_failure_is_readable()
 

@@ -17,7 +17,7 @@ from urllib3.util import Timeout as Urllib3Timeout
 
 from seawall import Breaker, CircuitOpen, Retry, TimedOut, Timeout, deadline, transient
 from seawall.clients.http.bodies import KEPT
-from seawall.clients.http.urllib3_timeouts import lowered as lower
+from seawall.clients.http.library import lower_urllib3_timeout as lower
 from seawall.clients.requests import GuardedAdapter
 from tests.clients.support import CARRIERS, LARGE, Server, Step, real_server
 from tests.support import new_guard

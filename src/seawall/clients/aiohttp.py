@@ -27,9 +27,9 @@ from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 
 from seawall.clients.http.bodies import GIVEN_UP, announces_little
-from seawall.clients.http.errors import Library
 from seawall.clients.http.exchange import Carrier, aexchange
 from seawall.clients.http.headers import PROPAGATED
+from seawall.clients.http.library import Library
 from seawall.clients.http.terms import FAILURES, RetryAt, Terms
 from seawall.guard import Guard
 
@@ -81,9 +81,6 @@ class _Aiohttp(Library):
     def about(self, request: Any) -> aiohttp.RequestInfo:
         headers: Any = CIMultiDict(request.headers)
         return aiohttp.RequestInfo(request.url, request.method, headers, request.original_url)
-
-    def note(self, response: Any, text: str) -> None:
-        response.seawall_note = text
 
 
 _LIBRARY = _Aiohttp()

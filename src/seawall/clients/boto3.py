@@ -29,10 +29,9 @@ from botocore.exceptions import (
 from botocore.httpchecksum import AwsChunkedWrapper
 
 from seawall.clients.http.bodies import is_text, rewinds
-from seawall.clients.http.errors import Library
 from seawall.clients.http.exchange import Carrier, exchange
+from seawall.clients.http.library import Library, lower_urllib3_timeout, relax_urllib3_timeout
 from seawall.clients.http.terms import Terms
-from seawall.clients.http.urllib3_timeouts import lowered, relax
 from seawall.guard import Guard
 
 __all__ = ["guard_client"]
@@ -117,9 +116,6 @@ class _Botocore(Library):
         address: str = request.url
         return address
 
-    def note(self, response: Any, text: str) -> None:
-        response.seawall_note = text
-
 
 _LIBRARY = _Botocore()
 
@@ -186,14 +182,15 @@ class _ClientGuard:
         self, attempt: AWSPreparedRequest, seconds: float | None, _cancels: object
     ) -> AWSResponse:
         own = self._timeout_of(attempt) or self._timeout
-        attempt.context[_TIMEOUT] = None if seconds is None else lowered(own, seconds)
+        lowered = None if seconds is None else lower_urllib3_timeout(own, seconds)
+        attempt.context[_TIMEOUT] = lowered
         return self._session.send(attempt)
 
     def _lowered_timeout(self, attempt: AWSPreparedRequest) -> Any:
         return (attempt.context or {}).get(_TIMEOUT) or self._timeout_of(attempt)
 
     def _relax(self, attempt: AWSPreparedRequest, response: AWSResponse) -> None:
-        relax(response.raw, self._timeout_of(attempt) or self._timeout)
+        relax_urllib3_timeout(response.raw, self._timeout_of(attempt) or self._timeout)
 
 
 def _names(repeatable: object) -> Collection[str]:

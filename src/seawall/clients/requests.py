@@ -26,11 +26,10 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 
 from seawall.clients.http.bodies import Broken, announces_little, is_text
-from seawall.clients.http.errors import Library
 from seawall.clients.http.exchange import Carrier, exchange
 from seawall.clients.http.headers import PROPAGATED
+from seawall.clients.http.library import Library, lower_urllib3_timeout, relax_urllib3_timeout
 from seawall.clients.http.terms import FAILURES, RetryAt, Terms
-from seawall.clients.http.urllib3_timeouts import lowered, relax
 from seawall.guard import Guard
 
 __all__ = ["GuardedAdapter"]
@@ -68,9 +67,6 @@ class _Requests(Library):
         return isinstance(cause, MaxRetryError) and isinstance(
             cause.reason, (NewConnectionError, ConnectTimeoutError)
         )
-
-    def note(self, response: Any, text: str) -> None:
-        response.seawall_note = text
 
 
 _LIBRARY = _Requests()
@@ -132,7 +128,7 @@ class GuardedAdapter(BaseAdapter):
         def send(
             outgoing: requests.PreparedRequest, seconds: float | None, _cancels: object
         ) -> requests.Response:
-            least = lowered(timeout, seconds)
+            least = lower_urllib3_timeout(timeout, seconds)
             response = self.adapter.send(outgoing, stream, least, verify, cert, proxies)
             # As without a guard: an authentication that repeats the request starts with this
             # request, and uses this connection.
@@ -141,7 +137,7 @@ class GuardedAdapter(BaseAdapter):
             return response
 
         def relax_rest(_request: object, response: requests.Response) -> None:
-            relax(response.raw, timeout)
+            relax_urllib3_timeout(response.raw, timeout)
 
         carrier = Carrier(send, _keep, _close, relax_rest)
         answer: requests.Response = exchange(self._terms, request, carrier)

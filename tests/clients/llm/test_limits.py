@@ -393,7 +393,7 @@ def blocks_for_a_period_at_most(
     said, status, refill, max_pushback = case
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
     with virtual_time() as clock, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_wall", lambda: noon + clock.now())
+        patch.setattr(module, "wall_time", lambda: noon + clock.now())
         limits = TokenLimits(
             requests="6/30s", tokens="600/30s", refill=refill, max_pushback=max_pushback
         )

@@ -293,10 +293,8 @@ def test_without_looking_at_items_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     def stream(self: Models) -> Iterator[Any]:
         turns = module._Turns(self)
         for ask in turns:
-            try:
+            with turns:
                 yield from ask()
-            except ConnectionError as error:
-                turns.failed(error)
         turns.result().unwrap()
 
     monkeypatch.setattr(Models, "stream", stream)

@@ -124,8 +124,8 @@ def _broken(_request: Any) -> httpx2.Response:
     return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=_Broken())
 
 
-def _read_broken(guard: Guard, *, to_the_end: bool) -> None:
-    """Read a stream that breaks, or only its first event."""
+def _read_broken(guard: Guard, *, to_the_end: bool) -> Any:
+    """Read a stream that breaks, or only its first event; return the client, which counts."""
     asked = {"model": "asked", "stream": True}
     with (
         http_client(guard, httpx2.MockTransport(_broken)) as http,
@@ -135,9 +135,10 @@ def _read_broken(guard: Guard, *, to_the_end: bool) -> None:
         next(pieces)
         if to_the_end:
             next(pieces)
+    return http
 
 
-async def _aread_broken(guard: Guard, *, to_the_end: bool) -> None:
+async def _aread_broken(guard: Guard, *, to_the_end: bool) -> Any:
     """Async twin of `_read_broken`."""
     asked = {"model": "asked", "stream": True}
     async with (
@@ -148,9 +149,10 @@ async def _aread_broken(guard: Guard, *, to_the_end: bool) -> None:
         await anext(pieces)
         if to_the_end:
             await anext(pieces)
+    return http
 
 
-READERS: dict[str, Callable[..., None]] = {
+READERS: dict[str, Callable[..., Any]] = {
     "plain": _read_broken,
     "async": lambda guard, **how: asyncio.run(_aread_broken(guard, **how)),
 }
@@ -160,9 +162,10 @@ READERS: dict[str, Callable[..., None]] = {
 def test_a_stream_that_breaks_after_its_first_event_is_an_error(kind: str):
     """The reader gets the exception, and the operation is counted by its name."""
     guard = new_guard(Bulkhead(5))
-    with pytest.raises(httpx2.ReadError):
+    with pytest.raises(httpx2.ReadError) as raised:
         READERS[kind](guard, to_the_end=True)
     (one,) = _shown(guard.name)
+    del raised  # until here its traceback has kept the client, which counts
     assert (one["error"], one["response_model"]) == ("ReadError", "m")
     assert _amount(one["durations"])[0] == _amount(one["first_chunks"])[0] == 1
 
@@ -196,8 +199,9 @@ def test_an_error_in_the_middle_of_a_stream_is_counted(event: dict[str, Any], er
 def test_a_stream_that_the_reader_leaves_is_no_error(kind: str):
     """A reader that has enough closes the stream."""
     guard = new_guard(Bulkhead(5))
-    READERS[kind](guard, to_the_end=False)
+    http = READERS[kind](guard, to_the_end=False)
     (one,) = _shown(guard.name)
+    assert http.is_closed
     assert (one["error"], _amount(one["durations"])[0]) == ("", 1)
 
 

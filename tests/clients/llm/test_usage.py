@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from seawall.clients.llm import usage as module
 from seawall.clients.llm.estimate import PICTURE, body_of, estimate
-from seawall.clients.llm.usage import JsonReader, Late, SseReader, Unpacking, Usage, usage_of
+from seawall.clients.llm.usage import (
+    JsonReader,
+    Late,
+    Reader,
+    SseReader,
+    Unpacking,
+    Usage,
+    usage_of,
+)
 from tests.clients.llm.support import Vendor
 from tests.support import falsified
 
@@ -182,7 +190,7 @@ def test_large_bodies() -> None:
     assert not reader.usage().known
 
 
-class Unpacked:
+class Unpacked(Reader):
     """A reader that counts the bytes it is given."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from seawall._expiry import EXPIRED
 from seawall.clients.upstreams import Outliers, Upstreams, UpstreamTransport
-from seawall.clients.upstreams.answers import SyncBody
+from seawall.clients.upstreams.answers import WatchedBody
 from seawall.clients.upstreams.picks import Pick
 from seawall.clock import VirtualClock
 from seawall.context import deadline
@@ -230,7 +230,7 @@ def test_every_body_ends_once_needs_each_way(monkeypatch, safeguard):
         "__del__": lambda _self: None,
         "__iter__": lambda self: iter(self._stream),
     }[safeguard]
-    monkeypatch.setattr(SyncBody, safeguard, plain)
+    monkeypatch.setattr(WatchedBody, safeguard, plain)
     assert falsified(every_body_ends_once, BODIES)
 
 

@@ -140,19 +140,16 @@ def test_the_users_request_is_not_changed():
     assert farm.requests[0].headers["a"] == "1"
 
 
-def test_remembered_addresses_are_bounded_and_right():
-    """However many paths are asked for, few addresses are kept, none with a query, all right."""
+def test_paths_and_queries_are_kept():
+    """Only the host of an address changes."""
     farm = Farm()
     transport = new_upstreams().transport(farm)
-    for turn in range(2):
-        for number in range(300):
-            path = f"/{number}?secret={turn}" if number % 10 == 0 else f"/{number}"
-            transport.handle_request(httpx.Request("GET", f"http://vendor{path}"))
-            sent = farm.requests[-1].url
-            assert sent.raw_path.decode() == path
-            assert f"http://{sent.netloc.decode()}" in URLS
-            assert len(transport._addresses) <= 256
-    assert not any("secret" in path for _host, path in transport._addresses)
+    for number in range(20):
+        path = f"/{number}?secret={number}" if number % 2 == 0 else f"/{number}"
+        transport.handle_request(httpx.Request("GET", f"http://vendor{path}"))
+        sent = farm.requests[-1].url
+        assert sent.raw_path.decode() == path
+        assert f"http://{sent.netloc.decode()}" in URLS
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
@@ -500,17 +497,12 @@ def test_late_answers_eject_nobody(case):
 
 def test_late_answers_need_the_generation(monkeypatch):
     """If late answers counted, the host would be ejected again for what is long over."""
-    end = HostSet._end
-    monkeypatch.setattr(
-        HostSet,
-        "_end",
-        lambda self, sent, outcome, refused: end(
-            self,
-            sent._replace(generation=sent.host.record.generation),
-            outcome,
-            refused=refused,
-        ),
-    )
+    end = HostSet.end
+
+    def count(self, sent, outcome, **parts):
+        end(self, sent._replace(generation=sent.host.record.generation), outcome, **parts)
+
+    monkeypatch.setattr(HostSet, "end", count)
     assert falsified(late_answers_say_nothing, LATE)
 
 

@@ -13,32 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import grpc
 
 from seawall import _checks as check
 from seawall.clients.grpc.errors import FAILED_CODES, as_rpc_error
-from seawall.clients.http.headers import headers_for, read_propagate
+from seawall.clients.http.headers import headers_for
+from seawall.clients.http.terms import ClientTerms, RetryAt
 from seawall.context import (
     Scope,
-    attempt_var,
-    check_reserve,
     deadline,
     deadline_scope,
     idempotency_key_var,
     keeping_back,
     reset,
-    retried_above,
 )
-from seawall.errors import DeadlineExceeded, SeawallError
+from seawall.errors import SeawallError
 from seawall.guard import Guard, MarkedGuard
 from seawall.policies.timeout.policy import TimeoutBound
 from seawall.runtime.layers import Kind, Layer
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER, read_key
 from seawall.wire.text import A_YEAR
 
-RetryAt = Literal["everywhere", "edge"]
 Idempotent = bool | Collection[str] | Callable[[str], bool]
 
 _KEY: Final = IDEMPOTENCY_HEADER.lower()
@@ -48,7 +45,6 @@ class Cancelled(BaseException):
     """Signal to a gate that an RPC was cancelled: it ran, and is neither success nor failure."""
 
     def __init__(self, call: Any = None) -> None:
-        """Carry the `call`, for its waiters."""
         super().__init__()
         self.call = call
 
@@ -71,11 +67,9 @@ class Rpc:
         "resendable",
         "send",
         "streams",
-        "task",
     )
 
     def __init__(self, details: Any, request: Any, send: Callable[..., Any]) -> None:
-        """Describe the call that `send(details, request)` makes."""
         method = details.method
         self.method: str = method.decode("latin-1") if isinstance(method, bytes) else method
         self.request = request
@@ -110,7 +104,7 @@ def _texts(pairs: tuple[tuple[str, Any], ...]) -> dict[str, str]:
     return texts
 
 
-class RpcTerms:
+class RpcTerms(ClientTerms):
     """The validated settings of a client's interceptors."""
 
     def __init__(
@@ -123,25 +117,15 @@ class RpcTerms:
         propagate: bool | Collection[str],
         reserve: float | None,
     ) -> None:
-        """Validate the settings; the interceptors explain them."""
-        if not isinstance(guard, Guard):
-            raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('orders')")
-        for policy in guard.policies:
-            if policy.kind == "cache":
-                raise TypeError(
-                    f"guard {guard.name!r}: a Cache here would keep calls, those that ended badly"
-                    " too: put the Cache around the function that makes the call"
-                )
-        guard._plan.check(kind)  # raises now if a Timeout cannot act here
-        self.guard = guard
+        advice = (
+            "a Cache here would keep calls, those that ended badly too: put the Cache around the"
+            " function that makes the call"
+        )
+        super().__init__(guard, kind, retry_at, propagate, reserve, no_cache=advice)
         self.kind = kind
         self.again = guard if guard.idempotent else MarkedGuard(guard, idempotent=True)
-        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
-        """The same guard, for calls that may not be repeated; `again` is for those that may."""
+        """The same guard for calls that may be repeated."""
         self._idempotent = _read_idempotent(idempotent)
-        self._retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
-        self._propagate = read_propagate(propagate)
-        self._reserve = check_reserve(reserve)
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
         self._in_threads = [
             bound for bound in self.timeouts if not isinstance(bound.layer(kind), Layer)
@@ -159,8 +143,7 @@ class RpcTerms:
         safe = self._idempotent(rpc.method) or rpc.key is not None or own is not None
         rpc.streams = stream
         rpc.resendable = not stream or isinstance(request, Sequence)
-        above = retried_above(attempt_var.get(), edge=self._retry_at == "edge")
-        rpc.repeatable = safe and rpc.resendable and above is None
+        rpc.repeatable = safe and rpc.resendable and self.retried_above() is None
         return rpc
 
     def host(self, rpc: Rpc) -> Guard:
@@ -173,7 +156,7 @@ class RpcTerms:
         # With a key in the context, a guard considers every call repeatable.
         token = None if rpc.repeatable else idempotency_key_var.set(None)
         try:
-            with keeping_back(self._reserve), self._own_limit(rpc):
+            with keeping_back(self.reserve), self._own_limit(rpc):
                 yield
         except SeawallError as error:
             rpc_error = as_rpc_error(error)
@@ -214,23 +197,16 @@ class RpcTerms:
         if timed and self.timeouts:
             now = self.guard.clock.now()
             ends += [bound.seconds(now) for bound in self.timeouts]
-        return self._positive(min(ends)) if ends else None
-
-    def _positive(self, left: float) -> float:
-        if left <= 0:
-            name = self.guard.name
-            raise DeadlineExceeded(
-                f"guard {name!r}: the deadline passed before the request was sent",
-                guard=name,
-                policy="deadline",
-            )
+        left = min(ends, default=None)
+        if left is not None and left <= 0:
+            raise self.too_late()
         return left
 
     def details(self, rpc: Rpc, seconds: float | None) -> Any:
         """Return the details of the next attempt, with `seconds` left."""
         # The time is also sent in a header of its own: gRPC rounds it up by up to a hundredth, so
         # it would grow along a chain of services.
-        ours = headers_for(self._propagate, rpc.headers, rpc.key, seconds)
+        ours = headers_for(self.propagate, rpc.headers, rpc.key, seconds)
         pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]
         pairs += ours.items()
         details = rpc.details

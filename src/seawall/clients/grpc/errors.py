@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Never, Self
 import grpc
 from grpc.aio import AioRpcError
 
+from seawall.clients.grpc.replies import EndedCall
 from seawall.errors import SeawallError, TimedOut
 from seawall.wire.grpc import FAILURES, pushback_of, status_name
 
@@ -30,7 +31,7 @@ class RpcAnswer(NamedTuple):
     code: grpc.StatusCode
 
 
-class RpcFace(AioRpcError):
+class RpcFace(EndedCall, AioRpcError):
     """Mixin that makes an exception a gRPC error, for sync and async code.
 
     A sync gRPC error is also the call and its future, which outer interceptors use.
@@ -52,42 +53,18 @@ class RpcFace(AioRpcError):
         """Raise this exception: there is no response."""
         raise self
 
+    __next__ = next = result
+
     def exception(self, timeout: float | None = None) -> Self:
         """Return this exception."""
+        return self
+
+    def __iter__(self) -> Self:
         return self
 
     def traceback(self, timeout: float | None = None) -> Any:
         """Return the traceback of this exception."""
         return self.__traceback__
-
-    def done(self) -> bool:
-        """Return True: the call is over."""
-        return True
-
-    def cancel(self) -> bool:
-        """Do nothing: the call is over."""
-        return False
-
-    running = is_active = cancelled = cancel
-
-    def time_remaining(self) -> None:
-        """Return None: there is no deadline any more."""
-
-    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call back immediately: the call is over."""
-        callback(self)
-
-    def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Return False: the call is over, so the callback will not be called."""
-        return False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Never:
-        raise self
-
-    next = __next__
 
 
 _known: Final[dict[type[SeawallError], type[RpcFace]]] = {}
@@ -131,20 +108,21 @@ def is_failure(error: BaseException) -> bool:
     return not isinstance(error, grpc.RpcError) or code is None or code() in FAILED_CODES
 
 
-def failure(error: Exception, guard: str) -> Any:
-    """Return a failed RPC as the guard should see it: with its pushback, or as a timeout."""
+def raise_failure(error: Exception, guard: str) -> Never:
+    """Raise a failed RPC as the guard should see it: with its pushback, or as a timeout."""
     if not isinstance(error, grpc.RpcError) or isinstance(error, SeawallError):
-        return error
+        raise error
     rpc_error: Any = error  # the base class lacks these methods
     seen = rpc_error
     if rpc_error.code() is LATE:
-        seen = as_rpc_error(
-            TimedOut(f"guard {guard!r}: {rpc_error.details()}", guard=guard), rpc_error
-        )
+        late = TimedOut(f"guard {guard!r}: {rpc_error.details()}", guard=guard)
+        seen = as_rpc_error(late, rpc_error)
     pushback = pushback_of(rpc_error.trailing_metadata())
     if pushback is not None:
         seen.retry_after = pushback
-    return seen
+    if seen is rpc_error:
+        raise error
+    raise seen from error
 
 
 def retry_on(*codes: grpc.StatusCode) -> Predicate:

@@ -12,6 +12,7 @@ interceptor may return a plain generator, and gRPC does not report a dropped sin
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 from threading import Timer
 from typing import Any
 from weakref import ref
@@ -19,7 +20,7 @@ from weakref import ref
 import grpc
 
 from seawall.clients.grpc.calls import Cancelled, Rpc, RpcTerms, verdict, verdict_on
-from seawall.clients.grpc.errors import failure, is_failure
+from seawall.clients.grpc.errors import is_failure, raise_failure
 from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.context import deadline_scope
 from seawall.errors import TimedOut
@@ -45,10 +46,7 @@ def once(act: Callable[..., Any]) -> Callable[..., bool]:
 class Started:
     """A stream whose first item was requested, or will be."""
 
-    __slots__ = ("call", "error", "items", "read")
-
     def __init__(self, call: Any, items: Any) -> None:
-        """Hold the items of `call`; `call` is None for a substitute."""
         self.call = call
         self.items = items
         self.read: list[Any] = []
@@ -111,7 +109,7 @@ def first_item(terms: RpcTerms, rpc: Rpc) -> Items:
         except StopIteration:
             pass
         except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
-            _look_at(started, error, terms.guard.name)
+            _judge(started, error, terms.guard.name)
         return started
 
     call = _streaming(terms, rpc, first)
@@ -142,7 +140,7 @@ async def afirst_item(terms: RpcTerms, rpc: Rpc) -> Any:
         except StopAsyncIteration:
             pass
         except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
-            _look_at(started, error, terms.guard.name)
+            _judge(started, error, terms.guard.name)
         return started
 
     call = _streaming(terms, rpc, first)
@@ -183,25 +181,17 @@ def _in_time(started: Started, seconds: float | None, guard: str) -> Any:
             )
 
 
-def _look_at(started: Started, error: Exception, guard: str) -> None:
+def _judge(started: Started, error: Exception, guard: str) -> None:
+    """Raise an error that is the server's failure; keep any other for the reader."""
     if is_failure(error):
-        seen = failure(error, guard)
-        if seen is error:
-            raise error
-        raise seen from error
+        raise_failure(error, guard)
     started.error = error
 
 
 def _substitute(items: Iterable[Any]) -> Started:
     started = Started(None, iter(items))
-    started.read.extend(_up_to_one(started.items))
+    started.read.extend(islice(started.items, 1))
     return started
-
-
-def _up_to_one(items: Iterator[Any]) -> Iterator[Any]:
-    for item in items:
-        yield item
-        return
 
 
 async def _asubstitute(items: Any) -> Started:
@@ -259,13 +249,22 @@ def _code_of(call: Any) -> grpc.StatusCode | None:
     return None
 
 
-class Items:
+class HeldItems:
+    """The items of a stream; leaves the gates when it ends or is dropped."""
+
+    def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
+        self._started = started
+        self._leave = leave
+
+    def __del__(self) -> None:
+        self._leave(Cancelled())
+
+
+class Items(HeldItems):
     """A sync stream that leaves the gates when it ends or is dropped; else acts as the call."""
 
     def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
-        """Yield the items that were read, and then the rest."""
-        self._started = started
-        self._leave = leave
+        super().__init__(started, leave)
         self._call = started.call if started.call is not None else Finished(None)
 
     def __getattr__(self, name: str) -> Any:
@@ -291,20 +290,12 @@ class Items:
 
     next = __next__
 
-    def __del__(self) -> None:
-        self._leave(Cancelled())
-
 
 grpc.Call.register(Items)
 
 
-class AioItems:
-    """The items of an aio stream; leaves the gates when it ends or is dropped."""
-
-    def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
-        """Yield the items that were read, and then the rest."""
-        self._started = started
-        self._leave = leave
+class AioItems(HeldItems):
+    """The items of an aio stream."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -323,6 +314,3 @@ class AioItems:
         except BaseException as error:  # cancelling a read cancels the RPC
             self._leave(verdict_on(error))
             raise
-
-    def __del__(self) -> None:
-        self._leave(Cancelled())

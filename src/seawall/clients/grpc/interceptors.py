@@ -21,14 +21,13 @@ from typing import Any
 
 import grpc
 
-from seawall.clients.grpc.calls import Cancelled, Idempotent, RetryAt, Rpc, RpcTerms
-from seawall.clients.grpc.errors import RpcAnswer, RpcFace, failure, is_failure, retry_on
+from seawall.clients.grpc.calls import Cancelled, Idempotent, Rpc, RpcTerms
+from seawall.clients.grpc.errors import RpcAnswer, RpcFace, is_failure, raise_failure
 from seawall.clients.grpc.held import abegin, afirst_item, begin, first_item
 from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.clients.http.headers import PROPAGATED
+from seawall.clients.http.terms import RetryAt
 from seawall.guard import Guard
-
-__all__ = ["GuardedInterceptor", "Rpc", "aio_interceptors", "retry_on"]
 
 
 class GuardedInterceptor(
@@ -236,15 +235,12 @@ def _settled(call: Any, error: Exception | None, guard: str) -> RpcAnswer:
     """Return the result of an RPC, or raise if it indicates the server's health."""
     if error is None:
         return RpcAnswer(call, grpc.StatusCode.OK)
-    if not is_failure(error):
-        answered: Any = error  # the base class lacks code()
-        if answered.code() is grpc.StatusCode.CANCELLED:
-            raise Cancelled(call)
-        return RpcAnswer(call, answered.code())
-    seen = failure(error, guard)
-    if seen is error:
-        raise error
-    raise seen from error
+    if is_failure(error):
+        raise_failure(error, guard)
+    answered: Any = error  # the base class lacks code()
+    if answered.code() is grpc.StatusCode.CANCELLED:
+        raise Cancelled(call)
+    return RpcAnswer(call, answered.code())
 
 
 def _is_future(continuation: Callable[..., Any]) -> bool:

@@ -8,11 +8,35 @@ from typing import Any, Never
 import grpc
 
 
-class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # not generic at run time
-    """A completed sync call."""
+class EndedCall:
+    """What every call that is over has in common, sync or aio, an exception too."""
+
+    def done(self) -> bool:
+        """Return True: the call is over."""
+        return True
+
+    def cancel(self) -> bool:
+        """Do nothing: the call is over."""
+        return False
+
+    cancelled = running = is_active = cancel
+
+    def time_remaining(self) -> None:
+        """Return None: there is no deadline any more."""
+
+    def add_callback(self, callback: Callable[[], Any]) -> bool:
+        """Return False: the callback will not be called."""
+        return False
+
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        """Call back immediately."""
+        fn(self)
+
+
+class Finished(EndedCall, grpc.Call, grpc.Future):  # type: ignore[type-arg, misc]  # see the stubs
+    """A completed sync call with `response`."""
 
     def __init__(self, response: Any) -> None:
-        """Create a completed call with `response`."""
         self._response = response
 
     def result(self, timeout: float | None = None) -> Any:
@@ -33,44 +57,22 @@ class Finished(grpc.Call, grpc.Future):  # type: ignore[type-arg]  # not generic
 
     trailing_metadata = initial_metadata
 
-    def done(self) -> bool:
-        """Return True: the call is over."""
-        return True
-
-    def cancel(self) -> bool:
-        """Do nothing: the call is over."""
-        return False
-
-    cancelled = running = is_active = cancel
-
     def exception(self, timeout: float | None = None) -> None:
         """Return None: the call succeeded."""
 
     traceback = exception
 
-    def time_remaining(self) -> float:
-        """Return 0: the call is over."""
-        return 0.0
-
-    def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Return False: the call is over, so the callback will not be called."""
-        return False
-
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        """Call back immediately."""
-        fn(self)
-
 
 class AioFinished(
+    EndedCall,
     grpc.aio.UnaryUnaryCall[Any, Any],
     grpc.aio.UnaryStreamCall[Any, Any],
     grpc.aio.StreamUnaryCall[Any, Any],
     grpc.aio.StreamStreamCall[Any, Any],
 ):
-    """A completed aio call of any kind: it is awaited, or its items are read."""
+    """A completed aio call of any kind: `response` is awaited, or `items` are read."""
 
     def __init__(self, response: Any, items: AsyncIterator[Any] | None = None) -> None:
-        """Create a completed call with `response` or `items`."""
         self._response = response
         self._items = items
 
@@ -93,22 +95,7 @@ class AioFinished(
     async def done_writing(self) -> None:
         """Do nothing: there is no RPC."""
 
-    def cancel(self) -> bool:
-        """Do nothing: the call is over."""
-        return False
-
-    cancelled = cancel
-
-    def done(self) -> bool:
-        """Return True: the call is over."""
-        return True
-
-    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call back immediately."""
-        callback(self)
-
-    def time_remaining(self) -> None:
-        """Return None: the call is over."""
+    wait_for_connection = done_writing
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         """Return no metadata: no server answered."""
@@ -125,6 +112,3 @@ class AioFinished(
         return ""
 
     debug_error_string = details
-
-    async def wait_for_connection(self) -> None:
-        """Return immediately: no connection is needed."""

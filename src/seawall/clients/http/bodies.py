@@ -12,7 +12,10 @@ caller. An error while reading is raised to the reader of the body, not before.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from seawall.clock import current_clock
@@ -62,13 +65,10 @@ def rewinds(file: Any) -> bool:
         return False
 
 
-class Enough:
+class HeadLimit:
     """Limit on how much of a failed response is read."""
 
-    __slots__ = ("_clock", "_length", "_until", "head")
-
     def __init__(self) -> None:
-        """Start the time limit."""
         self._clock = current_clock()
         self._until = self._clock.now() + PATIENCE
         self._length = 0
@@ -82,45 +82,111 @@ class Enough:
         return self._length > KEPT or self._clock.now() >= self._until
 
 
-class Rejoined:
-    """A body (of httpx) whose head was read: yields the head, and then the rest."""
+class PassedBody:
+    """A body (of httpx) on its way to its reader: the head that was read ahead, then the rest.
 
-    def __init__(self, head: list[bytes], rest: Any, stream: Any) -> None:
-        """Start with `head`, continue with the iterator `rest` over `stream`."""
-        self._head = head
-        self._rest = rest
+    Subclasses watch it: `_ended` is called at its end, when it is closed, and when it is
+    garbage-collected, perhaps more than once.
+    """
+
+    def __init__(self, stream: Any, head: Iterable[bytes] = (), rest: Any = None) -> None:
+        """Start with `head`; continue with `rest`, an iterator over `stream`, or with `stream`."""
         self._stream = stream
+        self._head = deque(head)
+        self._rest = rest
+
+    def _saw(self, chunk: bytes) -> None:
+        """Inspect a chunk, before the reader gets it."""
+
+    def _ended(self, error: BaseException | None) -> None:
+        """Take note of the end; a GeneratorExit means that nobody reads it any more."""
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._head
-        yield from self._rest
+        try:
+            while self._head:
+                yield self._head.popleft()
+            for chunk in self._stream if self._rest is None else self._rest:
+                self._saw(chunk)
+                yield chunk
+        except GeneratorExit:
+            raise  # the reader stopped: closing the body ends it
+        except BaseException as error:
+            self._ended(error)
+            raise
+        self._ended(None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._head:
-            yield part
-        async for part in self._rest:
-            yield part
+        try:
+            while self._head:
+                yield self._head.popleft()
+            async for chunk in self._stream if self._rest is None else self._rest:
+                self._saw(chunk)
+                yield chunk
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._ended(error)
+            raise
+        self._ended(None)
 
     def close(self) -> None:
-        """Close the underlying stream."""
+        """Close the body: what was read of it was good."""
         try:
-            getattr(self._rest, "close", _nothing)()
-        finally:
             self._stream.close()
+        finally:
+            self._ended(None)
 
     async def aclose(self) -> None:
-        """Close the underlying stream."""
+        """Async twin of `close`."""
         try:
-            await getattr(self._rest, "aclose", _anothing)()
-        finally:
             await self._stream.aclose()
+        finally:
+            self._ended(None)
+
+    def __del__(self) -> None:
+        self._ended(GeneratorExit())
+
+
+class RejoinedBody(PassedBody):
+    """The body of a failed response: the rest is an iterator that was started."""
+
+    def close(self) -> None:
+        """Close the rest and the stream."""
+        try:
+            getattr(self._rest, "close", lambda: None)()
+        finally:
+            super().close()
+
+    async def aclose(self) -> None:
+        """Async twin of `close`."""
+        try:
+            if hasattr(self._rest, "aclose"):
+                await self._rest.aclose()
+        finally:
+            await super().aclose()
+
+
+@cache
+def stream_class(kind: type[PassedBody], library: str) -> Any:
+    """Return `kind` as a stream of httpx or httpx2: clients accept only those of their library."""
+    module = import_module(library)
+    return type(kind.__name__, (kind, module.SyncByteStream, module.AsyncByteStream), {})
+
+
+@lru_cache(maxsize=64)
+def library_of(kind: type) -> str:
+    """Return "httpx" or "httpx2" for a class of requests, possibly found by its bases."""
+    for base in kind.__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in {"httpx", "httpx2"}:
+            return name
+    raise TypeError(f"{kind.__name__}: send requests of httpx or of httpx2")
 
 
 class Broken:
     """The rest of a body that could not be read: raises the error to its reader."""
 
     def __init__(self, error: Exception) -> None:
-        """Raise `error` instead of each chunk."""
         self._error = error
         self.closed = False
         """As of a file: urllib3 reads only from an object that is not closed."""
@@ -144,11 +210,3 @@ class Broken:
 
     async def __anext__(self) -> NoReturn:
         raise self._error
-
-
-def _nothing() -> None:
-    pass
-
-
-async def _anothing() -> None:
-    pass

@@ -21,8 +21,8 @@ from operator import call
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
-from seawall.clients.http.errors import a_moment, as_library_error
 from seawall.clients.http.headers import headers_for
+from seawall.clients.http.library import a_moment, as_library_error
 from seawall.clients.http.terms import BadStatus, Terms
 from seawall.context import (
     current_attempt,
@@ -33,7 +33,7 @@ from seawall.context import (
     reserve_scope,
     reset,
 )
-from seawall.errors import DeadlineExceeded, Rejected, SeawallError, TimedOut, add_note
+from seawall.errors import Rejected, SeawallError, TimedOut, add_note
 from seawall.runtime.driver import adrive, drive
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
@@ -75,30 +75,10 @@ class Carrier(NamedTuple):
     """Apply the user's own timeouts to the rest of a response."""
 
 
-class Exchange:
+class GuardedExchange:
     """One request with all its attempts."""
 
-    __slots__ = (
-        "_answers",
-        "_bar",
-        "_carrier",
-        "_in_use",
-        "_key",
-        "_lock",
-        "_new_key",
-        "_over",
-        "_reading",
-        "_retried_above",
-        "_sent",
-        "_task",
-        "_terms",
-        "_tried",
-        "host",
-        "request",
-    )
-
     def __init__(self, terms: Terms, request: Any, carrier: Carrier, task: Any = None) -> None:
-        """Prepare to send `request`; in `task`, if it is async."""
         self._terms = terms
         self.request = request
         self._carrier = carrier
@@ -317,12 +297,7 @@ class Exchange:
             return Time()
         left = held[0] - held[1].now()
         if left <= 0:
-            name = self._terms.guard.name
-            raise DeadlineExceeded(
-                f"guard {name!r}: the deadline passed before the request was sent",
-                guard=name,
-                policy="deadline",
-            )
+            raise self._terms.too_late()
         # A waiting task can be cancelled at the end, by the guard or by `async with deadline`.
         seconds = left if self._task is None else left - a_moment(left)
         return Time(left, seconds, self._task is not None and held[3] is not True)
@@ -330,7 +305,7 @@ class Exchange:
 
 def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     """Return the response to `request`, in this thread."""
-    it = Exchange(terms, request, carrier)
+    it = GuardedExchange(terms, request, carrier)
 
     def attempt(_request: Any) -> Any:
         return drive(it.attempt(), call)
@@ -342,7 +317,7 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     """Return the response to `request`, in this task."""
     from asyncio import current_task
 
-    it = Exchange(terms, request, carrier, current_task())
+    it = GuardedExchange(terms, request, carrier, current_task())
 
     async def attempt(_request: Any) -> Any:
         return await adrive(it.attempt(), call)

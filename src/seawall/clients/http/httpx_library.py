@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from seawall.clients.http.bodies import GIVEN_UP, Broken, Enough, Rejoined, is_form
-from seawall.clients.http.errors import Library, a_moment
+from seawall.clients.http.bodies import (
+    GIVEN_UP,
+    Broken,
+    HeadLimit,
+    RejoinedBody,
+    is_form,
+    stream_class,
+)
+from seawall.clients.http.library import Library, a_moment
 from seawall.clock import Clock
 
 _SENDING: Final = ("connect", "write")
@@ -19,7 +26,6 @@ class HttpxLibrary(Library):
     """What an exchange must know about httpx or httpx2."""
 
     def __init__(self, module: Any) -> None:
-        """Describe `module`."""
         super().__init__(
             module.__name__,
             error=module.TransportError,
@@ -34,8 +40,6 @@ class HttpxLibrary(Library):
         )
         self._module = module
         self._not_sent = (module.ConnectError, module.ConnectTimeout, module.PoolTimeout)
-        streams = (Rejoined, module.SyncByteStream, module.AsyncByteStream)
-        self._rejoined: Any = type("Rejoined", streams, {})
         self._late_to_send: dict[str, type[Exception]] = {
             "pool": module.PoolTimeout,
             "connect": module.ConnectTimeout,
@@ -87,7 +91,7 @@ class HttpxLibrary(Library):
 
     def keep(self, response: Any) -> bool:
         """Read the body of a failed response, or the head of a large or slow one."""
-        stream, read, whole = response.stream, Enough(), False
+        stream, read, whole = response.stream, HeadLimit(), False
         rest: Any = iter(stream)
         try:
             for part in rest:
@@ -97,11 +101,14 @@ class HttpxLibrary(Library):
                 whole = True
         except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
             rest = Broken(error)
-        response.stream = self._rejoined(read.head, rest, stream)
+        response.stream = self._rejoined(stream, read, rest)
         if whole:
             stream.close()
             response.stream = self._module.ByteStream(b"".join(read.head))
         return whole
+
+    def _rejoined(self, stream: Any, read: HeadLimit, rest: Any) -> Any:
+        return stream_class(RejoinedBody, self.name)(stream, read.head, rest)
 
     async def akeep(self, response: Any) -> bool:
         """Async twin of `keep`, which also gives up if no chunk arrives.
@@ -110,7 +117,7 @@ class HttpxLibrary(Library):
         """
         from asyncio import timeout
 
-        stream, read, whole = response.stream, Enough(), False
+        stream, read, whole = response.stream, HeadLimit(), False
         left = time_left(getattr(response, "_request", None))
         patience = GIVEN_UP if left is None else min(GIVEN_UP, left)
         rest: Any = aiter(stream)
@@ -125,7 +132,7 @@ class HttpxLibrary(Library):
             rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
         except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
             rest = Broken(error)
-        response.stream = self._rejoined(read.head, rest, stream)
+        response.stream = self._rejoined(stream, read, rest)
         if whole:
             await stream.aclose()  # a cancellation here leaves a response that can be closed
             response.stream = self._module.ByteStream(b"".join(read.head))

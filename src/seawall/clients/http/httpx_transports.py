@@ -1,9 +1,9 @@
-"""The sync and async transports, for the library that their subclass names."""
+"""The sync and async transports of httpx and httpx2; a subclass names its library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import TracebackType
+from operator import methodcaller
 from typing import Any, ClassVar, Final, Self
 
 from seawall.clients.http.exchange import Carrier, aexchange, exchange
@@ -26,13 +26,8 @@ class SyncAround:
         self.transport.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self.transport.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: object) -> None:
+        self.transport.__exit__(*raised)
 
     def close(self) -> None:
         """Close the inner transport; a guard stays open."""
@@ -48,13 +43,8 @@ class AsyncAround:
         await self.transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self.transport.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *raised: object) -> None:
+        await self.transport.__aexit__(*raised)
 
     async def aclose(self) -> None:
         """Close the inner transport; a guard stays open."""
@@ -107,7 +97,6 @@ class Guarded:
         if transport is not None:
             self._check(transport)
         self.transport = type(self)._default() if transport is None else transport
-        self._carrier = self._make_carrier()
 
     def _check(self, transport: Any) -> None:
         """Refuse an object that is not a transport of this kind, or one that retries on its own."""
@@ -127,9 +116,6 @@ class Guarded:
                 f"this transport retries by itself ({retries} times), beside the guard:"
                 f" write {kind.__name__}(retries=0)"
             )
-
-    def _make_carrier(self) -> Carrier:
-        raise NotImplementedError
 
     def _lowered(self, request: Any, seconds: float | None, *, cancels: bool) -> Any:
         clock = self._terms.guard.clock
@@ -153,10 +139,8 @@ class SyncGuarded(SyncAround, Guarded):
 
     def handle_request(self, request: Any) -> Any:
         """Return the response to `request`."""
-        return exchange(self._terms, request, self._carrier)
-
-    def _make_carrier(self) -> Carrier:
-        return Carrier(self._send, self._library.keep, _close, relax)
+        carrier = Carrier(self._send, self._library.keep, methodcaller("close"), relax)
+        return exchange(self._terms, request, carrier)
 
     def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         return self.transport.handle_request(self._lowered(request, seconds, cancels=cancels))
@@ -170,10 +154,8 @@ class AsyncGuarded(AsyncAround, Guarded):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the response to `request`."""
-        return await aexchange(self._terms, request, self._carrier)
-
-    def _make_carrier(self) -> Carrier:
-        return Carrier(self._send, self._library.akeep, _aclose, relax)
+        carrier = Carrier(self._send, self._library.akeep, methodcaller("aclose"), relax)
+        return await aexchange(self._terms, request, carrier)
 
     async def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         lowered = self._lowered(request, seconds, cancels=cancels)
@@ -182,11 +164,3 @@ class AsyncGuarded(AsyncAround, Guarded):
             # `akeep` reads the time left from this request; the client replaces it with its own.
             response.request = lowered
         return response
-
-
-def _close(response: Any) -> None:
-    response.close()
-
-
-async def _aclose(response: Any) -> None:
-    await response.aclose()

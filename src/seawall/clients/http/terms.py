@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.clients.http.errors import Library
 from seawall.clients.http.headers import PROPAGATED, read_propagate
+from seawall.clients.http.library import Library
 from seawall.context import attempt_var, check_reserve, idempotency_key_var, retried_above
+from seawall.errors import DeadlineExceeded
 from seawall.guard import Guard, MarkedGuard
 from seawall.policies.fallback import Fallback, Static
 from seawall.policies.retry import Retry
@@ -64,7 +65,47 @@ class Throttled(BadStatus):
     throttled = True
 
 
-class Terms:
+class ClientTerms:
+    """The validated settings that guarded clients of HTTP and gRPC have in common."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        kind: Kind,
+        retry_at: RetryAt,
+        propagate: bool | Collection[str],  # noqa: FBT001 - as in the clients
+        reserve: float | None,
+        *,
+        no_cache: str,
+    ) -> None:
+        """Validate the settings; `no_cache` says why the guard must not have a Cache."""
+        if not isinstance(guard, Guard):
+            raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
+        if any(policy.kind == "cache" for policy in guard.policies):
+            raise TypeError(f"guard {guard.name!r}: {no_cache}")
+        guard._plan.check(kind)  # raises now, not when called, if a Timeout cannot act here
+        self.guard = guard
+        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
+        """The same guard for requests that may not be repeated."""
+        self._edge = check.choice("retry_at", retry_at, ("everywhere", "edge")) == "edge"
+        self.propagate = read_propagate(propagate)
+        self.reserve = check_reserve(reserve)
+
+    def retried_above(self) -> str | None:
+        """Return the reason why another service retries instead of this client, or None."""
+        above = retried_above(attempt_var.get(), edge=self._edge)
+        return None if above is None else above.reason
+
+    def too_late(self) -> DeadlineExceeded:
+        """Return the refusal of a request for which no time is left."""
+        return DeadlineExceeded(
+            f"guard {self.guard.name!r}: the deadline passed before the request was sent",
+            guard=self.guard.name,
+            policy="deadline",
+        )
+
+
+class Terms(ClientTerms):
     """The validated settings of one guarded transport."""
 
     def __init__(
@@ -80,28 +121,20 @@ class Terms:
         propagate: bool | Collection[str] = PROPAGATED,
         reserve: float | None = None,
     ) -> None:
-        """Validate the settings; the transports explain them."""
-        if not isinstance(guard, Guard):
-            raise TypeError(f"{guard!r}: the first argument is a Guard, such as Guard('vendor')")
+        advice = (
+            "a Cache would hand out one response many times, and its body can be read once: put the"
+            " Cache around the function that reads it"
+        )
+        super().__init__(guard, kind, retry_at, propagate, reserve, no_cache=advice)
         for policy in guard.policies:
-            if policy.kind == "cache":
-                raise TypeError(
-                    f"guard {guard.name!r}: a Cache would hand out one response many times, and"
-                    " its body can be read once: put the Cache around the function that reads it"
-                )
             if isinstance(policy, Fallback):
                 _refuse_static_answers(policy, guard, library)
-        guard._plan.check(kind)  # raises now, not when called, if a Timeout cannot act here
         for misfit in _misfits(guard, library):
             guard.note_danger(misfit)
             from warnings import warn
 
             warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # at the transport's creation
-        self.guard = guard
-        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
-        """The same guard for requests that may not be repeated."""
         self.library = library
-        self.retry_at = check.choice("retry_at", retry_at, ("everywhere", "edge"))
         self.generate_keys = check.flag("generate_keys", generate_keys)
         self.repeatable = (
             None if repeatable is None else check.plain_function("repeatable", repeatable)
@@ -111,8 +144,6 @@ class Terms:
         self.statuses = frozenset(
             check.count("statuses", status, minimum=_ERROR, maximum=599) for status in statuses
         )
-        self.propagate = read_propagate(propagate)
-        self.reserve = check_reserve(reserve)
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
         self.hedges = any(policy.kind == "hedge" for policy in guard.policies)
 
@@ -121,21 +152,17 @@ class Terms:
         above = self.retried_above()
         if above is not None:
             return above
-        if request.method not in IDEMPOTENT and key is None and not self._harmless(request):
+        if (
+            request.method not in IDEMPOTENT
+            and key is None
+            and not (self.repeatable and self.repeatable(request))
+        ):
             return f"{request.method} without an idempotency key"
         if not self.guard.idempotent and key is None and idempotency_key_var.get() is None:
             return "its guard is marked idempotent=False"
         if not self.library.replayable(request):
             return "its body is a stream, which can be read once"
         return None
-
-    def retried_above(self) -> str | None:
-        """Return the reason why another service retries instead of this client, or None."""
-        above = retried_above(attempt_var.get(), edge=self.retry_at == "edge")
-        return None if above is None else above.reason
-
-    def _harmless(self, request: Any) -> bool:
-        return self.repeatable is not None and bool(self.repeatable(request))
 
     def key_of(self, request: Any) -> tuple[str | None, bool]:
         """Return the idempotency key of `request`, and whether it must still be sent."""
@@ -153,24 +180,16 @@ class Terms:
 
     def failure_in(self, request: Any, response: Any, *, keyed: bool) -> BadStatus | None:
         """Return the failure that a response means, if any; `keyed`: sent with a key."""
-        status = self.library.status(response)
-        if status < _ERROR:
+        status, headers = self.library.status(response), response.headers
+        if status < _ERROR or (keyed and is_replayed(headers.get(REPLAYED_HEADER))):
+            # A replayed response is of a server that is healthy now; a retry changes nothing.
             return None
+        seconds = _wanted_pause(headers)
         if self.library.throttled(response):
-            return Throttled(request, response, status, _wanted_pause(response.headers))
-        return self._failure_by_status(request, response, status, keyed=keyed)
-
-    def _failure_by_status(
-        self, request: Any, response: Any, status: int, *, keyed: bool
-    ) -> BadStatus | None:
-        headers = response.headers
-        if keyed and is_replayed(headers.get(REPLAYED_HEADER)):
-            # A replayed response, from a server that is healthy now; a retry changes nothing.
-            return None
+            return Throttled(request, response, status, seconds)
         wish = (headers.get("x-should-retry") or "").strip().lower()
         if wish == "false":
             return BadStatus(request, response, status, -1.0) if status in self.statuses else None
-        seconds = _wanted_pause(headers)
         if keyed and status == IN_FLIGHT and seconds is not None:
             return KeyAtWork(request, response, status, seconds)
         # A 413 with Retry-After is temporary (RFC 9110, 15.5.14).
@@ -199,26 +218,24 @@ def _misfits(guard: Guard, library: Library) -> Iterator[str]:
         # A user's function may look at responses, and must not be called as a test.
         if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.looks_at_values:
             errors = [kind.__new__(kind) for kind in library.transient]
-            if not any(policy.wants(error, None) for error in [*errors, _bad_status()]):
+            errors.append(BadStatus(None, None, 503, None))
+            if not any(policy.wants(error, None) for error in errors):
                 yield (
                     f"{policy!r} retries none of the errors of {library.name}, and no status:"
                     " write on=transient (from seawall import transient)"
                 )
 
 
-def _bad_status() -> BadStatus:
-    return BadStatus(None, None, 503, None)
-
-
 def _wanted_pause(headers: Any) -> float | None:
     exact, usual = headers.get("retry-after-ms"), headers.get("retry-after")
     seconds = None if exact is None else read_milliseconds(exact)
     if seconds is None and usual is not None:
-        seconds = read_retry_after(usual, _wall())
+        seconds = read_retry_after(usual, wall_time())
     return seconds
 
 
-def _wall() -> float:
+def wall_time() -> float:
+    """Return the seconds since 1970, for dates in responses."""
     import time
 
     return time.time()  # noqa: TID251 - a Retry-After may be a date

@@ -10,8 +10,8 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from ipaddress import ip_address
@@ -131,34 +131,35 @@ def _libraries(name: Library | None) -> tuple[Any, Any]:
             ) from None
 
 
-class _Unkeyed:
-    """Mixin for a guarded transport that hides the idempotency key of the context.
+@contextmanager
+def _without_key(request: Any) -> Iterator[None]:
+    """Hide the idempotency key of the context, and remember the request as the SDK made it.
 
     That key identifies the effect that our own caller wants. We may send several requests for it: a
     vendor that got the same key with all of them would replay the first response.
-
-    This is the outermost layer, and the only one that sees the request as the SDK made it.
     """
+    note_request(request)
+    token = idempotency_key_var.set(None)
+    try:
+        yield
+    finally:
+        reset(idempotency_key_var, token)
+
+
+class _Unkeyed:
+    """The outermost layer of a guarded transport, without the key."""
 
     def handle_request(self, request: Any) -> Any:
-        note_request(request)
-        token = idempotency_key_var.set(None)
-        try:
+        with _without_key(request):
             return super().handle_request(request)  # type: ignore[misc]
-        finally:
-            reset(idempotency_key_var, token)
 
 
 class _AsyncUnkeyed:
     """Async twin of `_Unkeyed`."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        note_request(request)
-        token = idempotency_key_var.set(None)
-        try:
+        with _without_key(request):
             return await super().handle_async_request(request)  # type: ignore[misc]
-        finally:
-            reset(idempotency_key_var, token)
 
 
 @cache

@@ -13,13 +13,15 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from math import floor
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
+from seawall.clients.http.terms import wall_time
 from seawall.clients.llm.endings import TOO_MANY, nothing_sent, status_of, was_refused
 from seawall.clients.llm.estimate import (
     Count,
@@ -61,7 +63,7 @@ _MOST_REPORTED: Final = 1024
 _guess: Final[ContextVar[TokenEstimate]] = ContextVar("seawall_llm_guess")
 
 
-# With parameters, so that the gate passes the call's arguments: see `_Guessed`.
+# With parameters, so that the gate passes the call's arguments: see `_guessed`.
 def _input(*_args: Any, **_kwargs: Any) -> int:
     return _guess.get().input
 
@@ -200,10 +202,10 @@ class TokenLimits(RateLimit):
         With `per_model`, the call's arguments determine the model.
         """
         pairs = headers.items() if isinstance(headers, Mapping) else headers
-        said = read_vendor_limits(pairs, _wall())
+        said = read_vendor_limits(pairs, wall_time())
         if said is NOTHING:
             return
-        with _Guessed(self._guess_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)):
+        with _guessed(self._guess_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)):
             for kind in KINDS:
                 standing: Standing | None = getattr(said, kind)
                 if standing is not None:
@@ -284,7 +286,7 @@ class TokenLimits(RateLimit):
         *,
         by_hand: bool = False,
     ) -> list[Charge]:
-        with _Guessed(self._guess_of(args, kwargs)):
+        with _guessed(self._guess_of(args, kwargs)):
             return super()._charges(args, kwargs, cost, by_hand=by_hand)
 
     def _lower(
@@ -296,7 +298,7 @@ class TokenLimits(RateLimit):
         name: str | None,
     ) -> tuple[int, Hashable, float]:
         known = _guess.get(None)  # the model of a vendor's response, if known
-        with _Guessed(self._guess_of(args, kwargs) if known is None else known):
+        with _guessed(self._guess_of(args, kwargs) if known is None else known):
             return super()._lower(remaining, reset_after, args, kwargs, name)
 
     def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenEstimate:
@@ -330,21 +332,14 @@ class TokenLimits(RateLimit):
         super()._update({**others, "limits": limits})
 
 
-class _Guessed:
-    """Context manager that sets the estimate of a call, for the functions of its limits."""
-
-    __slots__ = ("_guess", "_token")
-
-    _token: Token[TokenEstimate]
-
-    def __init__(self, guess: TokenEstimate) -> None:
-        self._guess = guess
-
-    def __enter__(self) -> None:
-        self._token = _guess.set(self._guess)
-
-    def __exit__(self, *exc: object) -> None:
-        reset(_guess, self._token)
+@contextmanager
+def _guessed(guess: TokenEstimate) -> Iterator[None]:
+    """Set the estimate of a call, for the functions of its limits."""
+    token = _guess.set(guess)
+    try:
+        yield
+    finally:
+        reset(_guess, token)
 
 
 class _TokenGate(RateGate):
@@ -359,16 +354,8 @@ class _TokenGate(RateGate):
             super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
-class _SharedTokenGate(SharedRateGate):
+class _SharedTokenGate(_TokenGate, SharedRateGate):
     """Gate of limits in a store, with the same settlement."""
-
-    policy: TokenLimits
-
-    def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Give back what was not sent, settle what is known; an unknown usage stays."""
-        if not _settles(self.policy, ticket, outcome, detail):
-            unsent = outcome is FAILED and nothing_sent(detail, self.host.name)
-            super().leave(ticket, UNUSED if unsent else outcome, STREAMED, now)
 
 
 def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) -> bool:
@@ -389,9 +376,3 @@ def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) ->
         policy.settle(ticket, NONE_USED)
         return True
     return False
-
-
-def _wall() -> float:
-    from time import time  # noqa: TID251 - some vendors report wall-clock times
-
-    return time()

@@ -130,24 +130,16 @@ class Models:
         """Call the models like `call`, and return a `Result`: `level` is the index of the model."""
         turns = _Turns(self)
         for ask in turns:
-            try:
+            with turns:
                 turns.value = _not_async(ask(*args, **kwargs), "acall")
-            except Exception as error:  # noqa: BLE001 - returned in the result
-                turns.failed(error)
-            else:
-                turns.answered()
         return turns.result()
 
     async def aattempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
         """Async twin of `attempt`."""
         turns = _Turns(self)
         for ask in turns:
-            try:
+            with turns:
                 turns.value = await ask(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - returned in the result
-                turns.failed(error)
-            else:
-                turns.answered()
         return turns.result()
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -157,12 +149,9 @@ class Models:
         """
         turns = _Turns(self)
         for ask in turns:
-            try:
+            with turns:
                 items = prime(_not_async(ask(*args, **kwargs), "astream"))
-            except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
-                turns.failed(error)
-            else:
-                turns.answered()
+            if turns.answered:
                 yield from items
         turns.result().unwrap()
 
@@ -170,14 +159,11 @@ class Models:
         """Async twin of `stream`, for async generators and results of async functions."""
         turns = _Turns(self)
         for ask in turns:
-            try:
+            with turns:
                 items = ask(*args, **kwargs)
                 items = await items if isawaitable(items) else items
                 items = await aprime(items, owned=True)
-            except Exception as error:  # noqa: BLE001 - raised at the end, if none answers
-                turns.failed(error)
-            else:
-                turns.answered()
+            if turns.answered:
                 async with aclosing(items):
                     async for item in items:
                         yield item
@@ -202,7 +188,10 @@ def _not_async(answer: Any, instead: str) -> Any:
 
 
 class _Turns:
-    """The progress of one call: the next model to call, and the results so far."""
+    """The progress of one call: the next model to call, and the results so far.
+
+    Each model is called in a `with` block, whose end is its result; an Exception is kept.
+    """
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -210,6 +199,8 @@ class _Turns:
         self._first: Exception | None = None
         self._last: Exception | None = None
         self._over = False
+        self.answered = False
+        """Whether the last model serves the call."""
         self._clock = current_clock()
         self._began = self._clock.now()
         self.value: Any = None
@@ -221,8 +212,17 @@ class _Turns:
             if self._over:
                 return
 
-    def failed(self, error: Exception) -> None:
-        """Record that this model failed."""
+    def __enter__(self) -> None:
+        """Begin to call a model."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None:
+            self._answered()
+        elif isinstance(error, Exception):
+            self._failed(error)
+        return isinstance(error, Exception)
+
+    def _failed(self, error: Exception) -> None:
         if self._first is None:
             self._first = error
         self._last = error
@@ -232,9 +232,8 @@ class _Turns:
         if self._over and not late and not isinstance(error, DeadlineExceeded):
             self._first = error  # a bad request: the caller must see this exception
 
-    def answered(self) -> None:
-        """Record that this model serves the call."""
-        self._over = True
+    def _answered(self) -> None:
+        self._over = self.answered = True
         models = self._models
         models._served[self._level] += 1
         if self._first is not None:

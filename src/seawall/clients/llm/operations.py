@@ -31,6 +31,7 @@ MOST_SERIES: Final = 100
 """Maximum number of combinations of operation, provider, models and error that one client
 distinguishes."""
 
+_SERIES: Final = ("operation", "provider", "request_model", "response_model", "error")
 OTHER: Final = "other"
 LARGEST_READ: Final = 1 << 20
 """Maximum number of bytes of a request that is parsed only to find the name of its model."""
@@ -98,21 +99,6 @@ def check_prices(prices: Prices | None) -> dict[str, Price]:
 class Operation:
     """One request to a model, from when it is sent until its response was read."""
 
-    __slots__ = (
-        "_of",
-        "began",
-        "cost",
-        "error",
-        "first_chunk",
-        "guard",
-        "name",
-        "provider",
-        "request_model",
-        "response_model",
-        "seconds",
-        "usage",
-    )
-
     def __init__(self, of: Operations, request: Any) -> None:
         """Start now; `name` is empty if the request is not for a model."""
         self._of = of
@@ -165,8 +151,6 @@ class Operation:
 class _Counted:
     """Totals of the operations of one series."""
 
-    __slots__ = ("cost", "durations", "first_chunks", "input", "output")
-
     def __init__(self) -> None:
         self.durations = Tally(SECONDS)
         self.first_chunks = Tally(SECONDS)
@@ -189,7 +173,6 @@ class Operations:
     """Usage and duration of all requests of one client."""
 
     def __init__(self, guard: Guard, prices: Prices | None = None) -> None:
-        """Count the requests through `guard`."""
         self.name = guard.name
         self.now = guard.clock.now
         self._prices = check_prices(prices)
@@ -201,10 +184,6 @@ class Operations:
 
     def __repr__(self) -> str:
         return f"<Operations of {self.name!r}>"
-
-    def begin(self, request: Any) -> Operation:
-        """Return the operation for a request of httpx or httpx2."""
-        return Operation(self, request)
 
     def ended(self, operation: Operation) -> None:
         """Count a finished operation, and notify observers; may be called from a finaliser."""
@@ -248,24 +227,14 @@ class Operations:
                 "unpriced": self._unpriced,
                 "operations": [
                     {
-                        "operation": operation,
-                        "provider": provider,
-                        "request_model": request_model,
-                        "response_model": response_model,
-                        "error": error,
+                        **dict(zip(_SERIES, key, strict=True)),
                         "durations": one.durations.snapshot(),
                         "first_chunks": one.first_chunks.snapshot(),
                         "input": one.input.snapshot(),
                         "output": one.output.snapshot(),
                         "cost": one.cost,
                     }
-                    for (
-                        operation,
-                        provider,
-                        request_model,
-                        response_model,
-                        error,
-                    ), one in self._counted.items()
+                    for key, one in self._counted.items()
                 ],
             }
 

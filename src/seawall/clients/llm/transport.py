@@ -9,11 +9,11 @@ an item yet. The body itself is passed on unchanged, byte for byte.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from functools import cache
-from typing import Any, Final
+from functools import partial
+from operator import call
+from typing import Any, ClassVar, Final
 
+from seawall.clients.http.bodies import PassedBody, library_of, stream_class
 from seawall.clients.http.httpx_transports import AsyncAround, SyncAround
 from seawall.clients.llm.endings import CLIENT, mark_unsent, was_refused
 from seawall.clients.llm.estimate import is_free
@@ -31,6 +31,7 @@ from seawall.clients.llm.usage import (
 )
 from seawall.context import check_deadline
 from seawall.guard import Guard
+from seawall.runtime.driver import Steps, adrive, drive
 
 _STATUSES: Final = {
     "invalid_request_error": 400,
@@ -59,6 +60,10 @@ _ABOUT_BODY: Final = ("content-encoding", "content-length", "content-type", "tra
 
 class Vendor:
     """Base of both layers: the limits to update, and the warning if the SDK retries on its own."""
+
+    _handler: ClassVar[str]
+    _read_ahead: ClassVar[str]
+    _close: ClassVar[str]
 
     def __init__(self, guard: Guard, transport: Any, operations: Operations | None = None) -> None:
         """Send with `transport`; pass the vendor's reports to the `TokenLimits` of `guard`.
@@ -91,11 +96,60 @@ class Vendor:
                 self._guard,
             )
 
-    def _failed(self, operation: Operation, error: BaseException) -> None:
-        """Record that a request had no response."""
-        operation.failed(error)
-        if isinstance(error, Exception):
-            mark_unsent(error, self._guard)
+    def _exchange(self, request: Any) -> Steps[Any]:
+        """Send `request` once, and return the response."""
+        self._prepare(request)
+        operation = Operation(self._operations, request)
+        try:
+            response = yield partial(getattr(self.transport, self._handler), request)
+        except BaseException as error:
+            operation.failed(error)
+            if isinstance(error, Exception):
+                mark_unsent(error, self._guard)
+            raise
+        late, events = self._answered(request, response)
+        body = self._inspected(request, response, late)
+        if events is not None:
+            if body is not None:
+                try:
+                    yield from self._begin(body, events)
+                except BaseException as error:
+                    operation.failed(error)
+                    raise
+            operation.streams()
+            status = _status_of(events)
+            if status is not None and events.error is not None:
+                yield getattr(response, self._close)
+                response = _as_error(response, status, events.error)
+        if response.status_code >= CLIENT:
+            operation.failed(response.status_code)
+        else:  # ends when the response was read
+            operation.follow(response.extensions[LATE])
+        return response
+
+    def _inspected(self, request: Any, response: Any, late: Late) -> InspectedBody | None:
+        """Return the body, inspected as it is read; None if it was read already."""
+        if response.is_stream_consumed:
+            late.feed(response.content)
+            late.end()
+            return None
+        kind = stream_class(InspectedBody, library_of(request.__class__))
+        body: InspectedBody = kind(response.stream, late)
+        response.stream = body
+        return body
+
+    def _begin(self, body: InspectedBody, events: SseReader) -> Steps[None]:
+        """Read `body` until the first event has arrived, or the beginning is too long."""
+        read = 0
+        try:
+            while not (events.began or read > FIRST_EVENT):
+                chunk = yield getattr(body, self._read_ahead)
+                if chunk is None:
+                    break
+                read += len(chunk)
+        except BaseException:
+            yield getattr(body, self._close)
+            raise
 
     def _answered(self, request: Any, response: Any) -> tuple[Late, SseReader | None]:
         """Pass the vendor's report to the limits; return readers of the usage and of the events."""
@@ -117,24 +171,6 @@ class Vendor:
             late = Late(events and reader, NONE_USED) if is_free(request) else Late(reader)
         response.extensions[LATE] = late
         return late, events
-
-    def _pass_by(self, response: Any, passing: type, base: str, late: Late) -> Any:
-        """Inspect the body as it is read; return it, or None if it was read already."""
-        if response.is_stream_consumed:
-            late.feed(response.content)
-            late.end()
-            return None
-        stream = response.stream
-        response.stream = _stream_class(passing, _base_of(stream, base))(stream, late)
-        return response.stream
-
-
-def _follow(operation: Operation, response: Any) -> None:
-    """End `operation` with its response: immediately for an error, else when it was read."""
-    if response.status_code >= CLIENT:
-        operation.failed(response.status_code)
-    else:
-        operation.follow(response.extensions[LATE])
 
 
 def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
@@ -182,173 +218,58 @@ def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
     )
 
 
-class _Passing:
-    """A body in transit: the part that was inspected already, then the rest."""
+class InspectedBody(PassedBody):
+    """A body in transit, which `late` inspects; its beginning may be read ahead."""
 
     def __init__(self, stream: Any, late: Late) -> None:
-        self.stream = stream
-        self.late = late
-        self.head: deque[bytes] = deque()
-        self.held = 0
-        """Number of bytes that were read before the caller asked for them."""
-        self.rest: Any = None
+        super().__init__(stream)
+        self._late = late
 
-    def seen(self, chunk: bytes) -> bytes:
-        """Inspect a chunk, and return it."""
-        self.late.feed(chunk)
+    def read_ahead(self) -> bytes | None:
+        """Read a chunk before the caller asks for it; None at the end."""
+        if self._rest is None:
+            self._rest = iter(self._stream)
+        chunk = self._kept(next(self._rest, None))
+        if chunk is not None:
+            check_deadline()  # each chunk restarts the library's own timeout
         return chunk
 
-    def enough(self, events: SseReader) -> bool:
-        """Return whether the beginning of the stream is known, or too long."""
-        return events.began or self.held > FIRST_EVENT
+    async def aread_ahead(self) -> bytes | None:
+        """Async twin of `read_ahead`; at the deadline it is cancelled."""
+        if self._rest is None:
+            self._rest = aiter(self._stream)
+        return self._kept(await anext(self._rest, None))
 
-    def hold(self, chunk: bytes) -> None:
-        """Inspect a chunk of the beginning, and keep it for the caller."""
-        self.head.append(self.seen(chunk))
-        self.held += len(chunk)
+    def _kept(self, chunk: bytes | None) -> bytes | None:
+        if chunk is not None:
+            self._saw(chunk)
+            self._head.append(chunk)
+        return chunk
 
+    def _saw(self, chunk: bytes) -> None:
+        self._late.feed(chunk)
 
-class _Passes(_Passing):
-    def begin(self, events: SseReader) -> None:
-        """Read until the first event has arrived."""
-        self.rest = iter(self.stream)
-        try:
-            while not self.enough(events):
-                chunk = next(self.rest, None)
-                if chunk is None:
-                    break
-                self.hold(chunk)
-                check_deadline()  # each chunk restarts the library's own timeout
-        except BaseException:
-            self.close()
-            raise
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            while self.head:
-                yield self.head.popleft()
-            for chunk in iter(self.stream) if self.rest is None else self.rest:
-                yield self.seen(chunk)
-        except GeneratorExit:  # the reader stopped
-            raise
-        except BaseException as error:
-            self.late.error = type(error).__name__
-            raise
-        finally:
-            self.late.end()
-
-    def close(self) -> None:
-        try:
-            self.stream.close()
-        finally:
-            self.late.end()
-
-
-class _PassesAsync(_Passing):
-    async def begin(self, events: SseReader) -> None:
-        """Read until the first event has arrived."""
-        self.rest = aiter(self.stream)
-        try:
-            while not self.enough(events):
-                chunk = await anext(self.rest, None)
-                if chunk is None:
-                    break
-                self.hold(chunk)
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            while self.head:
-                yield self.head.popleft()
-            rest = aiter(self.stream) if self.rest is None else self.rest
-            async for chunk in rest:
-                yield self.seen(chunk)
-        except GeneratorExit:  # the reader stopped
-            raise
-        except BaseException as error:
-            self.late.error = type(error).__name__
-            raise
-        finally:
-            self.late.end()
-
-    async def aclose(self) -> None:
-        try:
-            await self.stream.aclose()
-        finally:
-            self.late.end()
-
-
-@cache
-def _stream_class(passing: type, base: type) -> Any:
-    """Return a stream class that is also the library's, which checks the type."""
-    return type(passing.__name__.strip("_"), (passing, base), {})
-
-
-def _base_of(stream: object, name: str) -> type:
-    """Return the library's own class of that name, among the bases of `stream`."""
-    for kind in type(stream).__mro__:
-        if kind.__name__ == name:
-            return kind
-    return object
+    def _ended(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, GeneratorExit):
+            self._late.error = type(error).__name__
+        self._late.end()
 
 
 class VendorTransport(SyncAround, Vendor):
     """The layer for a `Client`."""
 
+    _handler, _read_ahead, _close = "handle_request", "read_ahead", "close"
+
     def handle_request(self, request: Any) -> Any:
         """Send `request` once."""
-        self._prepare(request)
-        operation = self._operations.begin(request)
-        try:
-            response = self.transport.handle_request(request)
-        except BaseException as error:
-            self._failed(operation, error)
-            raise
-        late, events = self._answered(request, response)
-        body = self._pass_by(response, _Passes, "SyncByteStream", late)
-        if events is not None:
-            if body is not None:
-                try:
-                    body.begin(events)
-                except BaseException as error:
-                    operation.failed(error)
-                    raise
-            operation.streams()
-            status = _status_of(events)
-            if status is not None and events.error is not None:
-                response.close()
-                response = _as_error(response, status, events.error)
-        _follow(operation, response)
-        return response
+        return drive(self._exchange(request), call)
 
 
 class AsyncVendorTransport(AsyncAround, Vendor):
     """The layer for an `AsyncClient`."""
 
+    _handler, _read_ahead, _close = "handle_async_request", "aread_ahead", "aclose"
+
     async def handle_async_request(self, request: Any) -> Any:
         """Send `request` once."""
-        self._prepare(request)
-        operation = self._operations.begin(request)
-        try:
-            response = await self.transport.handle_async_request(request)
-        except BaseException as error:
-            self._failed(operation, error)
-            raise
-        late, events = self._answered(request, response)
-        body = self._pass_by(response, _PassesAsync, "AsyncByteStream", late)
-        if events is not None:
-            if body is not None:
-                try:
-                    await body.begin(events)
-                except BaseException as error:
-                    operation.failed(error)
-                    raise
-            operation.streams()
-            status = _status_of(events)
-            if status is not None and events.error is not None:
-                await response.aclose()
-                response = _as_error(response, status, events.error)
-        _follow(operation, response)
-        return response
+        return await adrive(self._exchange(request), call)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 MOST: Final = 2**40
 """Maximum plausible number of tokens."""
@@ -61,14 +61,22 @@ def usage_of(answer: object) -> Usage:
     """Return the usage in `answer`: an SDK's response, its JSON, or one event of a stream."""
     if isinstance(answer, Usage):
         return answer
-    for inside in (None, "message", "response"):
-        where = answer if inside is None else _get(answer, inside)
-        usage = None if where is None else _get(where, "usage")
+    for inside, where in _places(answer):
+        usage = _get(where, "usage")
         if usage is not None:
             found = _read(usage)
             # The first event of one vendor reports the input, and only the start of the output.
             return found._replace(output=None) if inside == "message" else found
     return UNKNOWN
+
+
+def _places(answer: object) -> Iterator[tuple[str, Any]]:
+    """Yield where usage and model may be: in `answer` itself, or in one of its parts."""
+    yield "", answer
+    for inside in ("message", "response"):
+        where = _get(answer, inside)
+        if where is not None:
+            yield inside, where
 
 
 def _read(usage: object) -> Usage:
@@ -91,12 +99,8 @@ def _read(usage: object) -> Usage:
 
 def model_of(answer: object) -> str:
     """Return the model named in `answer` (a response, its JSON, or one event), or ""."""
-    for inside in (None, "message", "response"):
-        where = answer if inside is None else _get(answer, inside)
-        name = "" if where is None else name_of(_get(where, "model"))
-        if name:
-            return name
-    return ""
+    names = (name_of(_get(where, "model")) for _, where in _places(answer))
+    return next(filter(None, names), "")
 
 
 def name_of(model: object) -> str:
@@ -125,35 +129,29 @@ LONGEST_TYPE: Final = 64
 """Maximum number of characters of an error's type that are kept."""
 
 
-class Reader(Protocol):
-    """Reader that inspects a body as it is read."""
+class Reader:
+    """Inspects a body as it is read."""
 
-    @property
-    def model(self) -> str:
-        """The model that answers, once it is known."""
-
-    @property
-    def failure(self) -> str:
-        """The type of an error after the start of the response; empty if there was none."""
+    model = ""
+    """The model that answers, once it is known."""
+    failure = ""
+    """The type of an error after the start of the response; empty if there was none."""
 
     def feed(self, data: bytes) -> None:
         """Inspect the next chunk."""
+        raise NotImplementedError
 
     def usage(self) -> Usage:
         """Return the usage known so far."""
+        raise NotImplementedError
 
 
-class JsonReader:
+class JsonReader(Reader):
     """Reader of a body that is one JSON value."""
 
-    __slots__ = ("_kept", "_whole", "failure", "model")
-
     def __init__(self) -> None:
-        """Start empty."""
         self._kept = bytearray()
         self._whole = True
-        self.failure = ""
-        self.model = ""
 
     def feed(self, data: bytes) -> None:
         """Keep the chunk; keep only the end of a large body."""
@@ -180,26 +178,13 @@ class JsonReader:
         return usage_of({"usage": found})
 
 
-class SseReader:
+class SseReader(Reader):
     """Reader of a stream of events, for usage and errors.
 
     It keeps only an unfinished line and, until it is complete, the first event.
     """
 
-    __slots__ = (
-        "_first",
-        "_gathered",
-        "_line",
-        "_skipping",
-        "_usage",
-        "began",
-        "error",
-        "failure",
-        "model",
-    )
-
     def __init__(self) -> None:
-        """Start before the first event."""
         self._line = bytearray()
         self._skipping = False
         self._usage = UNKNOWN
@@ -209,10 +194,6 @@ class SseReader:
         """Whether the first event has arrived."""
         self.error: dict[str, Any] | None = None
         """The first event, if it is an error."""
-        self.failure = ""
-        """The type of an error in a later event; empty if there was none."""
-        self.model = ""
-        """The model that answers, from the first event."""
 
     def feed(self, data: bytes) -> None:
         """Inspect the next chunk."""
@@ -289,17 +270,14 @@ def _failure_in(event: Any) -> str:
     return ""
 
 
-class Unpacking:
+class Unpacking(Reader):
     """Decompressor of a gzip or deflate body for another reader.
 
     It stops at the end of the compressed stream, as HTTP clients do: a second member, or garbage
     after the end, is not read. After `MOST_UNPACKED` bytes of output it gives up.
     """
 
-    __slots__ = ("_inflate", "_reader", "_room")
-
     def __init__(self, reader: Reader) -> None:
-        """Decompress for `reader`."""
         self._reader = reader
         self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
         self._room = MOST_UNPACKED
@@ -331,25 +309,15 @@ class Unpacking:
         self._reader.feed(unpacked)
         return rest
 
-    @property
-    def model(self) -> str:
-        """The model that answers, from the inner reader."""
-        return self._reader.model
-
-    @property
-    def failure(self) -> str:
-        """The error in an event, from the inner reader."""
-        return self._reader.failure
-
     def usage(self) -> Usage:
         """Return the usage of the inner reader; unknown if the body could not be decompressed."""
-        return UNKNOWN if self._inflate is None else self._reader.usage()
+        usage = UNKNOWN if self._inflate is None else self._reader.usage()
+        self.model, self.failure = self._reader.model, self._reader.failure
+        return usage
 
 
 class Late:
     """The usage of a response, which is known when its body was read; reported once."""
-
-    __slots__ = ("_reader", "_then", "_usage", "error", "model")
 
     def __init__(self, reader: Reader | None, usage: Usage | None = None) -> None:
         """Read the usage with `reader`, unless it is known from the start."""

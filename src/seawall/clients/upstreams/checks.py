@@ -92,7 +92,6 @@ class Checker:
     """The checks of one set, and their thread; holds only a weak reference to the set."""
 
     def __init__(self, hosts: HostSet, settings: HealthCheck) -> None:
-        """Prepare the checks; `begin` starts them."""
         self.settings = settings
         self._hosts = ref(hosts)
         self._rng = hosts.rng

@@ -93,7 +93,9 @@ class HostSet:
         while True:
             for url in urls:
                 if url not in known and url not in made:
-                    made[url] = self._new(url, now)  # calls the user's function: not under the lock
+                    # Calls the user's function, so not under the lock.
+                    gate, outliers = self._gate(url), self.judge.settings
+                    made[url] = UpstreamHost(url, self.half_life, outliers, gate, now)
             with self.mutex:
                 known = {host.url: host for host in self.hosts}
                 if all(url in known or url in made for url in urls):
@@ -101,9 +103,6 @@ class HostSet:
                     self._review(now)
                     break
         self._tell()
-
-    def _new(self, url: str, now: float) -> UpstreamHost:
-        return UpstreamHost(url, self.half_life, self.judge.settings, self._gate(url), now)
 
     def _gate(self, url: str) -> HostGate | None:
         breaker = self._breaker
@@ -147,40 +146,32 @@ class HostSet:
         """Undo a `take`: nothing was sent."""
         self.mutex.do(partial(_count_out, host.load))
 
-    def end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        """Record the complete end of a request.
+    def end(
+        self,
+        sent: Sent,
+        outcome: Outcome,
+        *,
+        refused: bool = False,
+        head: bool = True,
+        body: bool = True,
+    ) -> None:
+        """Record the end of a request: of the `head` of its response, of the `body`, or of both.
 
-        `refused` is a good response that may have been faster than a normal one.
+        If only the head is over, and is good, the body determines the outcome. `refused` is a good
+        response that may have been faster than a normal one.
         """
-        self._do(partial(self._end, sent, outcome, refused=refused))
 
-    def end_head(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        """Record the head of a response. If it is good, the body determines the outcome."""
-        self._do(partial(self._end_head, sent, outcome, refused=refused))
+        def end() -> None:
+            if body:
+                _count_out(sent.host.load)
+            if outcome is not UNUSED:
+                now = self._hear(sent, outcome, refused=refused) if head else self.clock.now()
+                if body or outcome is not OK:
+                    self._conclude(sent, outcome, now)
 
-    def end_body(self, sent: Sent, outcome: Outcome) -> None:
-        """Record the end of a body after its head; the request is over."""
-        self._do(partial(self._end_body, sent, outcome))
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self.mutex.do(work)
+        self.mutex.do(end)
         if self._pending_events:
             self._tell()
-
-    def _end(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        _count_out(sent.host.load)
-        if outcome is not UNUSED:
-            now = self._hear(sent, outcome, refused=refused)
-            self._conclude(sent, outcome, now)
-
-    def _end_head(self, sent: Sent, outcome: Outcome, *, refused: bool) -> None:
-        now = self._hear(sent, outcome, refused=refused)
-        if outcome is not OK:
-            self._conclude(sent, outcome, now)
-
-    def _end_body(self, sent: Sent, outcome: Outcome) -> None:
-        _count_out(sent.host.load)
-        self._conclude(sent, outcome, self.clock.now())
 
     def _hear(self, sent: Sent, outcome: Outcome, *, refused: bool) -> float:
         """Record the latency until now; return the current time."""
@@ -217,7 +208,7 @@ class HostSet:
         out = sum(known.out for known in self.hosts)
         ejection = self.judge.judge(host.record, records, out, now)
         if ejection is not None:
-            self._pending_events.append((HostEjected, {"host": host.url, **ejection._asdict()}))
+            self._note(HostEjected, host, **ejection._asdict())
             self._review(now)
 
     def checked(self, host: UpstreamHost, *, passed: bool, settings: HealthCheck) -> None:
@@ -232,13 +223,10 @@ class HostSet:
             if passed:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
-                self._pending_events.append(
-                    (HostRestored, {"host": host.url, "cause": "checks passed"})
-                )
+                self._note(HostRestored, host, cause="checks passed")
             elif not was_out:
-                seconds = settings.every * successes  # the minimum time out
-                fields = {"host": host.url, "cause": "checks failed", "seconds": seconds}
-                self._pending_events.append((HostEjected, fields))
+                least = settings.every * successes
+                self._note(HostEjected, host, cause="checks failed", seconds=least)
             self._review(now)
         self._tell()
 
@@ -272,12 +260,9 @@ class HostSet:
         for url, host in known.items():
             was, host.doubt = host.doubt, doubts.get(url, "")
             if host.doubt and not was:
-                fields = {"host": url, "cause": host.doubt, "seconds": 0.0}
-                self._pending_events.append((HostEjected, fields))
+                self._note(HostEjected, host, cause=host.doubt, seconds=0.0)
             elif was and not host.out:
-                self._pending_events.append(
-                    (HostRestored, {"host": url, "cause": f"no longer {was}"})
-                )
+                self._note(HostRestored, host, cause=f"no longer {was}")
 
     def _review(self, now: float) -> None:
         """Restore hosts whose ejection is over, and update the hosts in service."""
@@ -287,8 +272,7 @@ class HostSet:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
                 if not host.out:  # otherwise it still fails its checks
-                    fields = {"host": host.url, "cause": "its time was over"}
-                    self._pending_events.append((HostRestored, fields))
+                    self._note(HostRestored, host, cause="its time was over")
         self._doubt()
         serving = tuple(host for host in self.hosts if not host.out)
         out = len(self.hosts) - len(serving)
@@ -340,6 +324,9 @@ class HostSet:
             }
         self._tell()
         return seen
+
+    def _note(self, kind: type[Event], host: UpstreamHost, **fields: Any) -> None:
+        self._pending_events.append((kind, {"host": host.url, **fields}))
 
     def _tell(self) -> None:
         """Emit pending events, outside of the lock: a listener may ask for a snapshot."""

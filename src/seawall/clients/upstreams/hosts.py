@@ -68,9 +68,8 @@ def check_hosts(hosts: object) -> list[str]:
                 f" {parts.scheme}://{parts.hostname}"
             )
         endpoint = endpoint_of(host)
-        same = (
-            host if endpoint is None else endpoint._replace(netloc="")
-        )  # netloc may have an explicit :80
+        # The netloc may have an explicit :80.
+        same = host if endpoint is None else endpoint._replace(netloc="")
         if same in seen:
             raise ValueError(f"hosts: {host!r} is there twice: write each host once")
         seen.add(same)
@@ -82,22 +81,9 @@ def check_hosts(hosts: object) -> list[str]:
 class UpstreamHost:
     """State of one host; read and changed under the lock of its set."""
 
-    __slots__ = (
-        "checked",
-        "doubt",
-        "endpoint",
-        "failures",
-        "gate",
-        "load",
-        "record",
-        "requests",
-        "url",
-    )
-
     def __init__(
         self, url: str, half_life: float, outliers: Outliers, gate: HostGate | None, now: float
     ) -> None:
-        """Start as a new host of the set."""
         self.url = url
         self.endpoint = endpoint_of(url)
         self.load = Load(half_life)
@@ -153,7 +139,6 @@ class Seat:
     max_wait: float | None = None
 
     def __init__(self, name: str, clock: Clock, rng: Random) -> None:
-        """Set the name for events and errors."""
         self.name = name
         self.clock = clock
         self.rng = rng
@@ -171,10 +156,7 @@ class Seat:
 class HostGate:
     """The breaker of one host; a keyed breaker gets the host's URL as its key argument."""
 
-    __slots__ = ("_breaker", "arguments", "layers")
-
     def __init__(self, breaker: Breaker, layers: dict[Any, Any], url: str) -> None:
-        """Use `breaker`, with the `layers` that `gates_of` returned."""
         self._breaker = breaker
         self.layers = layers
         self.arguments: tuple[str, ...] = () if breaker.key is None else (url,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 from seawall.clients.upstreams.host_set import HostSet, Sent
@@ -53,21 +52,6 @@ class Pick:
     and `host.failed()` reports a failure directly: an exception after either changes nothing. A
     cancelled block is neither success nor failure.
     """
-
-    __slots__ = (
-        "_answer",
-        "_blamed",
-        "_headed",
-        "_is_failure",
-        "_kind",
-        "_refused",
-        "_sent",
-        "_set",
-        "_ticket",
-        "_tried",
-        "_used",
-        "_verdict",
-    )
 
     def __init__(self, hosts: HostSet, is_failure: Classifier, tried: set[str] | None) -> None:
         """Choose when the block begins; hosts in `tried` only if no other is left."""
@@ -132,20 +116,10 @@ class Pick:
         await adrive(self._steps(), partial(wait_async, clock=self._set.clock))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end(error)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end(error)
 
     def _once(self) -> None:
@@ -208,7 +182,7 @@ class Pick:
         try:
             self._leave(sent.host, outcome, None)
         finally:
-            self._set.end_head(sent, outcome, refused=self._refused)
+            self._set.end(sent, outcome, refused=self._refused, body=False)
 
     def _end(self, error: BaseException | None) -> None:
         sent, self._sent = self._sent, None
@@ -216,7 +190,7 @@ class Pick:
             return
         outcome = self._outcome(sent, error)
         if self._headed:
-            self._set.end_body(sent, outcome)
+            self._set.end(sent, outcome, head=False)
             return
         try:
             self._leave(sent.host, outcome, error)

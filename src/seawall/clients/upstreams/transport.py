@@ -7,15 +7,19 @@ it: it sends a copy with another address.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
+from operator import call
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from seawall.clients.http.errors import as_library_error
+from seawall.clients.http.bodies import library_of, stream_class
 from seawall.clients.http.httpx_library import TRIED
-from seawall.clients.upstreams.answers import TransportParts, library_of, send_back
+from seawall.clients.http.library import as_library_error
+from seawall.clients.upstreams.answers import WatchedBody, send_back
 from seawall.clients.upstreams.hosts import Endpoint
 from seawall.clients.upstreams.picks import Pick
 from seawall.errors import CircuitOpen
+from seawall.runtime.driver import Steps, adrive, drive
 
 if TYPE_CHECKING:
     from seawall.clients.upstreams.upstreams import Upstreams
@@ -23,9 +27,6 @@ if TYPE_CHECKING:
     _Base = Any  # accepted wherever a transport of httpx or httpx2 is expected
 else:
     _Base = object
-
-KEPT: Final = 256
-"""Maximum number of cached addresses: creating one costs more than the rest of a request here."""
 
 HOST: Final = "seawall.host"
 """Extension of a response that names its host."""
@@ -56,50 +57,45 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         self._inner = transport
         self._made: dict[tuple[str, str], Any] = {}
         """Transports of the default kind, by library and name."""
-        self._addresses: dict[tuple[str, str] | None, Any] = {}
 
     def __repr__(self) -> str:
         return f"UpstreamTransport({self._upstreams!r})"
 
     def handle_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        library = library_of(request.__class__)
-        send = self._sender(library, "HTTPTransport", "handle_request")
-        pick = self._pick(request, library)
-        try:
-            pick.__enter__()
-        except CircuitOpen as error:
-            raise _connection_error(error, request, library) from None
-        try:
-            sent = self._readdressed(request, pick, library)
-            return self._received(send(sent), request, sent, pick, library.sync_body)
-        except BaseException as error:
-            pick._end(error)
-            raise
+        return drive(self._exchange(request, "HTTPTransport", "handle_request"), call)
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request to one of the hosts, and return the response."""
-        library = library_of(request.__class__)
-        send = self._sender(library, "AsyncHTTPTransport", "handle_async_request")
+        steps = self._exchange(request, "AsyncHTTPTransport", "handle_async_request")
+        return await adrive(steps, call)
+
+    def _exchange(self, request: Any, default: str, handler: str) -> Steps[Any]:
+        """Send a request with the `handler` of the inner transport, or of a `default` one."""
+        library = import_module(library_of(request.__class__))
+        send = self._sender(library, default, handler)
         pick = self._pick(request, library)
         try:
-            await pick.__aenter__()
+            yield pick.__enter__ if handler == "handle_request" else pick.__aenter__
         except CircuitOpen as error:
-            raise _connection_error(error, request, library) from None
+            guarded = import_module(f"seawall.clients.{library.__name__}")
+            raise as_library_error(error, guarded._LIBRARY, request) from None
         try:
             sent = self._readdressed(request, pick, library)
-            return self._received(await send(sent), request, sent, pick, library.async_body)
+            response = yield partial(send, sent)
+            return self._received(response, request, sent, pick, library)
         except BaseException as error:
             pick._end(error)
             raise
 
-    def _pick(self, request: Any, library: TransportParts) -> Pick:
+    def _pick(self, request: Any, library: Any) -> Pick:
         tried = request.extensions.get(TRIED)
         pick = self._upstreams.pick(tried=tried if isinstance(tried, set) else None)
-        pick._blamed = library.failures
+        # Other errors come from the user's own body, or are bugs.
+        pick._blamed = (library.TransportError, OSError)
         return pick
 
-    def _received(self, response: Any, request: Any, sent: Any, pick: Pick, body: Any) -> Any:
+    def _received(self, response: Any, request: Any, sent: Any, pick: Pick, library: Any) -> Any:
         """Record the head of a response; the request is over when its body is."""
         response.extensions[HOST] = pick.url
         send_back(response, request.url, sent.url, pick._endpoint.prefix)
@@ -108,26 +104,19 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             pick._end(None)
         else:
             pick._begin_body()
+            body = stream_class(WatchedBody, library.__name__)
             response.stream = body(response.stream, pick)
         return response
 
-    def _readdressed(self, request: Any, pick: Pick, library: TransportParts) -> Any:
+    def _readdressed(self, request: Any, pick: Pick, library: Any) -> Any:
         before = request.url
-        # A URL with a query is mostly used once, and may contain secrets.
-        key = None if before.query else (pick.url, str(before))
-        after = self._addresses.get(key)
-        if after is None:
-            after = _moved(before, pick._endpoint)
-            if key is not None:
-                if len(self._addresses) >= KEPT:
-                    self._addresses.clear()
-                self._addresses[key] = after
+        after = _moved(before, pick._endpoint)
         own, new = before.netloc, after.netloc
         headers = [
             (name, new if value == own and name.lower() == b"host" else value)
             for name, value in request.headers.raw
         ]
-        return library.module.Request(
+        return library.Request(
             request.method,
             after,
             headers=headers,
@@ -135,15 +124,15 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             extensions=request.extensions,
         )
 
-    def _sender(self, library: TransportParts, default: str, name: str) -> Any:
+    def _sender(self, library: Any, default: str, name: str) -> Any:
         """Return the send function of the inner transport, or of a default one, made on demand."""
         inner = self._inner
         if inner is None:
-            key = library.module.__name__, default
+            key = library.__name__, default
             inner = self._made.get(key)
             if inner is None:
                 # Of two concurrent first threads, one discards its own.
-                inner = self._made.setdefault(key, getattr(library.module, default)())
+                inner = self._made.setdefault(key, getattr(library, default)())
         send = getattr(inner, name, None)
         if send is None:
             raise TypeError(
@@ -158,7 +147,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
                 inner.close()
 
     async def aclose(self) -> None:
-        """Close the inner transport; the hosts, which may be shared, stay usable."""
+        """Async twin of `close`."""
         for inner in (self._inner, *self._made.values()):
             if hasattr(inner, "aclose"):
                 await inner.aclose()
@@ -184,12 +173,6 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             await self.aclose()
         else:
             await self._inner.__aexit__(*raised)
-
-
-def _connection_error(error: CircuitOpen, request: Any, library: TransportParts) -> Exception:
-    """Return a refusal as an exception of the library too, as a guarded transport does."""
-    guarded = import_module(f"seawall.clients.{library.module.__name__}")
-    return as_library_error(error, guarded._LIBRARY, request)
 
 
 def _moved(url: Any, to: Endpoint) -> Any:

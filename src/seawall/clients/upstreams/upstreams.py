@@ -32,8 +32,6 @@ from seawall.errors import ErrorKinds, error_predicate
 from seawall.models.outliers import ActionBound, Outliers
 from seawall.policies.breaker import Breaker
 
-__all__ = ["HealthCheck", "Outliers", "Pick", "UpstreamTransport", "Upstreams"]
-
 HALF_LIFE: Final = 5.0
 
 DEFAULT_OUTLIERS: Final = Outliers()

@@ -1,4 +1,4 @@
-"""Differences between HTTP libraries; and refusals of Seawall as exceptions of those libraries.
+"""What an exchange must know about a library, and refusals as exceptions of that library.
 
 Existing code with `except httpx.HTTPError` keeps working under a guard: the exception for an open
 circuit is both a `seawall.CircuitOpen` and an `httpx.TransportError`.
@@ -87,9 +87,9 @@ class Library(ABC):
         """Return what an error has as its `request`; it can be pickled."""
         return request
 
-    @abstractmethod
     def note(self, response: Any, text: str) -> None:
         """Attach a note to a response."""
+        response.seawall_note = text
 
     def mixed(self, kind: type[SeawallError]) -> type[Exception]:
         """Return the class of exceptions that are of `kind` and of the library's class."""
@@ -153,3 +153,39 @@ def _unpickle(library: str, kind: type[SeawallError], args: Any, state: dict[str
 
         import_module(f"seawall.clients.{library}")
     return _rebuild(library, kind, args, state)
+
+
+# Timeouts of urllib3, with which requests and botocore send
+
+
+def lower_urllib3_timeout(timeout: Any, seconds: float | None) -> Any:
+    """Return `timeout` with connecting and reading together limited to `seconds`.
+
+    It is a number, a pair for connecting and reading, None, or a timeout of urllib3.
+    """
+    from urllib3.util import Timeout
+
+    if seconds is None:
+        return timeout
+    if isinstance(timeout, Timeout):
+        total = timeout.total
+        least = min(total, seconds) if isinstance(total, (int, float)) else seconds
+        return Timeout(least, timeout._connect, timeout._read)
+    connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
+    return Timeout(seconds, connect, read)
+
+
+def relax_urllib3_timeout(raw: Any, timeout: Any) -> None:
+    """Apply the user's `timeout` to each remaining piece of the body that is read from `raw`.
+
+    If the response is the connection's last, its socket is not accessible, and nothing changes.
+    """
+    from urllib3.util import Timeout
+
+    socket = getattr(getattr(raw, "connection", None), "sock", None)
+    if isinstance(timeout, Timeout):
+        read = timeout._read if timeout.total is None else socket
+    else:
+        read = timeout[1] if isinstance(timeout, tuple) else timeout
+    if socket is not None and (read is None or isinstance(read, (int, float))):
+        socket.settimeout(read)
