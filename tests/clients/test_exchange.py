@@ -41,7 +41,7 @@ from seawall import (
 )
 from seawall.clients.http import bodies as _bodies
 from seawall.clients.http.exchange import GuardedExchange, Time
-from seawall.clients.http.httpx_library import TimeLeft
+from seawall.clients.http.httpx_family import TimeLeft
 from seawall.clients.http.library import Library, as_library_error
 from seawall.clients.http.terms import Terms
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
@@ -915,7 +915,7 @@ def test_without_closing_losers_answers_stay_open(monkeypatch: pytest.MonkeyPatc
 
 def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPatch):
     """Ablation: if every stream is taken to be replayable, the second attempt sends half of it."""
-    from seawall.clients.http.httpx_library import HttpxLibrary
+    from seawall.clients.http.httpx_family import HttpxLibrary
 
     monkeypatch.setattr(HttpxLibrary, "replayable", lambda *_: True)
     assert falsified(rules_hold, CASES)

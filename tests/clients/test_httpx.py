@@ -34,7 +34,7 @@ from seawall.clients import httpx2 as guarded_httpx2
 from seawall.clients.http import exchange as _exchange
 from seawall.clients.http.bodies import GIVEN_UP
 from seawall.clients.http.exchange import GuardedExchange
-from seawall.clients.http.httpx_library import HttpxLibrary
+from seawall.clients.http.httpx_family import HttpxLibrary
 from seawall.clients.httpx import AsyncGuardedTransport, GuardedTransport
 from seawall.clock import VirtualClock
 from seawall.testing import no_leaked_permits, run_virtual

@@ -12,8 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("seawall.clients.httpx needs httpx: pip install 'seawall[httpx]'") from error
 
-from seawall.clients.http.httpx_library import HttpxLibrary
-from seawall.clients.http.httpx_transports import AsyncGuarded, SyncGuarded
+from seawall.clients.http.httpx_family import AsyncGuarded, HttpxLibrary, SyncGuarded
 
 __all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 

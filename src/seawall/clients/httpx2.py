@@ -14,8 +14,7 @@ except ImportError as error:
         "seawall.clients.httpx2 needs httpx2: pip install 'seawall[httpx2]'"
     ) from error
 
-from seawall.clients.http.httpx_library import HttpxLibrary
-from seawall.clients.http.httpx_transports import AsyncGuarded, SyncGuarded
+from seawall.clients.http.httpx_family import AsyncGuarded, HttpxLibrary, SyncGuarded
 
 __all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from seawall._expiry import EXPIRED
 from seawall.clients.upstreams import Outliers, Upstreams, UpstreamTransport
-from seawall.clients.upstreams.answers import WatchedBody
 from seawall.clients.upstreams.picks import Pick
+from seawall.clients.upstreams.transport import WatchedBody
 from seawall.clock import VirtualClock
 from seawall.context import deadline
 from seawall.models.balance import Load

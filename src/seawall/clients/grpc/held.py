@@ -11,7 +11,9 @@ interceptor may return a plain generator, and gRPC does not report a dropped sin
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from threading import Timer
 from typing import Any
@@ -22,9 +24,10 @@ import grpc
 from seawall.clients.grpc.calls import Cancelled, Rpc, RpcTerms, verdict, verdict_on
 from seawall.clients.grpc.errors import is_failure, raise_failure
 from seawall.clients.grpc.replies import AioFinished, Finished
-from seawall.context import deadline_scope
+from seawall.context import Scope, deadline_scope
 from seawall.errors import TimedOut
 from seawall.runtime.call import Call
+from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.interpreter import release, run_async, run_sync
 
 
@@ -55,112 +58,82 @@ class Started:
         """A status without items that is not a failure, such as NOT_FOUND."""
 
 
-def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Any:
+def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Steps[Any]:
     """Enter the gates and start the call; leave them when it is over.
 
     `timed`: the call is a future, and the guard's timeouts limit the whole call, as its deadline.
     """
+    is_async = terms.kind == "async"
     hold = terms.guard.hold(rpc)
-    hold.__enter__()
+    yield hold.__aenter__ if is_async else hold.__enter__
     leave = once(lambda error: hold.__exit__(None, error, None))
     try:
         seconds = terms.left_until(deadline_scope(), timed=timed)
-        call = rpc.send(terms.details(rpc, seconds), rpc.message())
-        heard = when_over(call, leave)
-        if not timed:
+        call = yield partial(rpc.send, terms.details(rpc, seconds), rpc.message())
+        watched = awhen_over(call, leave) if is_async else when_over(call, leave)
+        if not timed and not is_async:
             return Items(Started(call, iter(call)), leave)
-    except BaseException as error:
-        leave(error)
-        raise
-    if not heard:
-        leave(None)  # if it is not a call, it is a complete response
-    return call
-
-
-async def abegin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Any:
-    """Async twin of `begin`."""
-    hold = terms.guard.hold(rpc)
-    await hold.__aenter__()
-    leave = once(lambda error: hold.__exit__(None, error, None))
-    try:
-        seconds = terms.left_until(deadline_scope(), timed=timed)
-        call = await rpc.send(terms.details(rpc, seconds), rpc.message())
-        heard = awhen_over(call, leave)
-        if not heard and not timed:
+        if not timed and not watched:
             return AioFinished(None, AioItems(Started(None, aiter(call)), leave))
     except BaseException as error:
         leave(error)
         raise
-    if not heard:
-        leave(None)
+    if not watched:
+        leave(None)  # if it is not a call, it is a complete response
     return call  # the same object: gRPC writes to no other
 
 
-def first_item(terms: RpcTerms, rpc: Rpc) -> Items:
+def first_item(terms: RpcTerms, rpc: Rpc) -> Steps[Any]:
     """Run the guard up to the first item; the gates are left when the call is over."""
+    is_async = terms.kind == "async"
     # Read outside of the guard: its timeouts apply up to the first item, and do not end the stream.
     until = deadline_scope()
 
     def first(rpc: Rpc) -> Started:
-        call = rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())
-        started = Started(call, iter(call))
-        try:
-            started.read.append(_in_time(started, terms.until_first(until), terms.guard.name))
-        except StopIteration:
-            pass
-        except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
-            _judge(started, error, terms.guard.name)
-        return started
+        return drive(_start(terms, rpc, until), operator.call)
 
-    call = _streaming(terms, rpc, first)
-    call.adapt = _substitute
-    started: Started = run_sync(call)
+    async def afirst(rpc: Rpc) -> Started:
+        return await adrive(_start(terms, rpc, until), operator.call)
+
+    host = terms.host(rpc)
+    function = afirst if is_async else first
+    call = Call(host, terms.stream_layers, function, (rpc,), {}, host.clock.now())
+    call.streaming = True
+    call.adapt = _asubstitute if is_async else _substitute
+    started: Started = yield partial(run_async if is_async else run_sync, call)
     call.value = None  # otherwise gRPC's callback would keep the stream from being collected
     leave = once(lambda error: release(call, error))
+    watched = False
     try:
         if started.call is None:
             leave(None)
         else:
-            when_over(started.call, leave)
+            watched = (awhen_over if is_async else when_over)(started.call, leave)
     except BaseException as error:
         leave(error)
         raise
-    return Items(started, leave)
+    if not is_async:
+        return Items(started, leave)
+    items = AioItems(started, leave)
+    return items if watched else AioFinished(None, items)  # unwatched items belong to no call
 
 
-async def afirst_item(terms: RpcTerms, rpc: Rpc) -> Any:
-    """Async twin of `first_item`."""
-    until = deadline_scope()
-
-    async def first(rpc: Rpc) -> Started:
-        call = await rpc.send(terms.details(rpc, terms.left_until(until)), rpc.message())
-        started = Started(call, aiter(call))
-        try:
-            started.read.append(await anext(started.items))
-        except StopAsyncIteration:
-            pass
-        except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
-            _judge(started, error, terms.guard.name)
-        return started
-
-    call = _streaming(terms, rpc, first)
-    call.adapt = _asubstitute
-    started: Started = await run_async(call)
-    call.value = None
-    leave = once(lambda error: release(call, error))
-    if started.call is None:
-        leave(None)
-    elif awhen_over(started.call, leave):
-        return AioItems(started, leave)
-    # These items belong to no call.
-    return AioFinished(None, AioItems(started, leave))
-
-
-def _streaming(terms: RpcTerms, rpc: Rpc, first: Callable[..., Any]) -> Call:
-    host = terms.host(rpc)
-    call = Call(host, terms.stream_layers, first, (rpc,), {}, host.clock.now())
-    call.streaming = True
-    return call
+def _start(terms: RpcTerms, rpc: Rpc, until: Scope | None) -> Steps[Started]:
+    """Start the call, and wait for its first item; `until` is the deadline of the whole stream."""
+    call = yield partial(rpc.send, terms.details(rpc, terms.left_until(until)), rpc.message())
+    name = terms.guard.name
+    started = Started(call, aiter(call) if terms.kind == "async" else iter(call))
+    try:
+        if terms.kind == "async":
+            item = yield started.items.__anext__
+        else:
+            item = yield partial(_in_time, started, terms.until_first(until), name)
+        started.read.append(item)
+    except (StopIteration, StopAsyncIteration):
+        pass
+    except Exception as error:  # noqa: BLE001 - raised or stored, depending on its kind
+        _judge(started, error, name)
+    return started
 
 
 def _in_time(started: Started, seconds: float | None, guard: str) -> Any:

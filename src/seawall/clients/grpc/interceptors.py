@@ -17,17 +17,19 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import call
 from typing import Any
 
 import grpc
 
 from seawall.clients.grpc.calls import Cancelled, Idempotent, Rpc, RpcTerms
 from seawall.clients.grpc.errors import RpcAnswer, RpcFace, is_failure, raise_failure
-from seawall.clients.grpc.held import abegin, afirst_item, begin, first_item
+from seawall.clients.grpc.held import begin, first_item
 from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.clients.http.headers import PROPAGATED
 from seawall.clients.http.terms import RetryAt
 from seawall.guard import Guard
+from seawall.runtime.driver import adrive, drive
 
 
 class GuardedInterceptor(
@@ -111,7 +113,7 @@ class GuardedInterceptor(
 
     def _whole(self, rpc: Rpc) -> Any:
         if _is_future(rpc.send):
-            return self._later(rpc, lambda: begin(self._terms, rpc, timed=True))
+            return self._later(rpc, lambda: drive(begin(self._terms, rpc, timed=True), call))
         try:
             with self._terms.around(rpc):
                 value = (self._again if rpc.repeatable else self._once)(rpc)
@@ -122,8 +124,8 @@ class GuardedInterceptor(
 
     def _streamed(self, rpc: Rpc) -> Any:
         if rpc.repeatable:
-            return self._later(rpc, lambda: first_item(self._terms, rpc))
-        return self._later(rpc, lambda: begin(self._terms, rpc, timed=False))
+            return self._later(rpc, lambda: drive(first_item(self._terms, rpc), call))
+        return self._later(rpc, lambda: drive(begin(self._terms, rpc, timed=False), call))
 
     def _later(self, rpc: Rpc, get: Callable[[], Any]) -> Any:
         """Return an object that the caller uses later; an exception is such a call too."""
@@ -169,8 +171,8 @@ class _Aio:
     async def _streamed(self, rpc: Rpc) -> Any:
         with self._terms.around(rpc):
             if rpc.repeatable:
-                return await afirst_item(self._terms, rpc)
-            return await abegin(self._terms, rpc, timed=False)
+                return await adrive(first_item(self._terms, rpc), call)
+            return await adrive(begin(self._terms, rpc, timed=False), call)
 
 
 class _UnaryUnary(_Aio, grpc.aio.UnaryUnaryClientInterceptor):
@@ -197,7 +199,7 @@ class _StreamUnary(_Aio, grpc.aio.StreamUnaryClientInterceptor):
         if rpc.resendable:
             return await self._whole(rpc)
         with self._terms.around(rpc):
-            return await abegin(self._terms, rpc, timed=True)
+            return await adrive(begin(self._terms, rpc, timed=True), call)
 
 
 class _StreamStream(_Aio, grpc.aio.StreamStreamClientInterceptor):

@@ -14,7 +14,7 @@ from operator import call
 from typing import Any, ClassVar, Final
 
 from seawall.clients.http.bodies import PassedBody, library_of, stream_class
-from seawall.clients.http.httpx_transports import AsyncAround, SyncAround
+from seawall.clients.http.httpx_family import AsyncAround, SyncAround
 from seawall.clients.llm.endings import CLIENT, mark_unsent, was_refused
 from seawall.clients.llm.estimate import is_free
 from seawall.clients.llm.limits import LATE, TokenLimits

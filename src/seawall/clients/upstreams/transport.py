@@ -3,6 +3,10 @@
 One implementation serves both libraries, and sync and async clients: everything it needs of a
 library is in the request. It never changes the request itself, since another attempt may be using
 it: it sends a copy with another address.
+
+The bodies of responses are watched. A host is done when the body is: a hundred open streams are
+load, and a body that breaks off is a failure, however well it began. The outcome of a body is
+reported once: at its end, when it is closed, or when it is garbage-collected.
 """
 
 from __future__ import annotations
@@ -12,10 +16,9 @@ from importlib import import_module
 from operator import call
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from seawall.clients.http.bodies import library_of, stream_class
-from seawall.clients.http.httpx_library import TRIED
+from seawall.clients.http.bodies import PassedBody, library_of, stream_class
+from seawall.clients.http.httpx_family import TRIED
 from seawall.clients.http.library import as_library_error
-from seawall.clients.upstreams.answers import WatchedBody, send_back
 from seawall.clients.upstreams.hosts import Endpoint
 from seawall.clients.upstreams.picks import Pick
 from seawall.errors import CircuitOpen
@@ -28,8 +31,22 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+CREATED: Final = 201
+REDIRECTS: Final = range(300, 400)
+
 HOST: Final = "seawall.host"
 """Extension of a response that names its host."""
+
+
+class WatchedBody(PassedBody):
+    """The body of a response; reports its end to `pick`."""
+
+    def __init__(self, stream: Any, pick: Pick) -> None:
+        super().__init__(stream)
+        self._pick = pick
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._pick._end(error)  # does nothing if it has ended
 
 
 class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
@@ -180,3 +197,32 @@ def _moved(url: Any, to: Endpoint) -> Any:
     if to.prefix:
         changes["raw_path"] = to.prefix.encode("ascii") + url.raw_path
     return url.copy_with(**changes)
+
+
+def send_back(response: Any, asked: Any, sent: Any, prefix: str) -> None:
+    """Rewrite a `Location` at the chosen host to the host that the user requested.
+
+    `asked` is the URL that the user wrote, `sent` the one that was sent. Otherwise a redirect would
+    bypass the other hosts, and the client would treat it as another origin and drop the user's
+    credentials.
+    """
+    if response.status_code not in REDIRECTS and response.status_code != CREATED:
+        return
+    location = response.headers.get("location")
+    if location is None or not (prefix or "//" in location):
+        return  # a relative URL fits both
+    try:
+        target = sent.join(location)
+        own = (target.scheme, target.host, target.port) == (sent.scheme, sent.host, sent.port)
+        path = target.raw_path.decode("ascii")
+        if not own or not path.startswith(prefix) or path[len(prefix) :][:1] not in ("", "/", "?"):
+            return
+        rest = path[len(prefix) :]
+        if not rest.startswith("/"):
+            rest = f"/{rest}"
+        back = asked.copy_with(
+            userinfo=b"", raw_path=rest.encode("ascii"), fragment=target.fragment or None
+        )
+    except Exception:  # noqa: BLE001 - a host may send anything: leave it unchanged
+        return
+    response.headers["location"] = str(back)
