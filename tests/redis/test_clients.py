@@ -55,7 +55,7 @@ QUOTED = "s3cr3t!%2F%40%3A%3F%23"
 )
 def test_a_url_says_where_the_servers_are(url, shown):
     """What is shown of it has the defaults, and no login."""
-    assert clients_for(url).describe() == shown
+    assert repr(clients_for(url).place) == shown
     assert repr(clients_for(url)) == f"ClientFactory({shown})"
 
 
@@ -169,7 +169,7 @@ def test_of_a_client_only_place_and_login_are_taken():
     }
     for client in (redis.Redis(**given), aio.Redis(**given)):
         clients = clients_for(client)
-        assert clients.describe() == "rediss://host:7000/2"
+        assert repr(clients.place) == "rediss://host:7000/2"
         made = clients.make(0.25)
         assert made.connection_pool is not client.connection_pool
         kept = made.connection_pool.connection_kwargs

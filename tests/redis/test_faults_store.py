@@ -464,7 +464,7 @@ def store_client(store: RedisStore) -> Any:
     """Return a plain client where the store leads."""
     import redis
 
-    return redis.Redis.from_url(store._core._clients.describe(), socket_timeout=5)
+    return redis.Redis.from_url(repr(store._core._clients.place), socket_timeout=5)
 
 
 def test_nonsense_does_not_end_the_pushes(site: Site, store: RedisStore):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from io import BytesIO
+from operator import methodcaller
 from typing import Any
 
 try:
@@ -139,7 +140,7 @@ class GuardedAdapter(BaseAdapter):
         def relax_rest(_request: object, response: requests.Response) -> None:
             relax_urllib3_timeout(response.raw, timeout)
 
-        carrier = Carrier(send, _keep, _close, relax_rest)
+        carrier = Carrier(send, _keep, methodcaller("close"), relax_rest)
         answer: requests.Response = exchange(self._terms, request, carrier)
         return answer
 
@@ -190,7 +191,3 @@ def _keep(response: requests.Response) -> bool:
         request_method=response.request.method,
     )
     return True
-
-
-def _close(response: requests.Response) -> None:
-    response.close()

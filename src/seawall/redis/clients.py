@@ -43,17 +43,21 @@ _KINDS: Final[dict[str, AddressKind]] = {
 }
 _SCHEMES: Final = {base + end: (_TLS[base], _KINDS[end]) for base in _TLS for end in _KINDS}
 
-_PLAIN_OPTIONS: Final = ("db", "client_name", "socket_keepalive")
-_SSL_OPTIONS: Final = (
+_PLAIN_OPTIONS: Final[tuple[str, ...]] = ("db", "client_name", "socket_keepalive")
+_SSL: Final = (
     "ssl_keyfile",
     "ssl_certfile",
     "ssl_cert_reqs",
     "ssl_ca_certs",
+    "ssl_ca_data",
     "ssl_ca_path",
     "ssl_check_hostname",
+    "ssl_min_version",
     "ssl_ciphers",
     "ssl_password",
 )
+_URL_SSL: Final = tuple(name for name in _SSL if name not in {"ssl_ca_data", "ssl_min_version"})
+
 NOT_IN_CLUSTERS: Final = ("ssl_ca_path", "ssl_password")
 """redis-py's asyncio cluster client has no such arguments."""
 
@@ -73,7 +77,7 @@ class StoreAddress:
     sentinel: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return the address, as a URL without user name and password."""
+        # As a URL without user name and password.
         scheme = "rediss" if self.options.get("ssl") else "redis"
         database = int(self.options.get("db", 0))
         if self.path is not None:
@@ -115,7 +119,7 @@ def _place(parts: SplitResult, tls: bool, kind: AddressKind) -> StoreAddress:  #
         raise ValueError(
             "the store's URL has several hosts: write redis+cluster:// or redis+sentinel://"
         )
-    known = _PLAIN_OPTIONS + (_SSL_OPTIONS if tls else ())
+    known = _PLAIN_OPTIONS + (_URL_SSL if tls else ())
     if kind == "sentinel":
         known += _SENTINEL_OPTIONS
     if kind == "cluster":
@@ -214,18 +218,6 @@ CONNECTIONS: Final = 128
 
 _LOGIN: Final = ("username", "password", "credential_provider", "client_name")
 _SOCKET: Final = ("socket_keepalive", "socket_keepalive_options")
-_SSL: Final = (
-    "ssl_keyfile",
-    "ssl_certfile",
-    "ssl_cert_reqs",
-    "ssl_ca_certs",
-    "ssl_ca_data",
-    "ssl_ca_path",
-    "ssl_check_hostname",
-    "ssl_min_version",
-    "ssl_ciphers",
-    "ssl_password",
-)
 
 
 class ClientFactory:
@@ -236,13 +228,8 @@ class ClientFactory:
         self.place = place
         self._remap = remap
 
-    def describe(self) -> str:
-        """Return the address, without user name and password."""
-        return repr(self.place)
-
     def __repr__(self) -> str:
-        """Return a text with the address, without user name and password."""
-        return f"ClientFactory({self.describe()})"
+        return f"ClientFactory({self.place!r})"
 
     def make(self, timeout: float) -> Redis | RedisCluster:
         """Return a new asyncio client, not yet connected; its `aclose` closes everything it opened.

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from functools import cache
 from hashlib import sha1
@@ -86,6 +87,16 @@ All other shared state has to be written, so it does without a server that is fu
 
 CLOSED: Final = "the store was closed"
 
+
+@contextmanager
+def valid_reply(about: str = "") -> Iterator[None]:
+    """Read a reply of the store, or raise `StoreUnavailable`: a store may answer anything."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+        raise StoreUnavailable(f"the store's answer{about} makes no sense") from None
+
+
 Argument = str | int | float | bytes
 
 
@@ -93,7 +104,6 @@ class LoopConnection:
     """The connections of one event loop, used only in the thread of that loop."""
 
     def __init__(self, clients: ClientFactory, health: StoreHealth, timeout: float) -> None:
-        """Connect on first use."""
         self.era = health.outages
         """Number of outages before this connection was made."""
         self.health = health
@@ -126,8 +136,7 @@ class LoopConnection:
         await self.room.acquire()
         watch = _CallTimer(self, late)
         try:
-            self.refuse_while_down(when_full=when_full)
-            _refuse_unless(wanted)
+            self.refuse_while_down(wanted, when_full=when_full)
             reply = await self.exchange(script, keys, args)
         except StoreUnavailable as error:
             if not watch.blamed:
@@ -170,10 +179,17 @@ class LoopConnection:
         except Exception as error:  # invalid replies may make a client raise any type
             raise StoreUnavailable(f"the store failed: {described(error)}") from error
 
-    def refuse_while_down(self, *, when_full: bool = False) -> None:
-        """Raise while the store is known to be down; `when_full`: not if it is only full."""
+    def refuse_while_down(
+        self, wanted: Callable[[], bool] | None = None, *, when_full: bool = False
+    ) -> None:
+        """Raise while the store is known to be down, or if the answer is no longer `wanted`.
+
+        `when_full`: not if the store is only full.
+        """
         if not (self.health.up or (when_full and self.health.full)):
             raise StoreUnavailable("the store is down; it is tried again in the background")
+        if wanted is not None and not wanted():
+            raise StoreUnavailable("nobody waits for it any more")
 
     async def call(
         self,
@@ -253,8 +269,6 @@ class LoopConnection:
 
 class _CallTimer:
     """Times one call: a late one is a failure of the store, and must not block others."""
-
-    __slots__ = ("_began", "_connection", "_limit", "_loop", "_timer", "blamed", "late")
 
     def __init__(self, connection: LoopConnection, limit: float) -> None:
         self._connection = connection
@@ -386,11 +400,6 @@ class _QuestionQueue:
                     asking.fail(StoreUnavailable(failure))
 
 
-def _refuse_unless(wanted: Callable[[], bool] | None) -> None:
-    if wanted is not None and not wanted():
-        raise StoreUnavailable("nobody waits for it any more")
-
-
 def _is_of_this_call(error: BaseException) -> bool:
     """Return whether only this call is to blame: what it sent, or what it found in its own keys.
 
@@ -428,13 +437,11 @@ class Connections:
     """Finds or makes the connection of the running loop."""
 
     def __init__(self, clients: ClientFactory, health: StoreHealth, timeout: float) -> None:
-        """Start empty."""
         self._clients = clients
         self._health = health
         self._timeout = timeout
         self._connections: dict[asyncio.AbstractEventLoop, LoopConnection] = {}
         self._enders: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
-        self._latest: tuple[asyncio.AbstractEventLoop | None, LoopConnection | None] = (None, None)
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -442,12 +449,7 @@ class Connections:
 
     def here(self) -> LoopConnection:
         """Return the running loop's connection."""
-        loop = asyncio.get_running_loop()
-        known, connection = self._latest
-        if known is not loop or connection is None or connection.era != self._health.outages:
-            connection = self._find(loop)
-            self._latest = loop, connection
-        return connection
+        return self._find(asyncio.get_running_loop())
 
     def apart(self) -> LoopConnection:
         """Return a separate connection, which the caller must close."""
@@ -490,7 +492,6 @@ class Connections:
         self._enders[loop] = ender
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> LoopConnection | None:
-        self._latest = None, None
         self._enders.pop(loop, None)
         return self._connections.pop(loop, None)
 
@@ -511,5 +512,4 @@ class Connections:
         """Forget all connections, which belong to the parent; return what must not be closed."""
         parents = self._connections, self._enders, self._closing
         self._connections, self._enders, self._closing = {}, {}, set()
-        self._latest = None, None
         return parents

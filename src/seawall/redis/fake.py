@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 from seawall import registry
+from seawall._checks import MOST
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import StoreUnavailable
 from seawall.models.breaker.settings import BreakerSettings
 from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
-from seawall.models.rate.buckets import Account, SettledBucket, TokenBucket
-from seawall.models.rate.caps import Caps
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import check_divisible
+from seawall.policies.rate_limit.meters import Meter, Meters
+from seawall.policies.rate_limit.reservation import Charge
+from seawall.redis.breaker.mirror import UNCOUNTED
 from seawall.redis.keys import key_part
 from seawall.runtime.store import (
     MEMORY,
@@ -32,15 +35,13 @@ from seawall.runtime.store import (
     MemberBeat,
     Receipt,
     Sighting,
+    StoreQuestion,
     WantedCharge,
 )
 
 if TYPE_CHECKING:
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import BeatShare, BreakerOwner, BreakerShare, LimitShare, SpendPath
-
-UNCOUNTED: Final = 0
-"""Ticket of a call that passed while nothing was counted; no generation has this number."""
 
 
 class FakeStore:
@@ -61,7 +62,7 @@ class FakeStore:
         self.up = True
         """Whether it answers."""
         self._lock = RLock()
-        self._places: dict[tuple[str, int, str], _Place] = {}
+        self._meters: dict[str, Meters] = {}
         self._shares: WeakKeyDictionary[_Limits | _Breakers, None] = WeakKeyDictionary()
         self._groups: dict[str, _Heartbeats] = {}
         registry.enter(self, "store", name)
@@ -141,103 +142,11 @@ def _modes(store: FakeStore, failing: str) -> tuple[str, str]:
 # Rate limits
 
 
-class _Place:
-    """The counts of one key of one limit."""
-
-    __slots__ = ("_bucket", "caps", "rule", "state")
-
-    def __init__(self, rule: RateRule[Any], now: float) -> None:
-        self.caps = Caps()
-        self._set(rule, rule.fresh(now))
-
-    def _set(self, rule: RateRule[Any], state: Any) -> None:
-        """Count by `rule`; a token bucket tracks estimates, as in a server."""
-        self.rule = rule
-        self._bucket = SettledBucket(rule) if isinstance(rule, TokenBucket) else None
-        self.state = state if self._bucket is None else Account(state)
-
-    @property
-    def _counting(self) -> RateRule[Any]:
-        return self.rule if self._bucket is None else self._bucket
-
-    def follow(self, rule: RateRule[Any], now: float) -> None:
-        """Continue with `rule`; one of another algorithm starts over."""
-        state = self.state.owed_until if isinstance(self.state, Account) else self.state
-        same = type(rule) is type(self.rule)
-        self._set(rule, rule.adopt(state, self.rule, now) if same else rule.fresh(now))
-
-    def wait(self, now: float, cost: int) -> float | None:
-        """Return how long `cost` has to wait: 0 if it may go now, None if it never may."""
-        wait = self._counting.wait(self.state, now, cost)
-        return None if wait is None else max(wait, self.caps.wait(now, cost))
-
-    def take(self, now: float, cost: int, *, estimated: bool = False) -> _Taken:
-        """Take `cost` unconditionally."""
-        self.caps.take(cost)
-        if estimated and self._bucket is not None:
-            self.state, mark = self._bucket.estimate(self.state, now, cost)
-            return _Taken(self, self.state, cost, mark, now, estimated=True)
-        self.state, mark = self._counting.take(self.state, now, cost)
-        return _Taken(self, self.rule, cost, mark, now, estimated=False)
-
-    def owe(self, cost: int, now: float) -> None:
-        """Count `cost` that was used beyond an estimate."""
-        self.state = self._counting.owe(self.state, now, cost)
-        self.caps.take(cost)
-
-    def settle(self, taken: _Taken, used: int, now: float) -> None:
-        """Count `used` instead of what was taken.
-
-        What was taken under other settings, or before a reset, is not given back.
-        """
-        cost = taken.cost
-        if used > cost:
-            self.owe(used - cost, now)
-        elif used < cost and taken.place is self and taken.by is self._taker(taken.estimated):
-            if taken.estimated and self._bucket is not None:
-                self._bucket.settle(self.state, now, cost, used, taken.mark)
-            else:
-                self.state = self._counting.give_back(self.state, now, cost, used, taken.mark)
-            self.caps.give_back(cost - used, taken.at)
-        if taken.estimated:
-            taken.by.end(taken.mark)
-
-    def _taker(self, estimated: bool) -> Any:  # noqa: FBT001 - as it was taken
-        return self.state if estimated else self.rule
-
-    def standing(self, now: float) -> LimitStanding:
-        """Return what is left, and the time until all usage is forgotten."""
-        rule = self._counting
-        left, rest = rule.left(self.state, now), rule.rest(self.state, now)
-        return LimitStanding(self.caps.left(now, left), max(rest, self.caps.rest(now)))
-
-    def refill(self, now: float) -> LimitStanding:
-        """Return what is left, and the time until there is more, or else until all is forgotten."""
-        left, rest = self.standing(now)
-        wait = self.wait(now, left + 1)
-        return LimitStanding(left, rest if wait is None else wait)
-
-
-class _Taken(NamedTuple):
-    """What was taken from one limit."""
-
-    place: _Place
-    by: Any
-    """The rule by which it was taken; for an estimate, the account in which it is open."""
-    cost: int
-    mark: float
-    at: float
-    estimated: bool
-
-
 class _FakeReceipt:
-    """What one call took, by the number of each limit; settled once."""
+    """What one call took; settled once."""
 
-    def __init__(
-        self, keys: list[Hashable], taken: dict[int, _Taken], standings: dict[int, LimitStanding]
-    ) -> None:
-        self.keys = keys
-        self.taken = taken
+    def __init__(self, charges: list[Charge], standings: dict[int, LimitStanding]) -> None:
+        self.charges = charges
         self.standings = standings
 
 
@@ -305,33 +214,43 @@ class _Limits:
     def spend(self, charges: Sequence[WantedCharge], now: float) -> None:
         """Hold nothing in advance."""
 
-    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> _Question:
-        return _Question(self, charges)
+    def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> StoreQuestion:
+        return StoreQuestion(self, charges, None, lambda asked: asked.deliver(self.decide(charges)))
+
+    def unwanted(self, charges: Sequence[WantedCharge], verdict: LimitVerdict) -> None:
+        """Give back what was granted to a caller that has given up."""
+        if verdict.receipt is not None:
+            self.settle(verdict.receipt, [0] * len(charges))
 
     async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         return self.decide(charges)
 
     def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         with self._store._lock:
-            now, places = self._asked(charges)
-            refusal = _refusal(charges, places, now)
+            now, meters, asked = self._asked(charges)
+            refusal = _refusal(meters, asked, now)
             if refusal is not None:
                 return refusal
-            return LimitVerdict(0.0, receipt=self._take(charges, now))
+            meters.take(asked, now)
+            standings = {
+                number: LimitStanding(*charge.meter.refill(charge.place, now))
+                for number, charge in enumerate(asked)
+                if charge.cost
+            }
+            return LimitVerdict(0.0, receipt=_FakeReceipt(asked, standings))
 
     async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         return self.decide(charges)
 
     def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         with self._store._lock:
-            now, places = self._asked(charges)
-            both = list(zip(charges, places, strict=True))
-            taken = min([most, *(p.standing(now).left for c, p in both if c.estimated)])
-            fixed = [c for c in charges if not c.estimated]
-            others = [p for c, p in both if not c.estimated]
-            if taken <= 0 or _refusal(fixed, others, now) is not None:
+            now, meters, asked = self._asked(charges)
+            left = [c.meter.standing(c.place, now)[0] for c in asked if c.estimated]
+            taken = min([most, *left])
+            fixed = [charge for charge in asked if not charge.estimated]
+            if taken <= 0 or _refusal(meters, fixed, now) is not None:
                 return 0
-            self.count([(c.key, taken if c.estimated else c.cost) for c in charges])
+            meters.take([charge.known(taken) for charge in asked], now)
             return taken
 
     async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
@@ -339,9 +258,10 @@ class _Limits:
 
     def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         with self._store._lock:
-            now, places = self._asked(charges)
-            verdict = _refusal(charges, places, now) or LimitVerdict(0.0)
-            return verdict, [place.standing(now) for place in places]
+            now, meters, asked = self._asked(charges)
+            verdict = _refusal(meters, asked, now) or LimitVerdict(0.0)
+            standings = [c.meter.standing(c.place, now) for c in asked]
+            return verdict, [LimitStanding(*standing) for standing in standings]
 
     async def apeek(
         self, charges: Sequence[WantedCharge]
@@ -353,29 +273,28 @@ class _Limits:
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
         if self._store.up:
             with self._store._lock:
-                now = self._now()
-                for limit, (key, cost) in enumerate(costs):
-                    if cost:
-                        self._kept(limit, key, now).take(now, cost)
+                meters = self._meters()
+                charges = [
+                    Charge(meter, key_part(key), cost, estimated=False)
+                    for meter, (key, cost) in zip(meters.all, costs, strict=True)
+                ]
+                meters.take(charges, self._now())
 
     def settle(self, receipt: Receipt, used: Sequence[int | None]) -> None:
         assert isinstance(receipt, _FakeReceipt)  # noqa: S101 - it came from here
         with self._store._lock:
-            now = self._now()
-            keys, receipt.keys = receipt.keys, []
-            for limit, key in enumerate(keys if self._store.up else ()):
-                actual, taken = used[limit], receipt.taken.get(limit)
-                if taken is not None:
-                    used_up = taken.cost if actual is None else actual
-                    self._kept(limit, key, now).settle(taken, used_up, now)
-                elif actual:
-                    self._kept(limit, key, now).owe(actual, now)
+            charges, receipt.charges = receipt.charges, []
+            meters = self._meters()
+            for charge, actual in zip(charges, used, strict=False):
+                if self._store.up:
+                    meters.settle(charge, charge.cost if actual is None else actual, self._now())
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         if self._store.up:
             with self._store._lock:
                 now = self._now()
-                self._kept(limit, key, now).caps.lower(now, remaining, now + reset_after)
+                meter = self._meters().all[limit]
+                meter.lower(key_part(key), now, remaining, now + reset_after)
 
     async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         self._refuse_if_down()
@@ -384,9 +303,9 @@ class _Limits:
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
         self._refuse_if_down()
         with self._store._lock:
+            meters = self._meters().all
             for limit, key in places:
-                fresh = _Place(self._rules[limit], self._now())
-                self._store._places[self._where(limit, key)] = fresh
+                meters[limit].reset(key_part(key), self._now())
 
     async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
         self.reset(places)
@@ -400,82 +319,45 @@ class _Limits:
         if not self._store.up:
             raise StoreUnavailable(f"the store {self._store.name!r} is down")
 
-    def _asked(self, charges: Sequence[WantedCharge]) -> tuple[float, list[_Place]]:
+    def _asked(self, charges: Sequence[WantedCharge]) -> tuple[float, Meters, list[Charge]]:
+        """Return the charges at the store's own meters; keys that cannot be shared raise."""
         self._refuse_if_down()
         self._asks += 1
-        now = self._now()
-        return now, [self._place(limit, one.key, now) for limit, one in enumerate(charges)]
+        meters = self._meters()
+        asked = [
+            Charge(meter, key_part(charge.key), charge.cost, estimated=charge.estimated)
+            for meter, charge in zip(meters.all, charges, strict=True)
+        ]
+        return self._now(), meters, asked
 
-    def _where(self, limit: int, key: Hashable) -> tuple[str, int, str]:
-        """Return the key of a place; a key that cannot be shared raises, as in a real store."""
-        return self._name, limit, key_part(key)
-
-    def _place(self, limit: int, key: Hashable, now: float) -> _Place:
-        """Return the place of `key`; a new place is not kept yet."""
-        rule = self._rules[limit]
-        place = self._store._places.get(self._where(limit, key))
-        if place is None:
-            return _Place(rule, now)
-        if place.rule is not rule:
-            place.follow(rule, now)
-        return place
-
-    def _kept(self, limit: int, key: Hashable, now: float) -> _Place:
-        """Return the place of `key` and keep it, because something will be counted there."""
-        place = self._store._places[self._where(limit, key)] = self._place(limit, key, now)
-        return place
-
-    def _take(self, charges: Sequence[WantedCharge], now: float) -> _FakeReceipt:
-        taken = {}
-        for limit, charge in enumerate(charges):
-            if charge.cost:
-                place = self._kept(limit, charge.key, now)
-                taken[limit] = place.take(now, charge.cost, estimated=charge.estimated)
-        standings = {limit: one.place.refill(now) for limit, one in taken.items()}
-        return _FakeReceipt([charge.key for charge in charges], taken, standings)
+    def _meters(self) -> Meters:
+        """Return the meters of all policies of this name, which follow the rules of this one."""
+        known, now = self._store._meters.get(self._name), self._now()
+        old = {} if known is None else dict(enumerate(known.all))
+        meters = [_follow(old.get(n), rule, now) for n, rule in enumerate(self._rules)]
+        if known is None or known.all != tuple(meters):
+            known = self._store._meters[self._name] = Meters(meters, 0)
+        return known
 
 
-def _refusal(
-    charges: Sequence[WantedCharge], places: Sequence[_Place], now: float
-) -> LimitVerdict | None:
+def _follow(meter: Meter | None, rule: RateRule[Any], now: float) -> Meter:
+    """Return the meter, which follows `rule` from now on; a new one for another algorithm."""
+    if meter is None or type(meter.rule) is not type(rule):
+        limit: Any = SimpleNamespace(_rule=lambda: rule, key=key_part, cost=None, settle=None)
+        return Meter(limit, MOST)
+    old = meter.rule
+    if (old.rate, old.capacity, old.debt) != (rule.rate, rule.capacity, rule.debt):
+        meter.follow(rule, now)
+    return meter
+
+
+def _refusal(meters: Meters, charges: Sequence[Charge], now: float) -> LimitVerdict | None:
     """Return why the charges cannot all be taken now; None if they can."""
-    waits = {}
-    for limit, (charge, place) in enumerate(zip(charges, places, strict=True)):
-        wait = place.wait(now, charge.cost) if charge.cost else 0.0
-        if wait is None:
-            return LimitVerdict(None, limit, limit)
-        if wait:
-            waits[limit] = wait
-    if not waits:
+    blocked = meters.look(charges, now)
+    if blocked is None:
         return None
-    longest = max(waits, key=lambda limit: waits[limit])
-    return LimitVerdict(waits[longest], min(waits), longest)
-
-
-class _Question:
-    """A call that asks a fake store: a `Waiter` which has its answer immediately."""
-
-    until: float | None = None
-
-    def __init__(self, share: _Limits, charges: Sequence[WantedCharge]) -> None:
-        self._share = share
-        self._charges = charges
-        self._verdict: LimitVerdict | None = None
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        if self._share._store.up:
-            self._verdict = self._share.decide(self._charges)
-        wake()
-
-    def claim(self) -> LimitVerdict:
-        if self._verdict is None:
-            raise StoreUnavailable(f"the store {self._share.store_name!r} is down")
-        return self._verdict
-
-    def abandon(self) -> None:
-        verdict, self._verdict = self._verdict, None
-        if verdict is not None and verdict.receipt is not None:
-            self._share.settle(verdict.receipt, [0] * len(self._charges))
+    first, longest = (meters.all.index(one.meter) for one in (blocked.first, blocked.longest))
+    return LimitVerdict(blocked.wait, first, longest)
 
 
 # Breakers
@@ -544,8 +426,6 @@ class _Breakers:
 
 class _SharedModel(BreakerModel):
     """A breaker of the only pod."""
-
-    __slots__ = ("__weakref__", "_share")
 
     def __init__(self, share: _Breakers, settings: BreakerSettings) -> None:
         self._share = share

@@ -31,7 +31,6 @@ class StoreHealth:
     """Whether the store answers. Any thread may read `up`; watchers get every change."""
 
     def __init__(self) -> None:
-        """Start by assuming that the store is up."""
         self.up = True
         self.full = False
         """Whether it is down only because it is out of memory: what needs none still works."""

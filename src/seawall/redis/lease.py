@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from seawall._checks import MOST
-from seawall.errors import StoreUnavailable
 from seawall.leases.lease import LeaseHolding
 from seawall.leases.store import (
     Command,
@@ -19,6 +18,7 @@ from seawall.leases.store import (
     close_all,
 )
 from seawall.models.lease import Busy, LeaseGranted
+from seawall.redis.connections import valid_reply
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
@@ -46,7 +46,6 @@ class RedisLease:
     """Questions in one call: a lease never waits behind another one."""
 
     def __init__(self, store: StoreCore, name: str) -> None:
-        """Keep the lease called `name` at its own key."""
         self._store = store
         self._key = store.key("lease", name)
         self._channel = store.channel("lease", name)
@@ -158,13 +157,10 @@ class RedisLease:
         _held.get(self._store, set[LeaseHolding]()).discard(holding)
 
 
+@valid_reply(" about a lease")
 def answer_of(reply: Any) -> LeaseGranted | Busy:
     """Return the parsed reply of the script `lease`; raise `StoreUnavailable` if it is invalid."""
-    try:
-        done, token, left = reply
-        numbers = int(done), int(token), int(left)
-    except (TypeError, ValueError):
-        numbers = (-1, 0, 0)
-    if numbers[0] not in {0, 1} or not all(0 <= number <= MOST for number in numbers):
-        raise StoreUnavailable("the store's answer about a lease makes no sense")
-    return LeaseGranted(numbers[1]) if numbers[0] else Busy(numbers[1], numbers[2])
+    done, token, left = (int(number) for number in reply)
+    if done not in {0, 1} or not all(0 <= number <= MOST for number in (token, left)):
+        raise ValueError(reply)
+    return LeaseGranted(token) if done else Busy(token, left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,6 @@ class SendQueue:
     """Messages that wait to be sent by the background thread."""
 
     def __init__(self, background: Background, connection: Callable[[], LoopConnection]) -> None:
-        """Send through `connection()`."""
         self.dropped = 0
         self._background = background
         self._connection = connection
@@ -54,7 +53,9 @@ class SendQueue:
             try:
                 self._background.submit(self._begin)
             except StoreUnavailable:  # closed
-                self._drop()
+                self.dropped += len(self._waiting)
+                self._waiting.clear()
+                self._asked = False
 
     def _begin(self) -> None:
         self._asked = False  # what is added from now on submits again
@@ -77,11 +78,6 @@ class SendQueue:
         self._begin()
         while self._sender is not None:
             await asyncio.wait({self._sender})
-
-    def _drop(self) -> None:
-        self.dropped += len(self._waiting)
-        self._waiting.clear()
-        self._asked = False
 
     def after_fork(self) -> object:
         """Forget the parent's messages in a child process; return what must not be closed."""
@@ -114,7 +110,6 @@ class Subscriptions:
     """
 
     def __init__(self, clients: ClientFactory) -> None:
-        """Connect when there is a channel."""
         self._clients = clients
         self._mutex = Mutex()
         self._listeners: dict[str, tuple[Listener, ...]] = {}
@@ -266,5 +261,17 @@ def weakly(method: Callable[..., object]) -> Callable[..., None]:
         method = weak()
         if method is not None:
             method(*args)
+
+    return call
+
+
+def weakly_awaited(method: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """Return an async twin of `weakly`."""
+    weak = WeakMethod(method)
+
+    async def call() -> None:
+        method = weak()
+        if method is not None:
+            await method()
 
     return call

@@ -23,6 +23,7 @@ from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.split import BEAT, LIFE, VALID, SplitMembers
+from seawall.redis.connections import valid_reply
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import MEMORY, MemberBeat, Sighting
 
@@ -47,7 +48,8 @@ class LivePods:
         self._store = store
         self._expected = expected
         self._keys = [store.key("pods", "all"), store.key("pods", "all", "runs")]
-        self._members = SplitMembers()
+        self.members = SplitMembers()
+        """What is known of the pods: how many there are, and since when."""
         self._valid_until = 0.0
         self._mutex = Mutex()
         self._watchers: tuple[Watcher, ...] = ()
@@ -61,7 +63,7 @@ class LivePods:
     @property
     def count(self) -> int:
         """Number of live pods, including this one; 1 while nothing is known."""
-        return self._members.count
+        return self.members.count
 
     @property
     def without_store(self) -> int:
@@ -70,17 +72,17 @@ class LivePods:
         The last known number, or the expected one if that is larger: pods that have started since
         then, or have never reached the store, use the expected one.
         """
-        return max(self._expected, self._members.count)
+        return max(self._expected, self.members.count)
 
     @property
     def known(self) -> bool:
         """Whether the store has answered how many there are."""
-        return self._members.known
+        return self.members.known
 
     @property
     def settled(self) -> bool:
         """Whether the other pods must have heard of this one by now."""
-        return self._members.settled
+        return self.members.settled
 
     @property
     def current(self) -> bool:
@@ -88,18 +90,8 @@ class LivePods:
         return SYSTEM.now() < self._valid_until
 
     @property
-    def quiet(self) -> float | None:
-        """Microseconds without any other pod before this one came; None: there never was one."""
-        return self._members.quiet
-
-    @property
-    def steady(self) -> float:
-        """Microseconds without a change, as of the last answer."""
-        return self._members.steady
-
-    @property
     def _facts(self) -> tuple[int, bool, bool]:
-        return self._members.count, self._members.known, self._members.settled
+        return self.members.count, self.members.known, self.members.settled
 
     def start(self) -> None:
         """Start beating, if not started; from any thread, and cheap after the first time."""
@@ -132,14 +124,14 @@ class LivePods:
             now, live, quiet, forgotten = _read_pods(reply)
             silent = not self.current
             # With a clock that was set back, the store cannot know which pods were silent for long.
-            forgotten = forgotten or (silent and now < self._members.latest)
-            self._members.hear(now, live, quiet, forgotten=forgotten)
+            forgotten = forgotten or (silent and now < self.members.latest)
+            self.members.hear(now, live, quiet, forgotten=forgotten)
             self._valid_until = began + VALID / 1e6
             self._changed(news=silent)
 
     async def leave(self) -> None:
         """Report that this pod ends."""
-        if self._members.known:
+        if self.members.known:
             await self._tell("leave")
 
     async def _tell(self, what: str) -> Any:
@@ -159,19 +151,16 @@ class LivePods:
         """Become another, unknown pod; assume no fewer pods than the parent knew."""
         self._mutex = Mutex()
         self._expected = self.without_store
-        self._members = SplitMembers()
+        self.members = SplitMembers()
         self._valid_until = 0.0
         self._changed()
 
 
+@valid_reply()
 def _read_pods(reply: Any) -> tuple[float, int, float | None, bool]:
-    """Return the script's reply, or raise: a store may answer anything."""
-    try:
-        now, live, quiet, forgotten = (int(part) for part in reply)
-    except (TypeError, ValueError):
-        raise StoreUnavailable("the store's answer makes no sense") from None
+    now, live, quiet, forgotten = (int(part) for part in reply)
     if not (0 <= now < EXACT and 1 <= live < EXACT and -1 <= quiet < EXACT):
-        raise StoreUnavailable("the store's answer makes no sense")
+        raise ValueError(reply)
     return float(now), live, None if quiet < 0 else float(quiet), forgotten > 0
 
 
@@ -179,7 +168,6 @@ class SharedHeartbeats:
     """The heartbeats of one group."""
 
     def __init__(self, store: StoreCore, group: str) -> None:
-        """Prepare the keys; nothing is written yet."""
         self._store = store
         self._keys = [store.key("members", group), store.key("members", group, "left")]
 
@@ -196,18 +184,14 @@ class SharedHeartbeats:
         return await self._store.acall("beats", self._keys, args, patience)
 
 
+@valid_reply()
 def _read_beats(reply: Any) -> Sighting:
-    """Return the script's reply, or raise: a store may answer anything."""
-    try:
-        now, flat, left = int(reply[0]), reply[1], reply[2]
-        names, stamps = flat[::2], [float(stamp) for stamp in flat[1::2]]
-        beats = [
-            MemberBeat(name.decode("utf-8", "replace"), stamp, max(0.0, (now - stamp) / 1e6))
-            for name, stamp in zip(names, stamps, strict=True)
-        ]
-        sighting = Sighting(beats, [name.decode("utf-8", "replace") for name in left])
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
-        raise StoreUnavailable("the store's answer makes no sense") from None
+    now, flat, left = int(reply[0]), reply[1], reply[2]
+    names, stamps = flat[::2], [float(stamp) for stamp in flat[1::2]]
     if not all(0 <= stamp < EXACT for stamp in (now, *stamps)):
-        raise StoreUnavailable("the store's answer makes no sense")
-    return sighting
+        raise ValueError(reply)
+    beats = [
+        MemberBeat(name.decode("utf-8", "replace"), stamp, max(0.0, (now - stamp) / 1e6))
+        for name, stamp in zip(names, stamps, strict=True)
+    ]
+    return Sighting(beats, [name.decode("utf-8", "replace") for name in left])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, finalize, ref
 
 from seawall import registry
@@ -37,11 +37,14 @@ from seawall.models.queue.jobs import (
     QueueCounts,
     Seen,
 )
+from seawall.redis.messages import weakly, weakly_awaited
 from seawall.redis.store import RedisStore, StoreCore, core_of
 from seawall.runtime.background import Handle
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import StoreQuestion
+
+R = TypeVar("R")
 
 RELEASE_EVERY: Final = 0.5
 """Seconds between two attempts, while there is something to release."""
@@ -57,7 +60,6 @@ class ClaimReleases:
     """The pending releases of one store."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._waiting: dict[QueueCall, tuple[_Calls, float]] = {}
         # Both are weak references: this is kept for as long as the store lives, and no longer.
         self._store: Callable[[], StoreCore | None] = lambda: None
@@ -66,11 +68,10 @@ class ClaimReleases:
 
     def begin(self, store: StoreCore) -> None:
         """Send releases to `store` in the background, and before it is closed."""
-        me = ref(self)
         self._store = ref(store)
-        self._handle = ref(store.every(RELEASE_EVERY, lambda: _flush(me)))
-        store.watch(lambda _up, _cause: _soon(me))
-        store.at_close(lambda: _flush(me))
+        self._handle = ref(store.every(RELEASE_EVERY, weakly_awaited(self.flush)))
+        store.watch(weakly(self.soon))
+        store.at_close(self.flush)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,7 +83,7 @@ class ClaimReleases:
             self._waiting[ask] = calls, until
             self.soon()
 
-    def soon(self) -> None:
+    def soon(self, *_news: object) -> None:
         """Send the releases now."""
         handle = self._handle()
         if handle is not None and self._waiting:
@@ -111,18 +112,6 @@ class ClaimReleases:
     def _after_fork(self) -> None:
         """Leave the parent's releases to the parent."""
         self._waiting = {}
-
-
-async def _flush(me: ref[ClaimReleases]) -> None:
-    releases = me()
-    if releases is not None:
-        await releases.flush()
-
-
-def _soon(me: ref[ClaimReleases]) -> None:
-    releases = me()
-    if releases is not None:
-        releases.soon()
 
 
 _of_stores: WeakKeyDictionary[StoreCore, ClaimReleases] = WeakKeyDictionary()
@@ -276,11 +265,15 @@ class PriorityQueue(JobQueue):
                 return
             self._announced = True
         own = f"{self.rules!r}, max_payload={self.max_payload}"
-        me = ref(self)
+        differ = weakly(self._differ)
         announcement = self._core.announce(
-            "queue", self.name, own, lambda other: _differ(me, own, other)
+            "queue", self.name, own, lambda other: differ(own, other)
         )
         finalize(self, announcement.stop)
+
+    def _differ(self, own: str, other: str) -> None:
+        name = self.name
+        emit(SettingsDiffer, name, policy="queue", shared_name=name, own=own, other=other)
 
     def _listen(self, topic: str) -> None:
         """Subscribe, once for all waiters here, to what happens in other pods."""
@@ -304,13 +297,6 @@ class PriorityQueue(JobQueue):
 
     def _after_fork(self) -> None:
         self._mutex = Mutex()
-
-
-def _differ(me: ref[PriorityQueue], own: str, other: str) -> None:
-    queue = me()
-    if queue is not None:
-        name = queue.name
-        emit(SettingsDiffer, name, policy="queue", shared_name=name, own=own, other=other)
 
 
 class _Calls:
@@ -360,20 +346,7 @@ def _read_push(reply: list[bytes]) -> list[str] | None:
 
 
 def _read_claim(reply: list[bytes]) -> tuple[list[JobGranted], int]:
-    granted = [
-        JobGranted(
-            _str(id_),
-            _int(fence),
-            _int(attempt),
-            _int(level),
-            _int(age),
-            _int(waited),
-            _int(left),
-            _bytes(payload),
-        )
-        for id_, fence, attempt, level, age, waited, left, payload in _rows(reply[1:], 8)
-    ]
-    return granted, _int(reply[0])
+    return _records(JobGranted, _GRANTED, reply[1:]), _int(reply[0])
 
 
 def _read_answer(reply: list[bytes]) -> tuple[bool, str]:
@@ -390,40 +363,16 @@ def _read_status(reply: list[Any]) -> Seen | None:
 
 
 def _read_dead(reply: list[bytes]) -> list[Letter]:
-    return [
-        Letter(_str(id_), _int(priority), _int(attempts), _int(age), _str(reason), _bytes(payload))
-        for id_, priority, attempts, age, reason, payload in _rows(reply, 6)
-    ]
-
-
-def _read_browsed(reply: list[bytes]) -> list[Browsed]:
-    return [
-        Browsed(
-            _int(number),
-            _str(id_),
-            _str(state),
-            _int(priority),
-            _int(attempts),
-            _int(age),
-            _int(since),
-            _str(reason),
-            _int(size),
-            _bytes(payload),
-        )
-        for number, id_, state, priority, attempts, age, since, reason, size, payload in _rows(
-            reply, 10
-        )
-    ]
+    return _records(Letter, _LETTER, reply)
 
 
 def _read_browse(reply: list[bytes]) -> tuple[list[Browsed], tuple[int, str] | None]:
     number, id_, *rows = reply
-    return _read_browsed(rows), (_int(number), _str(id_)) if number else None
+    return _records(Browsed, _BROWSED, rows), (_int(number), _str(id_)) if number else None
 
 
 def _read_inspect(reply: list[bytes]) -> Browsed | None:
-    found = _read_browsed(reply)
-    return found[0] if found else None
+    return next(iter(_records(Browsed, _BROWSED, reply)), None)
 
 
 def _read_counts(reply: list[bytes]) -> QueueCounts:
@@ -447,6 +396,14 @@ _READERS: Final = {
 }
 
 
+def _records(
+    kind: Callable[..., R], readers: Sequence[Callable[[Any], Any]], values: Any
+) -> list[R]:
+    """Return the records of `values`, which has one value after another for each of `readers`."""
+    rows = _rows(values, len(readers))
+    return [kind(*(read(one) for read, one in zip(readers, row, strict=True))) for row in rows]
+
+
 def _rows(values: Any, width: int) -> list[list[Any]]:
     if not isinstance(values, list) or len(values) % width:
         raise StoreUnavailable("the store's answer makes no sense")
@@ -467,3 +424,8 @@ def _int(value: Any) -> int:
     if len(_bytes(value)) > _DIGITS or abs(number := int(value)) > _MOST:
         raise StoreUnavailable("the store's answer makes no sense")
     return number
+
+
+_GRANTED: Final = (_str, *[_int] * 6, _bytes)
+_LETTER: Final = (_str, *[_int] * 3, _str, _bytes)
+_BROWSED: Final = (_int, _str, _str, *[_int] * 4, _str, _int, _bytes)

@@ -81,7 +81,6 @@ class StoreCore:
     def __init__(
         self, target: Any, name: str, prefix: str, timeout: float, expected_pods: int
     ) -> None:
-        """Connect on first use."""
         self._clients = clients_for(target)
         self.name = _text("name", name)
         self.prefix = name_part(_text("prefix", prefix))
@@ -90,7 +89,8 @@ class StoreCore:
         self.pod = token_hex(8)
         """Id of this process; a child process gets another."""
         self._clock = lua("clock")
-        self._closed = False
+        self.closed = False
+        """Whether it was closed: then it never comes back."""
         self._closers: list[Callable[[], Callable[[], Awaitable[None]] | None]] = []
         self._connections = Connections(self._clients, self.health, self.timeout)
         self._subscriptions = Subscriptions(self._clients)
@@ -104,14 +104,14 @@ class StoreCore:
         registry.enter(self, "store", name)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "up" if self.up else "down"
-        return f"<RedisStore {self.name!r} at {self._clients.describe()}: {state}>"
+        state = "closed" if self.closed else "up" if self.up else "down"
+        return f"<RedisStore {self.name!r} at {self._clients.place!r}: {state}>"
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the store."""
         return {
             "name": self.name,
-            "at": self._clients.describe(),
+            "at": repr(self._clients.place),
             "up": self.up,
             "pod": self.pod,
             "dropped": self._send_queue.dropped,
@@ -119,12 +119,8 @@ class StoreCore:
 
     def close(self) -> Callable[[], None]:
         """Start to close the store; return a function that waits until that is done."""
-        self._closed = True
+        self.closed = True
         return self._background.stop()
-
-    async def close_connections(self) -> None:
-        """Close this loop's connections."""
-        await self._connections.close()
 
     @property
     def pods(self) -> LivePods:
@@ -138,17 +134,12 @@ class StoreCore:
     @property
     def up(self) -> bool:
         """Whether the store answers; while not, shared policies follow `on_store_failure`."""
-        return self.health.up and not self._closed
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed: then it never comes back."""
-        return self._closed
+        return self.health.up and not self.closed
 
     def answers(self, script: str) -> bool:
         """Return whether calls of that script are sent: a queue works on a full server."""
         health = self.health
-        return (health.up or (health.full and script in WHEN_FULL)) and not self._closed
+        return (health.up or (health.full and script in WHEN_FULL)) and not self.closed
 
     def key(self, kind: str, name: str, *parts: str) -> str:
         """Return the key of a part of `name`; the parts are plain, or hashed."""
@@ -271,7 +262,7 @@ class StoreCore:
     # Inside
 
     def _refuse_if_down(self, script: str) -> None:
-        if self._closed:
+        if self.closed:
             raise StoreUnavailable(f"the store {self.name!r} was closed")
         if not self.answers(script):
             raise StoreUnavailable(f"the store {self.name!r} is down; it is tried again meanwhile")
@@ -293,7 +284,7 @@ class StoreCore:
             try:
                 self._background.start()
             except StoreUnavailable as error:
-                if not self._closed:  # nothing would heal it, so callers keep trying themselves
+                if not self.closed:  # nothing would heal it, so callers keep trying themselves
                     self.health.assume_up(str(error))
             else:
                 self._healing.soon()
@@ -423,7 +414,7 @@ class RedisStore:
     async def aclose(self) -> None:
         """Async twin of `close`, which also closes this loop's connections."""
         await asyncio.get_running_loop().run_in_executor(None, self._core.close())
-        await self._core.close_connections()
+        await self._core._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -439,10 +430,20 @@ class RedisStore:
 
     # The protocols of `runtime.store` and `leases.store`
 
-    def _limits(self, name: str, rules: Sequence[Any], **how: Any) -> LimitShare:
-        from seawall.redis.limits import shared_limits
+    def _limits(
+        self, name: str, rules: Sequence[Any], *, sharing: str, batch: Any, rerule: Any, **how: Any
+    ) -> LimitShare:
+        if sharing == "exact":
+            from seawall.redis.limits.exact import ExactLimits
 
-        return shared_limits(self._core, name, rules, **how)
+            return ExactLimits(self._core, name, rules, **how)
+        if sharing == "leased":
+            from seawall.redis.limits.leased import LeasedLimits
+
+            return LeasedLimits(self._core, name, rules, batch=batch, **how)
+        from seawall.redis.limits.split import SplitLimits
+
+        return SplitLimits(self._core, name, rules, rerule=rerule, **how)
 
     def _breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
         from seawall.redis.breaker import SharedBreakers

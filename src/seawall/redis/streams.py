@@ -18,7 +18,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from seawall.errors import StoreUnavailable
+from seawall.redis.connections import valid_reply
 from seawall.redis.keys import key_part
 from seawall.redis.store import RedisStore, core_of
 
@@ -33,6 +33,8 @@ AT_ONCE: Final = 500
 """Maximum entries in one call: a script must not block the server for long."""
 MOST_TAKEN_OVER: Final = 100
 """Maximum entries of silent consumers that one consumer takes over, so that others get some too."""
+
+_ABOUT: Final = " about a stream"
 
 Fields = Mapping[str, str | bytes | int]
 
@@ -127,10 +129,8 @@ class StreamConsumer:
         Entries of consumers that were silent for `lost_after` seconds are taken over first.
         """
         reply = await self._call("list", round(lost_after * 1000), MOST_TAKEN_OVER)
-        try:
+        with valid_reply(_ABOUT):
             return [(str(id_, "ascii"), int(number)) for id_, number in reply]
-        except (TypeError, ValueError):
-            raise _nonsense() from None
 
     async def take(self, wanted: Sequence[tuple[str, int]]) -> list[StreamEntry]:
         """Return the entries with these ids, and record the number of deliveries of each.
@@ -174,28 +174,16 @@ class StreamConsumer:
         return reply[1] if len(reply) > 1 else None
 
 
+@valid_reply(_ABOUT)
 def _status(reply: Any) -> int:
-    try:
-        return int(reply[0])
-    except (TypeError, ValueError, LookupError):
-        raise _nonsense() from None
+    return int(reply[0])
 
 
+@valid_reply(_ABOUT)
 def _entries(reply: Any) -> list[StreamEntry]:
-    try:
-        return [
-            StreamEntry(
-                str(id_, "ascii"),
-                {
-                    name.decode("utf-8", "replace"): value
-                    for name, value in zip(flat[::2], flat[1::2], strict=True)
-                },
-            )
-            for id_, flat in reply
-        ]
-    except (TypeError, ValueError, AttributeError):
-        raise _nonsense() from None
+    return [StreamEntry(str(id_, "ascii"), _fields(flat)) for id_, flat in reply]
 
 
-def _nonsense() -> StoreUnavailable:
-    return StoreUnavailable("the store's answer about a stream makes no sense")
+def _fields(flat: list[bytes]) -> dict[str, bytes]:
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {name.decode("utf-8", "replace"): value for name, value in pairs}

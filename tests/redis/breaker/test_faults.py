@@ -29,7 +29,7 @@ from seawall.redis.breaker.mirror import (
     GrantedProbe,
     PendingReports,
 )
-from seawall.redis.breaker.share import BreakerSync
+from seawall.redis.breaker.share import SharedBreakers
 from seawall.redis.breaker.wire import InvalidReply
 from seawall.redis.store import StoreCore
 from seawall.runtime.layers import Wait
@@ -384,14 +384,13 @@ def test_without_taking_turns_they_would_register_more_than_once(new_store, monk
     started = StoreCore.start
     barrier = threading.Barrier(8)
 
-    def begin(self: BreakerSync) -> None:
-        if not self._registered:
+    def begin(self: SharedBreakers) -> None:
+        if self._job is None:
             barrier.wait(5)
-            started(self._store)
+            started(self.store)
             self._register()
-            self._registered = True
 
-    monkeypatch.setattr(BreakerSync, "begin", begin)
+    monkeypatch.setattr(SharedBreakers, "begin", begin)
     assert registered(new_store()) > 2
 
 

@@ -429,7 +429,7 @@ class Machine(RuleBasedStateMachine):
         self.pure.settle(taken, actual, self.us)
         self.memory._meters.settle(charge, actual[number] or 0, self.us)
         names = ScriptKeys(self.terms)
-        question = item.settle(names, actual, self.terms)
+        question = item.settle(names, actual)
         self.store._core.call("rates", names.keys, (self.terms.settings, f"[{question}]"))
         self.peek("ann", 1)
 

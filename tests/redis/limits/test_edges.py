@@ -50,7 +50,7 @@ def test_a_store_that_goes_while_it_is_asked_holds_up_nobody(store: RedisStore, 
         if how == "down":
             store._core.health.up = False
         else:
-            store._core._closed = True
+            store._core.closed = True
         return wanted(charges)
 
     async def main() -> None:

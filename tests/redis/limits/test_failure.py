@@ -52,7 +52,7 @@ def reasons(guard: Any, times: int, *args: Any) -> list[str | None]:
 
 def pods(store: RedisStore, count: int) -> None:
     """Let the store be shared by so many pods, as far as is known."""
-    store._core.pods._members.count = count
+    store._core.pods.members.count = count
 
 
 def test_local_has_the_pods_part_of_the_limit(store: RedisStore) -> None:

@@ -96,7 +96,7 @@ class World:
                 if what == "kill" and isinstance(limit._sharing.share, LeasedLimits):
                     limit._sharing.share._forget()
                 if what == "kill":
-                    store._core.pods._members.known = False  # so it does not say goodbye
+                    store._core.pods.members.known = False  # so it does not say goodbye
                 await store.aclose()
                 pods[who] = await start()
         for store, _limit, guard in pods:

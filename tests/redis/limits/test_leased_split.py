@@ -237,7 +237,7 @@ def test_parts_reach_the_meters_in_order(
     thread = threading.Thread(target=lambda: asyncio.run(pod.call()))
     thread.start()
     assert held_up.wait(10)
-    store._core.pods._members.count = 2
+    store._core.pods.members.count = 2
     share.divide()
     assert pod.limit._meters.all[0].rule.capacity == 6
     go_on.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from weakref import ref
 
 import pytest
 
@@ -353,7 +352,7 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         assert door.open is NOTHING
         while not store.up:
             await let_pass(0.01)
-        leased_share.moved(ref(pod.share))
+        pod.share.moved()
         assert door.open is lot
         pod.limit.update(limits="2000/min")
         assert door.open is NOTHING

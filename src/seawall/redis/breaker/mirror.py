@@ -64,10 +64,7 @@ class SentReports(NamedTuple):
 class PendingReports:
     """Probe results, a manual command, a wish to trip, a vote: every report other than counts."""
 
-    __slots__ = ("_settled", "_voted_at", "news", "order", "trip", "vote")
-
     def __init__(self) -> None:
-        """Start empty."""
         self.order: ManualCommand | None = None
         self.trip = False
         self.vote = False
@@ -148,40 +145,13 @@ _ISOLATED: Final = BreakerRefusal("isolated", None)
 class GrantedProbe(Probe):
     """The ticket of a probe that the store has granted."""
 
-    __slots__ = ("id",)
-
     def __init__(self, id_: str, generation: int, now: float, timeout: float) -> None:
-        """Remember its id, by which it is settled."""
         super().__init__(generation, now, timeout, 0)
         self.id = id_
 
 
 class BreakerMirror(BreakerModel):
     """A breaker of all pods. Everything is under the owner's lock, except what a model allows."""
-
-    __slots__ = (
-        "__weakref__",
-        "_ahead",
-        "_breaks",
-        "_epoch",
-        "_full_until",
-        "_granted",
-        "_known",
-        "_latest",
-        "_latest_at",
-        "_lineage",
-        "_pending",
-        "_share",
-        "_totals",
-        "_urgent",
-        "away",
-        "key",
-        "keys",
-        "polled_at",
-        "suspect",
-        "tag",
-        "used",
-    )
 
     def __init__(
         self,
@@ -191,7 +161,6 @@ class BreakerMirror(BreakerModel):
         tag: str,
         keys: list[str],
     ) -> None:
-        """Start without any knowledge of the store's state."""
         self._share = share
         self.key = key
         self.tag = tag

@@ -5,9 +5,9 @@ Promises:
 - In half-open, no more probes are out than configured, in all pods together.
 - What was counted or probed before a change of state changes nothing after it, in any pod.
 
-One background job (`BreakerSync`) reports counts to the store, every 100 ms or sooner when failures
-mount, and receives the state; changes are also pushed to all pods. A call that asks for permission
-(`BreakerAdmission`) is answered together with all others waiting then.
+One background job (`SharedBreakers.run`) reports counts to the store, every 100 ms or sooner when
+failures mount, and receives the state; changes are also pushed to all pods. A call that asks for
+permission (`BreakerAdmission`) is answered together with all others waiting then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import ref
+from weakref import finalize, ref
 
 from seawall._forks import survives_fork
 from seawall.errors import StoreUnavailable
@@ -38,7 +38,7 @@ from seawall.redis.breaker.wire import (
     window_part,
 )
 from seawall.redis.keys import key_part
-from seawall.redis.messages import weakly
+from seawall.redis.messages import weakly, weakly_awaited
 from seawall.runtime.store import BreakerOwner
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ class SharedBreakers:
         quorum: int | None,
         keyed: bool,
     ) -> None:
-        """Start empty; contact the store on the first call."""
         self.store = store
         self.name = name
         self.on_store_failure = on_store_failure
@@ -100,7 +99,10 @@ class SharedBreakers:
         self._mirrors: dict[str, BreakerMirror] = {}
         self._alone = False
         self._questions = AdmissionQuestions(self)
-        self._sync = BreakerSync(self)
+        self._idle = [True]
+        """Empty once `begin` was called, in this process."""
+        self._job: Handle | None = None
+        self._stop_announcing: Callable[[], object] = lambda: None
         self._flushed = float("-inf")
         self._set(settings)
         survives_fork(self)
@@ -123,8 +125,49 @@ class SharedBreakers:
             del self._mirrors[model.tag]
 
     def begin(self) -> None:
-        """Start exchanging state with the store."""
-        self._sync.begin()
+        """Start exchanging state with the store: once, and once more in a child process.
+
+        No lock is held meanwhile: the garbage collector may run at any moment and need a lock that
+        a waiting thread holds. Of concurrent first calls one registers, the others continue.
+        """
+        if not self._idle:
+            return
+        try:
+            self._idle.pop()  # atomic: only one of two threads gets it
+        except IndexError:
+            return
+        begun = False
+        try:
+            self.store.start()
+            if self._job is None:
+                self._register()
+            begun = True
+        except StoreUnavailable:
+            pass  # closed: callers that ask it will notice
+        finally:
+            if not begun:
+                self._idle.append(True)
+
+    def _register(self) -> None:
+        """Add the background job and the listeners, for as long as this object lives."""
+        store = self.store
+        self._announce()
+        job = store.every(FLUSH, weakly_awaited(self.run))
+        finalize(self, job.stop)
+        finalize(self, store.listen(store.channel("breaker", self.name), weakly(self.pushed)))
+        finalize(self, store.watch(weakly(self.watched)))
+        store.at_close(self.end)
+        self._job = job
+
+    def _announce(self) -> None:
+        """Announce the settings to the other pods."""
+        self._stop_announcing()
+        own, differs = fingerprint(self._settings, self.quorum), weakly(self._differs)
+        handle = self.store.announce("breaker", self.name, own, lambda other: differs(own, other))
+        self._stop_announcing = finalize(self, handle.stop)
+
+    def _differs(self, own: str, other: str) -> None:
+        self.owner.settings_differ(own, other)
 
     def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> BreakerAdmission:
         """Return a waiter for the store's answer to a call."""
@@ -136,7 +179,8 @@ class SharedBreakers:
     def update(self, settings: BreakerSettings) -> None:
         """Publish other settings from now on."""
         self._set(settings)
-        self._sync.announce_anew()
+        if self._job is not None:
+            self._announce()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the sharing."""
@@ -151,7 +195,8 @@ class SharedBreakers:
 
     def soon(self) -> None:
         """Request an exchange with the store now."""
-        self._sync.soon()
+        if self._job is not None:
+            self._job.soon()
 
     def hurry(self, now: float) -> None:
         """Request an exchange now, unless there has just been one."""
@@ -256,10 +301,11 @@ class SharedBreakers:
             self._doubt(mirror, why)
         self._tell([mirror for mirror, _sent in message.sent])
 
-    async def run(self, time: float) -> None:
-        """Do what is due at that time of the loop."""
+    async def run(self) -> None:
+        """Exchange what is due: a job of the background."""
         if not self.store.up:
             return
+        time = get_running_loop().time()
         self._flushed = now = self.owner.now()
         due = []
         for mirror in list(self._mirrors.values()):
@@ -358,16 +404,6 @@ class SharedBreakers:
             mirror.suspect = True
         self.lost([mirror], cause)
 
-    # For the background
-
-    def fingerprint(self) -> str:
-        """Return the settings as text, for comparing them between pods."""
-        return fingerprint(self._settings, self.quorum)
-
-    def differs(self, own: str, other: str) -> None:
-        """Report that another pod has other settings."""
-        self.owner.settings_differ(own, other)
-
     async def end(self) -> None:
         """Report to the store what it has not heard, then continue without it."""
         dirty = [mirror for mirror in self._mirrors.values() if mirror.dirty]
@@ -377,7 +413,7 @@ class SharedBreakers:
 
     def _after_fork(self) -> None:
         """Become another pod, which has counted nothing yet."""
-        self._sync.after_fork()
+        self._idle = [True]  # the background thread is gone, but its jobs are still registered
         self._alone = False
         for mirror in self._mirrors.values():
             mirror.forked()
@@ -385,99 +421,6 @@ class SharedBreakers:
 
 def _batches(mirrors: list[BreakerMirror]) -> list[list[BreakerMirror]]:
     return [mirrors[first : first + TOGETHER] for first in range(0, len(mirrors), TOGETHER)]
-
-
-class BreakerSync:
-    """A share's background job and listeners: registered once, and only while the share lives.
-
-    No lock is held meanwhile: the garbage collector may run at any moment and need a lock that a
-    waiting thread holds. Of several concurrent first calls one registers, the others continue.
-    """
-
-    def __init__(self, share: SharedBreakers) -> None:
-        """Start unregistered; the store may not be reachable yet."""
-        self._share = ref(share)
-        self._store = share.store
-        self._idle = [True]
-        self._registered = False
-        self._job: Handle | None = None
-        self._announced: list[Handle] = []
-
-    def begin(self) -> None:
-        """Start the background work, once; in a child process once more."""
-        if not self._idle:
-            return
-        try:
-            self._idle.pop()  # atomic: only one of two threads gets it
-        except IndexError:
-            return
-        begun = False
-        try:
-            self._store.start()
-            if not self._registered:
-                self._register()
-                self._registered = True
-            begun = True
-        except StoreUnavailable:
-            pass  # closed: callers that ask it will notice
-        finally:
-            if not begun:
-                self._idle.append(True)
-
-    def soon(self) -> None:
-        """Request a run of the job now."""
-        if self._job is not None:
-            self._job.soon()
-
-    def announce_anew(self) -> None:
-        """Announce other settings to the other pods, if any were announced."""
-        if self._announced:
-            self._announced.pop().stop()
-            self._announce()
-
-    def after_fork(self) -> None:
-        """Allow `begin` again: the background thread is gone, but its jobs are still registered."""
-        self._idle = [True]
-
-    def _register(self) -> None:
-        weak = self._share
-        share = weak()
-        if share is None:
-            return
-
-        async def run() -> None:
-            share = weak()
-            if share is None:
-                stop()
-            else:
-                await share.run(get_running_loop().time())
-
-        self._announce()
-        announced = self._announced
-        channel = self._store.channel("breaker", share.name)
-        self._job = self._store.every(FLUSH, run)
-        stops = (
-            self._job.stop,
-            lambda: announced.pop().stop(),
-            self._store.listen(channel, weakly(share.pushed)),
-            self._store.watch(weakly(share.watched)),
-        )
-        self._store.at_close(share.end)
-
-        def stop() -> None:
-            for each in stops:
-                each()
-
-    def _announce(self) -> None:
-        share = self._share()
-        if share is not None:
-            own = share.fingerprint()
-            differs = weakly(share.differs)
-            name = share.name
-            announcement = self._store.announce(
-                "breaker", name, own, lambda other: differs(own, other)
-            )
-            self._announced.append(announcement)
 
 
 class AdmissionQuestions:
@@ -538,8 +481,6 @@ class AdmissionQuestions:
 
 class BreakerAdmission:
     """A call that waits for the store's answer."""
-
-    __slots__ = ("_asking", "_id", "_mirror", "_share", "until")
 
     def __init__(
         self, share: SharedBreakers, mirror: BreakerMirror, id_: str, asking: StoreQuestion

@@ -133,8 +133,6 @@ def window_part(settings: BreakerSettings) -> str:
 class BreakLengths:
     """The lengths of the next two breaks; calls the user's function once for each."""
 
-    __slots__ = ("_lengths", "_question")
-
     def __init__(self) -> None:
         self._question: object = None
         self._lengths: list[int] = []

@@ -24,7 +24,6 @@ class ExactLimits(SharedLimits):
     """The limits of one policy in the store, each decision exact: `LimitShare`."""
 
     def __init__(self, *args: object, **options: object) -> None:
-        """Keep the limits in the store; nothing is sent yet."""
         self._rounds: dict[Takings, QuestionRound] = {}
         super().__init__(*args, **options)  # type: ignore[arg-type]
 

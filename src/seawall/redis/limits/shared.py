@@ -5,7 +5,8 @@ The script is `lua/rates.lua`; its questions and answers are in `wire`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -14,10 +15,12 @@ from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.rule import RateRule
+from seawall.redis.connections import valid_reply
 from seawall.redis.keys import key_part
 from seawall.redis.limits.wire import (
     SCRIPT,
     LimitTerms,
+    ScriptCall,
     ScriptKeys,
     TakeRequest,
     Takings,
@@ -26,7 +29,6 @@ from seawall.redis.limits.wire import (
     read,
     read_verdict,
     script_settings,
-    sensible,
 )
 from seawall.redis.messages import weakly
 from seawall.runtime.driver import wait_async, wait_sync
@@ -57,7 +59,6 @@ class SharedLimits:
         changed: Callable[[str, str, str], None],
         differs: Callable[[str, str], None],
     ) -> None:
-        """Keep the limits under `name`; nothing is sent yet."""
         self.store = store
         self.name = name
         self.failing = on_store_failure
@@ -70,8 +71,8 @@ class SharedLimits:
         """The charges of a policy whose calls all cost the same: they come as a tuple."""
         self._ready = False
         self._settings = ""
-        self._finalizers: list[Any] = []
-        self._finalizers.append(finalize(self, store.watch(weakly(self._store_changed))))
+        self._stop_announcing: Callable[[], object] = lambda: None
+        finalize(self, store.watch(weakly(self._store_changed)))
         self.configure(rules)
         store.at_close(self._closing)
         survives_fork(self)
@@ -93,11 +94,10 @@ class SharedLimits:
         self._settings = script_settings(rules)
         self.terms = LimitTerms(self.store, self.name, rules, weakly(self.settle))
         self.terms.sees = self.sees
-        while len(self._finalizers) > 1:
-            self._finalizers.pop()()
+        self._stop_announcing()
         own, differ = describe(rules), weakly(self._settings_differ)
         handle = self.store.announce("rate", self.name, own, lambda other: differ(own, other))
-        self._finalizers.append(finalize(self, handle.stop))
+        self._stop_announcing = finalize(self, handle.stop)
 
     def see(self) -> None:
         """Add the state of the limits to receipts, if the store was asked."""
@@ -116,8 +116,7 @@ class SharedLimits:
     @property
     def times(self) -> int:
         """Number of pods among which the limits are divided while the store is away."""
-        pods: int = self.store.pods.without_store
-        return pods
+        return self.store.pods.without_store
 
     @property
     def store_name(self) -> str:
@@ -188,35 +187,29 @@ class SharedLimits:
 
     def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         """Take by reservation; block this thread."""
-        asking = self._reserve("sync", charges)
-        try:
+        with self._reserving("sync", charges) as asking:
             verdict: LimitVerdict = wait_sync(asking, SYSTEM)
-        except StoreUnavailable:
-            self._undo(asking.item)
-            raise
         return verdict
 
     async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         """Async twin of `decide`."""
-        asking = self._reserve("async", charges)
-        try:
+        with self._reserving("async", charges) as asking:
             verdict: LimitVerdict = await wait_async(asking, SYSTEM)
-        except StoreUnavailable:
-            self._undo(asking.item)
-            raise
         return verdict
 
-    def _reserve(self, kind: Kind, charges: Sequence[WantedCharge]) -> StoreQuestion:
+    @contextmanager
+    def _reserving(self, kind: Kind, charges: Sequence[WantedCharge]) -> Iterator[StoreQuestion]:
+        """Ask for a reservation. If the answer is lost, give back what may have been taken.
+
+        The store finds it by its reservation. What comes too late is given back when it comes.
+        """
         self.asks += 1
         item = self.wish(charges, reserve=True)
-        return self.store.ask(kind, item.terms, item, SYSTEM)
-
-    def _undo(self, item: TakeRequest) -> None:
-        """Give back what may have been taken; the store finds it by its reservation, if it was.
-
-        This is for an answer that is lost. One that comes too late is given back when it comes.
-        """
-        self.settle(item, [0] * len(item.terms.rules))
+        try:
+            yield self.store.ask(kind, item.terms, item, SYSTEM)
+        except StoreUnavailable:
+            self.settle(item, [0] * len(item.terms.rules))
+            raise
 
     def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
         """Take up to `most` for the estimated charges; block this thread."""
@@ -226,50 +219,44 @@ class SharedLimits:
         """Async twin of `take_up_to`."""
         return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
 
-    def _taking(
-        self, most: int, charges: Sequence[WantedCharge]
-    ) -> tuple[Sequence[str], Sequence[str]]:
+    def _taking(self, most: int, charges: Sequence[WantedCharge]) -> ScriptCall:
+        names = self._names()
+        asked = ",".join(
+            f"[{names.charge(n, c.key, c.cost)},{int(c.estimated)}]"
+            for n, c in enumerate(charges, 1)
+        )
+        return names.call(f'["u",[{asked}],{most}]')
+
+    def _names(self) -> ScriptKeys:
+        """Return the keys of a question that is asked alone."""
         if not self._ready:
             self._prepare()
         self.asks += 1
-        names = ScriptKeys(self.terms)
-        asked = ",".join(
-            f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)},"
-            f"{int(c.estimated)}]"
-            for n, c in enumerate(charges, 1)
-        )
-        return names.keys, (self.terms.settings, f'[["u",[{asked}],{most}]]')
+        return ScriptKeys(self.terms)
 
     def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Return the limits' state without taking anything; block this thread."""
-        keys, args = self._peeking(charges)
-        return self._seen(self.store.call(SCRIPT, keys, args))
+        return self._seen(charges, self.store.call(SCRIPT, *self._peeking(charges)))
 
     async def apeek(
         self, charges: Sequence[WantedCharge]
     ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
         """Async twin of `peek`."""
-        keys, args = self._peeking(charges)
-        return self._seen(await self.store.acall(SCRIPT, keys, args))
+        reply = await self.store.acall(SCRIPT, *self._peeking(charges))
+        return self._seen(charges, reply)
 
-    def _peeking(self, charges: Sequence[WantedCharge]) -> tuple[Sequence[str], Sequence[str]]:
-        if not self._ready:
-            self._prepare()
-        self.asks += 1
-        names = ScriptKeys(self.terms)
-        asked = ",".join(
-            f"[{n},{names.state(n, c.key)},{c.cost},{self.terms.amount(n, c.cost)}]"
-            for n, c in enumerate(charges, 1)
-        )
-        return names.keys, (self.terms.settings, f'[["p",[{asked}]]]')
+    def _peeking(self, charges: Sequence[WantedCharge]) -> ScriptCall:
+        names = self._names()
+        asked = (f"[{names.charge(n, c.key, c.cost)}]" for n, c in enumerate(charges, 1))
+        return names.call(f'["p",[{",".join(asked)}]]')
 
-    def _seen(self, reply: Any) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        def seen() -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+    def _seen(
+        self, charges: Sequence[WantedCharge], reply: Any
+    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+        with valid_reply():
             _now, (answer,) = read(reply, 1)
             verdict, rest = read_verdict(answer, len(self.terms.rules))
             return verdict, [LimitStanding(*numbers(part, 2)) for part in rest]
-
-        return sensible(seen)
 
     # Reports
 
@@ -281,14 +268,12 @@ class SharedLimits:
             if cost:
                 place, amount = names.state(limit, key), self.terms.amount(limit, cost)
                 changes.append(f"[{limit},{place},0,0,{cost},{amount},{amount},0]")
-        question = f'["b",[{",".join(changes)}]]'
-        self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
+        self.store.post(SCRIPT, *names.call(f'["b",[{",".join(changes)}]]'))
 
     def settle(self, receipt: Any, used: Sequence[int | None]) -> None:
         """Report the actual use; in the background, in order."""
         names = ScriptKeys(self.terms)
-        question = receipt.settle(names, used, self.terms)
-        self.store.post(SCRIPT, names.keys, (self.terms.settings, f"[{question}]"))
+        self.store.post(SCRIPT, *names.call(receipt.settle(names, used)))
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Allow at most `remaining` for `reset_after` microseconds."""
@@ -300,11 +285,10 @@ class SharedLimits:
 
     def _lowering(
         self, limit: int, key: Hashable, remaining: int, reset_after: float
-    ) -> tuple[Sequence[str], Sequence[str]]:
+    ) -> ScriptCall:
         names = ScriptKeys(self.terms)
         place = names.state(limit + 1, key)
-        question = f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]'
-        return names.keys, (self.terms.settings, f"[{question}]")
+        return names.call(f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]')
 
     def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
         """Forget the usage of these limits and keys; block this thread until done."""
@@ -314,12 +298,10 @@ class SharedLimits:
         """Async twin of `reset`."""
         await self.store.acall(SCRIPT, *self._resetting(places))
 
-    def _resetting(
-        self, places: Sequence[tuple[int, Hashable]]
-    ) -> tuple[Sequence[str], Sequence[str]]:
+    def _resetting(self, places: Sequence[tuple[int, Hashable]]) -> ScriptCall:
         names = ScriptKeys(self.terms)
         asked = ",".join(f"[{n + 1},{names.state(n + 1, key)}]" for n, key in places)
-        return names.keys, (self.terms.settings, f'[["z",[{asked}]]]')
+        return names.call(f'["z",[{asked}]]')
 
     def snapshot(self) -> dict[str, Any]:
         """Return how it is shared, what decides now, and how often the store was asked."""
@@ -332,11 +314,9 @@ class SharedLimits:
 
 
 def _taken(most: int, reply: Any) -> int:
-    def taken() -> int:
+    with valid_reply():
         _now, (answer,) = read(reply, 1)
         (number,) = numbers(answer, 1)
         if not 0 <= number <= most:
             raise ValueError(answer)
         return number
-
-    return sensible(taken)

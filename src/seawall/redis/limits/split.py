@@ -21,14 +21,13 @@ from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_of, follow
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.messages import weakly
+from seawall.redis.store import SLACK
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import LimitVerdict, WantedCharge
 
 if TYPE_CHECKING:
     from seawall.redis.store import StoreCore
-
-_SLACK = 0.02
 
 
 class SplitLimits(SharedLimits):
@@ -97,7 +96,7 @@ class SplitLimits(SharedLimits):
         pods = self.store.pods
         with self._mutex:
             # A pod that was settled before the first call had its part from then on.
-            passed = 0.0 if self._pods else pods.steady
+            passed = 0.0 if self._pods else pods.members.steady
             now = whole_microseconds(clock.now()) - passed
             count, settled = pods.count, pods.settled
             parts = [divided(rule, count) for rule in self.terms.rules]
@@ -110,7 +109,7 @@ class SplitLimits(SharedLimits):
 
     def _nobody_before(self, part: RateRule[Any], count: int) -> bool:
         """Return whether no other pod can have spent anything that still matters."""
-        quiet = self.store.pods.quiet
+        quiet = self.store.pods.members.quiet
         return count == 1 and (quiet is None or quiet >= 2 * part.rate.period)
 
     def _after_fork(self) -> None:
@@ -155,7 +154,7 @@ class SplitLimits(SharedLimits):
         if self._clock is None:
             self._clock = clock
             self.divide()
-        return PartWaiter(self, clock.now() + self.store.timeout + _SLACK)
+        return PartWaiter(self, clock.now() + self.store.timeout + SLACK)
 
     def wait(self, settling: PartWaiter) -> bool:
         """Notify `settling` when there is a part; return False if there is no need to wait."""
@@ -198,10 +197,7 @@ class SplitLimits(SharedLimits):
 class PartWaiter:
     """A call that comes before it is known whether this pod has a part: a `Waiter`."""
 
-    __slots__ = ("_share", "_wake", "until")
-
     def __init__(self, share: SplitLimits, until: float) -> None:
-        """Wait no longer than `until`."""
         self._share = share
         self._wake: Callable[[], bool] | None = None
         self.until: float | None = until

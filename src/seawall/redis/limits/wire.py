@@ -6,9 +6,8 @@ Every number of a reply is checked: a store may answer anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from seawall.errors import StoreUnavailable
 from seawall.models.rate.buckets import Bucket, LeakyBucket, TokenBucket
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.rule import RateRule
@@ -23,10 +22,11 @@ SCRIPT: Final = "rates"
 MOST_QUESTIONS: Final = 128
 """Maximum number of questions in one script call, which blocks the server meanwhile."""
 
-T = TypeVar("T")
 Taking = tuple[int, Hashable, int]
 """The number of a limit (from 1), a key, and a cost."""
 Takings = tuple[Taking, ...]
+ScriptCall = tuple[Sequence[str], Sequence[str]]
+"""Keys and arguments."""
 
 
 class TakeRequest:
@@ -52,22 +52,18 @@ class TakeRequest:
 
     def ask(self, names: ScriptKeys, times: int = 1) -> str:
         """Return the question that takes it, `times` times if it is no reservation."""
-        charges = self._charges(names)
+        charges = ",".join(
+            f"[{names.charge(limit, key, cost)},{int(limit in self.estimated)}]"
+            for limit, key, cost in self.takings
+        )
         if self.reservation:
             return f'["r",{names.number(self.reservation)},[{charges}]]'
         see = ",1" if self.terms.sees else ""
         return f'["t",[{charges}],{times}{see}]'
 
-    def _charges(self, names: ScriptKeys) -> str:
-        return ",".join(
-            f"[{limit},{names.state(limit, key)},{cost},{self.terms.amount(limit, cost)},"
-            f"{int(limit in self.estimated)}]"
-            for limit, key, cost in self.takings
-        )
-
-    def settle(self, names: ScriptKeys, used: Sequence[int | None], terms: LimitTerms) -> str:
+    def settle(self, names: ScriptKeys, used: Sequence[int | None]) -> str:
         """Return the question that settles it: what was `used`, of each limit."""
-        changes = []
+        terms, changes = names.terms, []
         marks: Sequence[tuple[int, ...]] = [(mark,) for mark in self.marks]
         marks = marks or [()] * len(self.takings)
         for (limit, key, cost), mark in zip(self.takings, marks, strict=True):
@@ -76,12 +72,9 @@ class TakeRequest:
                 continue
             if actual < cost and self.terms.rules[limit - 1] is not terms.rules[limit - 1]:
                 actual = cost  # taken under other settings: not given back any more
-            numbers = (
-                *(limit, names.state(limit, key), cost, terms.amount(limit, cost)),
-                *(actual, terms.amount(limit, actual)),
-                *(terms.amount(limit, max(0, actual - cost)), *mark),
-            )
-            changes.append(f"[{','.join(map(str, numbers))}]")
+            beyond = terms.amount(limit, max(0, actual - cost))
+            numbers = (actual, terms.amount(limit, actual), beyond, *mark)
+            changes.append(f"[{names.charge(limit, key, cost)},{','.join(map(str, numbers))}]")
         if self.reservation:
             return f'["s",{names.number(self.reservation)},[{",".join(changes)}]]'
         return f'["b",[{",".join(changes)}]]'
@@ -115,8 +108,7 @@ class ScriptKeys:
     """The keys of one script call, each with its number."""
 
     def __init__(self, terms: LimitTerms) -> None:
-        """Start with the key of the clock."""
-        self._terms = terms
+        self.terms = terms
         self._numbers = {terms.clock: 1}
 
     @property
@@ -124,13 +116,21 @@ class ScriptKeys:
         """All keys, in order."""
         return list(self._numbers)
 
+    def call(self, *questions: str) -> ScriptCall:
+        """Return keys and arguments of the script call with these questions."""
+        return self.keys, (self.terms.settings, f"[{','.join(questions)}]")
+
+    def charge(self, limit: int, key: Hashable, cost: int) -> str:
+        """Return how a question names a limit, its state, and a cost in units and microseconds."""
+        return f"{limit},{self.state(limit, key)},{cost},{self.terms.amount(limit, cost)}"
+
     def number(self, key: str) -> int:
         """Return the number of `key`."""
         return self._numbers.setdefault(key, len(self._numbers) + 1)
 
     def state(self, limit: int, key: Hashable) -> int:
         """Return the number of the state of `key`; for a log, the number of its list follows."""
-        name, beside = self._terms.homes[limit - 1]
+        name, beside = self.terms.homes[limit - 1]
         part = "" if key is None else f":{key_part(key)}"
         number = self.number(name + part)
         if beside:
@@ -178,11 +178,10 @@ class LimitTerms:
         rule = self.rules[limit - 1]
         return int(rule.amount(cost)) if isinstance(rule, Bucket) else 0
 
-    def pack(self, items: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
+    def pack(self, items: Sequence[Any]) -> ScriptCall:
         """Return keys and arguments of one call for all `items`."""
         names = ScriptKeys(self)
-        questions = ",".join([item.ask(names) for item in items])
-        return names.keys, (self.settings, f"[{questions}]")
+        return names.call(*[item.ask(names) for item in items])
 
     def unpack(self, reply: Any, items: Sequence[Any]) -> Sequence[Any]:
         """Return the verdicts, in the same order."""
@@ -246,14 +245,6 @@ def describe(rules: Sequence[RateRule[Any]]) -> str:
 # Replies of the script
 
 _LONGEST: Final = 4096
-
-
-def sensible(reading: Callable[[], T]) -> T:
-    """Return the result of `reading()`; raise `StoreUnavailable` if the reply is invalid."""
-    try:
-        return reading()
-    except (ValueError, TypeError, AttributeError):
-        raise StoreUnavailable("the store's answer makes no sense") from None
 
 
 def read(reply: Any, expected: int) -> tuple[int, list[str]]:

@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from seawall.errors import StoreUnavailable
 from seawall.models.rate.batches import NOTHING, Lot, Purse, Spent
-from seawall.redis.limits.wire import MOST_QUESTIONS, LimitTerms, ScriptKeys, TakeRequest, numbers
+from seawall.redis.limits.wire import (
+    MOST_QUESTIONS,
+    LimitTerms,
+    ScriptCall,
+    ScriptKeys,
+    TakeRequest,
+    numbers,
+)
 from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.store import LimitVerdict
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.redis.limits.leased.share import LeasedLimits
-    from seawall.redis.limits.wire import LimitTerms
     from seawall.runtime.layers import Kind
     from seawall.runtime.store import WantedCharge
 
@@ -59,7 +65,6 @@ class Holder:
     def __init__(
         self, terms: LimitTerms, limit: int, key: Hashable, batch: int, door: PursePath | None
     ) -> None:
-        """Start empty."""
         self.terms = terms
         self.limit = limit
         self.key = key
@@ -96,7 +101,6 @@ class Paid:
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[tuple[Holder, Spent]]) -> None:
-        """Record the spent `parts`."""
         self.parts = parts
 
 
@@ -234,32 +238,6 @@ class BatchWaiter:
         self._share.drop_out(self)
 
 
-class TaskWaker:
-    """Wakes a task that waits in `loop`, from any thread: it awaits `rung`."""
-
-    __slots__ = ("loop", "rung")
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        """Start silent."""
-        self.loop = loop
-        self.rung = loop.create_future()
-
-    def __call__(self) -> bool:
-        """Wake the task; return False if the loop is closed."""
-        try:
-            if running_loop() is self.loop:
-                self._ring()
-            else:
-                self.loop.call_soon_threadsafe(self._ring)
-        except RuntimeError:
-            return False
-        return True
-
-    def _ring(self) -> None:
-        if not self.rung.done():
-            self.rung.set_result(None)
-
-
 def running_loop() -> AbstractEventLoop | None:
     """Return the event loop that runs in this thread, or None."""
     try:
@@ -281,23 +259,20 @@ class LotChange(NamedTuple):
     used: int
 
 
-def settlement_calls(
-    terms: LimitTerms, changes: Sequence[LotChange]
-) -> list[tuple[Sequence[str], Sequence[str]]]:
+def settlement_calls(terms: LimitTerms, changes: Sequence[LotChange]) -> list[ScriptCall]:
     """Return keys and arguments of the script calls that report `changes` to the store."""
-    calls: list[tuple[Sequence[str], Sequence[str]]] = []
+    calls = []
     for first in range(0, len(changes), MOST_QUESTIONS):
         names = ScriptKeys(terms)
         questions = []
         for holder, lot, taken, actual in changes[first : first + MOST_QUESTIONS]:
-            item = TakeRequest(
-                holder.terms, ((holder.limit + 1, holder.key, taken),), frozenset(), ""
-            )
+            takings = ((holder.limit + 1, holder.key, taken),)
+            item = TakeRequest(holder.terms, takings, frozenset(), "")
             item.marks = [lot.mark]
             used: list[int | None] = [None] * len(terms.rules)
             used[holder.limit] = actual
-            questions.append(item.settle(names, used, terms))
-        calls.append((names.keys, (terms.settings, f"[{','.join(questions)}]")))
+            questions.append(item.settle(names, used))
+        calls.append(names.call(*questions))
     return calls
 
 

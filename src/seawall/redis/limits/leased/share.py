@@ -16,10 +16,10 @@ from asyncio import AbstractEventLoop, TimerHandle, get_running_loop, sleep
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import finalize, ref
+from weakref import finalize
 
 from seawall.clock import SYSTEM, Clock
-from seawall.models.rate.batches import ExcessBound, Lot, batch_for, bound_of, lease_of
+from seawall.models.rate.batches import Lot, batch_for, bound_of, lease_of
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import check_divisible
 from seawall.redis.keys import key_part
@@ -31,13 +31,13 @@ from seawall.redis.limits.leased.purses import (
     Paid,
     PursePath,
     PurseSection,
-    TaskWaker,
     join,
     settlement_calls,
 )
 from seawall.redis.limits.shared import SharedLimits
-from seawall.redis.limits.wire import SCRIPT, script_settings
-from seawall.runtime.driver import wait_async
+from seawall.redis.limits.wire import SCRIPT, ScriptCall, script_settings
+from seawall.redis.messages import weakly, weakly_awaited
+from seawall.redis.store import SLACK
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
@@ -51,9 +51,6 @@ MAX_KEYS: Final = 10_000
 _SWEEP: Final = 8
 _UPKEEP: Final = 0.5
 """Seconds between two checks for expired lots: they are given back even without calls."""
-
-_SLACK: Final = 0.02
-"""Seconds a caller waits beyond the store's timeout: the link times out first, with a reason."""
 
 REPEAT_AFTER: Final = 0.005
 """Seconds after which a question that another loop carries is repeated beside it.
@@ -107,14 +104,13 @@ class LeasedLimits(SharedLimits):
         self._watches = WaitTimers()
         self.background: AbstractEventLoop | None = None
         """The store's own event loop, which never blocks."""
-        self.patience = store.timeout + _SLACK
+        self.patience = store.timeout + SLACK
         """Seconds that a caller waits for an answer."""
         super().__init__(store, name, rules, **options)
-        me = ref(self)
-        finalize(self, store.pods.watch(lambda: resize(me)))
-        finalize(self, store.watch(lambda *_news: moved(me)))
-        finalize(self, store.every(_UPKEEP, lambda: tend(me)).stop)
-        self.doubting = store.every(3600.0, lambda: ask_again(me))
+        finalize(self, store.pods.watch(weakly(self.resized)))
+        finalize(self, store.watch(weakly(self.moved)))
+        finalize(self, store.every(_UPKEEP, weakly_awaited(self.upkeep)).stop)
+        self.doubting = store.every(3600.0, weakly_awaited(self.ask_again))
         finalize(self, self.doubting.stop)
         store.at_close(self.return_all)
 
@@ -131,7 +127,7 @@ class LeasedLimits(SharedLimits):
                 )
         if script_settings(rules) == self._settings:
             return
-        calls: Sequence[tuple[Sequence[str], Any]] = ()
+        calls: Sequence[ScriptCall] = ()
         with self.mutex:
             with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
                 changes = section.clear_all()
@@ -187,17 +183,33 @@ class LeasedLimits(SharedLimits):
             known = pods.settled
             self.batches = tuple(batch_for(rule, pods.count) if known else 1 for rule in rules)
 
-    @property
-    def bounds(self) -> tuple[ExcessBound, ...]:
-        """What the batches mean for each limit."""
-        pods = self.store.pods.count
-        together = zip(self.terms.rules, self.batches, strict=True)
-        return tuple(bound_of(rule, batch, pods) for rule, batch in together)
+    def resized(self) -> None:
+        """Adjust batches to the number of pods; give back what then exceeds a batch."""
+        before = self.batches
+        self.resize()
+        if any(new < old for new, old in zip(self.batches, before, strict=True)):
+            with self.mutex:
+                holders = [holder for some in self.holders for holder in some.values()]
+            for first in range(0, len(holders), PURSES_AT_ONCE):
+                with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                    for holder in holders[first : first + PURSES_AT_ONCE]:
+                        section.look(holder)
+
+    def moved(self, *_news: object) -> None:
+        """Let gates spend directly only while the store is reachable."""
+        if self.door is not None:
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                self.door.up = self.store.up
+                holder = self.holders[0].get(None)
+                if holder is not None:
+                    section.look(holder)
 
     @property
     def excess(self) -> tuple[int, ...]:
         """Maximum admissions beyond the algorithm's own bound, for each limit."""
-        return tuple(bound.excess for bound in self.bounds)
+        pods = self.store.pods.count
+        together = zip(self.terms.rules, self.batches, strict=True)
+        return tuple(bound_of(rule, batch, pods).excess for rule, batch in together)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the batches, and what they mean."""
@@ -241,21 +253,6 @@ class LeasedLimits(SharedLimits):
             if exact or (charge.cost and self.holder(number, charge.key) is None):
                 return super().ask(kind, charges, clock)
         return BatchWaiter(self, kind, charges, clock)
-
-    async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
-        """Return the verdict; shorter than `ask`, for the many calls that wait for a grant."""
-        buying = self.ask("async", charges, clock)
-        if not isinstance(buying, BatchWaiter) or buying.loop is None:
-            verdict: LimitVerdict = await wait_async(buying, clock)
-            return verdict
-        bell = TaskWaker(buying.loop)
-        self.buy(buying, bell)
-        try:
-            await bell.rung
-        except BaseException:
-            buying.abandon()
-            raise
-        return buying.claim()
 
     def holder(self, limit: int, key: Hashable) -> Holder | None:
         """Return the holder of the grants of `key`; None if there is no room for another."""
@@ -346,12 +343,17 @@ class LeasedLimits(SharedLimits):
         for keys, args in self._giving_back(changes):
             self.store.post(SCRIPT, keys, args)
 
-    def _giving_back(self, changes: Sequence[LotChange]) -> Sequence[tuple[Sequence[str], Any]]:
+    def _giving_back(self, changes: Sequence[LotChange]) -> Sequence[ScriptCall]:
         self.returned += sum(change.taken - change.used for change in changes if change.taken)
         return settlement_calls(self.terms, changes)
 
+    async def upkeep(self) -> None:
+        """Give back what has expired, even without calls: a job of the background."""
+        self.background = get_running_loop()
+        self.tend()
+
     def tend(self) -> None:
-        """Give back what has expired, even without calls."""
+        """Give back what has expired."""
         now, more = self.clock.now(), True
         while more:
             with PurseSection(self, now) as section, self.mutex, section.inside:
@@ -362,6 +364,16 @@ class LeasedLimits(SharedLimits):
                     holder, _lot = self.expiring.popleft()
                     section.look(holder)
 
+    async def ask_again(self) -> None:
+        """Repeat questions that have no answer after a moment: a job of the background."""
+        if not self.doubts:
+            return
+        doubts = len(self.doubts)  # those that come meanwhile trigger another run
+        await sleep(REPEAT_AFTER)
+        for _ in range(doubts):
+            with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
+                section.ask_again(*self.doubts.popleft())
+
     async def return_all(self) -> None:
         """Give everything back: the store is closing."""
         with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
@@ -369,50 +381,29 @@ class LeasedLimits(SharedLimits):
         for keys, args in self._giving_back(changes):
             await self.store.acall(SCRIPT, keys, args, 1.0)
 
-    def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Allow at most `remaining`; this pod's holdings are given back first."""
+    def _lowering(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> ScriptCall:
         self._empty(limit, key)
-        super().lower(limit, key, remaining, reset_after)
+        return super()._lowering(limit, key, remaining, reset_after)
 
-    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Async twin of `lower`, which waits for the store."""
-        self._empty(limit, key)
-        await super().alower(limit, key, remaining, reset_after)
-
-    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget the usage; this pod's holdings were taken before, and are given back first."""
+    def _resetting(self, places: Sequence[tuple[int, Hashable]]) -> ScriptCall:
         for limit, key in places:
             self._empty(limit, key)
-        super().reset(places)
-
-    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Async twin of `reset`."""
-        for limit, key in places:
-            self._empty(limit, key)
-        await super().areset(places)
+        return super()._resetting(places)
 
     def _empty(self, limit: int, key: Hashable) -> None:
+        """Give back this pod's holdings, before the limit is lowered or reset."""
         with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
             holder = self.holders[limit].get(key)
             if holder is not None:
                 section.clear(holder)
 
-    # Looking
-
-    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Return the limits' state without taking anything; this pod's holdings count as left."""
-        return self._with_purses(charges, super().peek(charges))
-
-    async def apeek(
-        self, charges: Sequence[WantedCharge]
+    def _seen(
+        self, charges: Sequence[WantedCharge], reply: Any
     ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Async twin of `peek`."""
-        return self._with_purses(charges, await super().apeek(charges))
-
-    def _with_purses(
-        self, charges: Sequence[WantedCharge], seen: tuple[LimitVerdict, Sequence[LimitStanding]]
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        verdict, standings = seen
+        """Return the limits' state; this pod's holdings count as left."""
+        verdict, standings = super()._seen(charges, reply)
         now = self.clock.now()
         with self.mutex:
             found = [self.holders[n].get(charge.key) for n, charge in enumerate(charges)]
@@ -427,7 +418,6 @@ class WaitTimers:
     """The watches of all loops, each used only in the thread of its loop."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._all: dict[AbstractEventLoop, WaitTimer] = {}
         self._latest: WaitTimer | None = None
 
@@ -446,8 +436,6 @@ class WaitTimer:
 
     All have the same maximum wait, so the first to come is due first, and one timer is enough.
     """
-
-    __slots__ = ("_timer", "_waiting", "loop")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
@@ -480,50 +468,3 @@ class WaitTimer:
             late.append(buying)
         with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
             section.give_up_waiting(late)
-
-
-async def ask_again(me: ref[LeasedLimits]) -> None:
-    """Repeat questions that have no answer after a moment, in the background."""
-    share = me()
-    if share is None or not share.doubts:
-        return
-    doubts = len(share.doubts)  # those that come meanwhile trigger another run
-    await sleep(REPEAT_AFTER)
-    for _ in range(doubts):
-        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
-            section.ask_again(*share.doubts.popleft())
-
-
-def resize(me: ref[LeasedLimits]) -> None:
-    """Adjust batches to the number of pods; give back what then exceeds a batch."""
-    share = me()
-    if share is None:
-        return
-    before = share.batches
-    share.resize()
-    if any(new < old for new, old in zip(share.batches, before, strict=True)):
-        with share.mutex:
-            holders = [holder for some in share.holders for holder in some.values()]
-        for first in range(0, len(holders), PURSES_AT_ONCE):
-            with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
-                for holder in holders[first : first + PURSES_AT_ONCE]:
-                    section.look(holder)
-
-
-def moved(me: ref[LeasedLimits]) -> None:
-    """Let gates spend directly only while the store is reachable."""
-    share = me()
-    if share is not None and share.door is not None:
-        with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
-            share.door.up = share.store.up
-            holder = share.holders[0].get(None)
-            if holder is not None:
-                section.look(holder)
-
-
-async def tend(me: ref[LeasedLimits]) -> None:
-    """Give back what has expired."""
-    share = me()
-    if share is not None:
-        share.background = get_running_loop()
-        share.tend()
