@@ -4,7 +4,7 @@
 
 Promises:
 
-- Who waits for a connection waits as long as the guard allows, at most until the deadline, and is
+- A caller waits for a connection as long as the guard allows, at most until the deadline, and is
   refused by the guard. The pool's own timeout (30 s) is never reached.
 - A slot is held from the checkout of a connection to its return, however it is returned.
 - Failures to connect are failures of the guard's calls: a breaker opens if the server is down.

@@ -91,7 +91,9 @@ class StoreHealth:
         `full`: it reports that it is out of memory, which is as certain.
         """
         if not self.up:
-            self._miss(full=full)
+            with self._mutex:  # stop asking a full store, too, once it does not even answer
+                self._missed = 0 if full else self._missed + 1
+                self.full = self.full and self._missed < FAILURES
             return
         now = SYSTEM.now()
         with self._mutex:
@@ -103,13 +105,6 @@ class StoreHealth:
                 if self._model.state is not BreakerState.CLOSED:
                     break
         self._tell(cause)
-
-    def _miss(self, *, full: bool) -> None:
-        """Stop asking a full store, too, once it does not even answer."""
-        with self._mutex:
-            self._missed = 0 if full else self._missed + 1
-            if self._missed >= FAILURES:
-                self.full = False
 
     def note(self, mistake: str) -> None:
         """Log a failure of one call only: the store answers, so it is up."""

@@ -204,7 +204,7 @@ class RpcTerms(ClientTerms):
 
     def details(self, rpc: Rpc, seconds: float | None) -> Any:
         """Return the details of the next attempt, with `seconds` left."""
-        # The time is also sent in a header of its own: gRPC rounds it up by up to a hundredth, so
+        # The time is also sent in a separate header: gRPC rounds it up by up to a hundredth, so
         # it would grow along a chain of services.
         ours = headers_for(self.propagate, rpc.headers, rpc.key, seconds)
         pairs = [pair for pair in rpc.metadata if pair[0].lower() not in ours]

@@ -99,7 +99,7 @@ class PassedBody:
         """Inspect a chunk, before the reader gets it."""
 
     def _ended(self, error: BaseException | None) -> None:
-        """Take note of the end; a GeneratorExit means that nobody reads it any more."""
+        """Take note of the end; a GeneratorExit means that the reader is gone."""
 
     def __iter__(self) -> Iterator[bytes]:
         try:

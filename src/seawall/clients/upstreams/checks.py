@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable
-from contextvars import Context
 from typing import TYPE_CHECKING, Final
-from weakref import ref
+from weakref import finalize, ref
 
 from seawall import _checks as check
 from seawall.clients.upstreams.hosts import Endpoint, UpstreamHost
 from seawall.clock import VirtualClock
+from seawall.errors import StoreUnavailable
+from seawall.runtime.background import Background
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.http_status import http_status
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ AT_ONCE: Final = 64
 
 JITTER: Final = 0.2
 """Fraction by which pauses vary, so that the checks of all pods do not stay synchronized."""
-
-JOIN: Final = 2.0
-"""Seconds that closing waits for the thread."""
 
 LINGER: Final = 0.1
 """Seconds for a host to close the connection first, so that it does not see a reset."""
@@ -89,85 +87,44 @@ def _is_plain(path: str) -> bool:
 
 
 class Checker:
-    """The checks of one set, and their thread; holds only a weak reference to the set."""
+    """The checks of one set, in a background thread; neither keeps the set alive."""
 
     def __init__(self, hosts: HostSet, settings: HealthCheck) -> None:
         self.settings = settings
         self._hosts = ref(hosts)
         self._rng = hosts.rng
         self._virtual = isinstance(hosts.clock, VirtualClock)
-        self._lock = threading.Lock()
         self._ssl = settings.ssl
-        self._thread: threading.Thread | None = None
-        self._stop: Callable[[], None] | None = None
-        self._stopped = False
-        self.wanted = not self._virtual
-        """Whether the thread should be started: it is not running, was not stopped, and time is
-        real."""
+        self._background = Background(lambda: None, _nothing, owner="checks")
+        me = ref(self)
+
+        async def check() -> None:
+            checker = me()
+            if checker is not None:
+                await checker._round()
+
+        self._background.every(settings.every * (1 - JITTER), check)
+        finalize(self, self._background.stop)
 
     def begin(self) -> None:
         """Start the thread, unless it runs, was stopped, or time is virtual."""
-        with self._lock:
-            if not self.wanted:
-                return
-            # An empty context: the deadline of the first caller must not apply to the checks.
-            thread = threading.Thread(
-                target=Context().run, args=(self._run,), name="seawall-checks", daemon=True
-            )
+        if not self._virtual:
             try:
-                thread.start()
-            except RuntimeError:
-                return  # no thread available: the next request tries again
-            self._thread = thread
-            self.wanted = False
+                self._background.start()
+            except StoreUnavailable:
+                pass  # stopped, or no thread is available: then the next request tries again
 
     def stop(self) -> Callable[[], None]:
         """Signal the thread to end; return a function that waits until it has ended."""
-        with self._lock:
-            self.wanted = False
-            self._stopped = True
-            thread, stop = self._thread, self._stop
-        if stop is not None:
-            stop()
-        if thread is None or thread is threading.current_thread():
-            return lambda: None
-        return lambda: thread.join(JOIN)
+        return self._background.stop()
 
     def after_fork(self) -> None:
         """Prepare a restart in a child process, which has no thread, with its next request."""
-        self._lock = threading.Lock()
-        self._thread = self._stop = None
-        self.wanted = not self._stopped and not self._virtual
+        self._background.after_fork()
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._rounds())
-        except Exception:
-            logging.getLogger("seawall").exception("the checks of upstreams have ended")
-
-    async def _rounds(self) -> None:
-        loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def stop() -> None:
-            try:
-                loop.call_soon_threadsafe(over.set)
-            except RuntimeError:
-                pass  # the loop has ended
-
-        with self._lock:
-            self._stop = stop
-            if self._stopped:
-                return
-        ending = loop.create_task(over.wait())
-        while not over.is_set() and self._hosts() is not None:
-            asking = loop.create_task(self.ask_all())
-            await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
-            if asking.cancel():
-                await asyncio.gather(asking, return_exceptions=True)
-            pause = self.settings.every * (1 - JITTER + 2 * JITTER * self._rng.random())
-            await asyncio.wait([ending], timeout=pause)
-        ending.cancel()
+    async def _round(self) -> None:
+        await self.ask_all()
+        await sleep_async(self.settings.every * 2 * JITTER * self._rng.random())
 
     async def ask_all(self) -> None:
         """Check all hosts once, concurrently."""
@@ -218,3 +175,7 @@ class Checker:
 
             self._ssl = create_default_context()
         return self._ssl
+
+
+async def _nothing() -> None:
+    pass

@@ -111,9 +111,8 @@ class Upstreams:
         """
         if tried is not None and not isinstance(tried, set):
             raise TypeError(f"tried={tried!r}: write a set, the same for all attempts of a call")
-        checker = self._checker
-        if checker is not None and checker.wanted:
-            checker.begin()
+        if self._checker is not None:
+            self._checker.begin()
         return Pick(self._set, self._is_failure, tried)
 
     def transport(self, transport: Any = None) -> UpstreamTransport:

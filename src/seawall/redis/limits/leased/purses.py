@@ -98,8 +98,6 @@ class Holder:
 class Paid:
     """What one call has spent, from several limits or lots: a receipt."""
 
-    __slots__ = ("parts",)
-
     def __init__(self, parts: Sequence[tuple[Holder, Spent]]) -> None:
         self.parts = parts
 
@@ -119,8 +117,6 @@ class RefusedBatch(NamedTuple):
 
 class BatchRequest:
     """The question how much of a batch is available."""
-
-    __slots__ = ("_holder", "_share", "asked", "doubted", "enough", "least", "loop", "want")
 
     def __init__(self, share: LeasedLimits, holder: Holder, asked: float, *, enough: bool) -> None:
         """Ask for the waiters and for a batch; `enough`: what the first waiter needs suffices.
