@@ -98,8 +98,7 @@ else:
     current_tasks: dict[Any, asyncio.Task[Any]] = _current_tasks
 
     _loops: dict[int, Any] = {}
-    _without_thread: set[type] = set()
-    """Kinds of loops that do not tell in which thread they run, such as uvloop's."""
+    _without_thread: set[type] = set()  # loops that do not say their thread, such as uvloop
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_loops.clear)
 

@@ -505,8 +505,7 @@ class _Drainer(_ChannelWaiter):
             return self._buffer.clear() if self._settle() == "waiting" else []
 
 
-_FREE: Final = (None,)
-"""A token of room. Added by `+=`, which lets no signal handler run, unlike a call of `append`."""
+_FREE: Final = (None,)  # a token of room; `+=` lets no signal handler run, unlike `append`
 
 
 def _instant(_now: float) -> float:

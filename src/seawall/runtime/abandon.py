@@ -13,8 +13,7 @@ from typing import Any, Final
 
 LEAVING: Final = 0.5  # seconds that a task has to end after it was cancelled
 
-_left: Final[set[asyncio.Task[Any]]] = set()
-"""Abandoned tasks. The event loop itself holds only weak references to its tasks."""
+_left: Final[set[asyncio.Task[Any]]] = set()  # the event loop has only weak references to its tasks
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]], within: float = LEAVING) -> bool:

@@ -104,8 +104,7 @@ class Handle:
                 pass
 
 
-_abandoned: list[object] = []
-"""Loops of a parent process. Closing one would disturb the parent, which shares its descriptors."""
+_abandoned: list[object] = []  # loops of a parent: closing one would disturb it
 
 
 class Background:

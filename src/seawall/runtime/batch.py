@@ -85,10 +85,8 @@ class Room(NamedTuple):
     """Where an item is called: a guard or an executor, and the bulkheads that bound it."""
 
     name: str
-    attempt: Callable[[Any], Any]
-    """Calls the function with the item. An error of the function is in the `Result`."""
-    gates: Sequence[tuple[int, int]] = ()
-    """The id of each bulkhead, which several guards may share, and its limit."""
+    attempt: Callable[[Any], Any]  # errors of the function are in its `Result`
+    gates: Sequence[tuple[int, int]] = ()  # the id and the limit of each bulkhead
     release: Callable[[], object] | None = None  # called once at the end, even if it never began
 
 
@@ -229,8 +227,7 @@ class _Tasks(Generic[A]):
     ) -> None:
         from asyncio import Event, Queue, get_running_loop
 
-        self._running: dict[Task[Any], tuple[int, float]] = {}
-        """Item number and start time of each task; -1 is the source."""
+        self._running: dict[Task[Any], tuple[int, float]] = {}  # item number and start; -1: source
         self._loop = get_running_loop()
         self._ended: Queue[Task[Any] | None] = Queue()  # None when an item has arrived
         self._wanted = Event()

@@ -162,8 +162,7 @@ class _Block:
         call.block = True
         self.call = call
         self.steps = interpret(call)
-        self.request: Request | None = None
-        """The interpreter's request that is not carried out yet; None before it was started."""
+        self.request: Request | None = None  # not carried out yet; None before the start
         self.state: State = "before"
 
     def give(self) -> bool:

@@ -210,10 +210,8 @@ class Call:
         self.abandoned: list[Abandoned] = []
         """Work of all attempts that is still running; this attempt's begins at `own_abandoned`."""
         self.own_abandoned = 0
-        self.counted: dict[Layer, CallCount] = {}
-        """How the call counts at gates that count calls, once an attempt has ended."""
-        self.deferred: dict[Layer, DeferredVerdict] = {}
-        """Failures of attempts that a later attempt may soon make up for: not counted yet."""
+        self.counted: dict[Layer, CallCount] = {}  # at gates that count calls
+        self.deferred: dict[Layer, DeferredVerdict] = {}  # failures that are not counted yet
         self.waited: Waited | None = None  # in all attempts, if the guard bounds the total
         self.waited_token: Token[Waited | None] | None = None
 

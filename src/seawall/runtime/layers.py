@@ -31,8 +31,7 @@ class Outcome(Enum):
     FAILED = "failed"  # it raised, or a timeout or deadline of Seawall expired while it ran
     CANCELLED = "cancelled"
     """It ran without a verdict: its caller no longer wanted the answer, or the block ignored it."""
-    UNUSED = "unused"
-    """An inner policy refused it: the work never began, and everything is given back."""
+    UNUSED = "unused"  # an inner policy refused it: the work never began, all is given back
 
 
 OK: Final = Outcome.OK
@@ -157,8 +156,7 @@ class Next:
     """What a flow requests next: after `delay`, run the inside again, or `instead`."""
 
     delay: float = 0.0
-    instead: Callable[..., Any] | None = None
-    """Called with the arguments of the call, because of `need`."""
+    instead: Callable[..., Any] | None = None  # called with the arguments, because of `need`
     need: Need | None = None
 
 

@@ -91,15 +91,13 @@ class Slots:
         self.discipline = discipline
         self.fits: Callable[[SlotWaiter], bool] | None = None
         """Whether a waiter of that kind may have a free slot now; called under the lock."""
-        self.lost: Callable[[Any], None] | None = None
-        """Called under the lock with the kind of a call that lost its slot."""
+        self.lost: Callable[[Any], None] | None = None  # takes a lost call's kind, under the lock
         self.queue: WaitQueue[SlotWaiter] = WaitQueue(order, limit if room is None else room)
         self.mutex = Mutex()
         self._myself = ref(self)
         self.free: deque[Any] = deque(self._new() for _ in range(limit))
         self.recovered = 0  # number of slots lost by their holders and recovered
-        self.attention = False
-        """True while a caller waits or slots must be withdrawn: giving back is then slower."""
+        self.attention = False  # while a caller waits or slots must be withdrawn
         self._excess = 0
         self._waits = Ewma(AVERAGED)
         self._last_wait = (float("-inf"), 0.0)

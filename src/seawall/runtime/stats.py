@@ -210,8 +210,7 @@ def take_all(samples: list[float]) -> list[float]:
     return taken
 
 
-CachedNumber = Callable[[float], float | None]
-"""Takes `now`, and returns a number that is known if there were enough samples."""
+CachedNumber = Callable[[float], float | None]  # takes `now`; None without enough samples
 
 
 def cached(read: CachedNumber) -> CachedNumber:

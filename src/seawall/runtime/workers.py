@@ -160,8 +160,7 @@ class _Shared:
             self.ready.notify_all()
 
 
-live_pools: Final[WeakSet[WorkerPool]] = WeakSet()
-"""All live pools, for code that looks for threads that never came back."""
+live_pools: Final[WeakSet[WorkerPool]] = WeakSet()  # for code that looks for threads still at work
 
 
 class WorkerPool:

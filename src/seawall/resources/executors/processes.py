@@ -29,7 +29,6 @@ BEAT: Final = 1.0  # interval in real seconds at which a silent process is check
 START_WITHIN: Final = 60.0  # timeout in real seconds for a new process to be ready
 EXIT_WITHIN: Final = 2.0  # timeout in real seconds for a process to exit before it is killed
 START_TRIES: Final = 3  # processes in a row that may die at start; then calls are refused
-
 FIRST_PAUSE: Final = 0.5  # seconds of that pause, doubled each time up to the longest
 LONGEST_PAUSE: Final = 60.0
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 
-DISCARDED: Final = Exception("discarded by its borrower")
-"""Error of a block that succeeded but whose resource must be closed."""
+DISCARDED: Final = Exception("discarded by its borrower")  # of a block that succeeded
 
 LATE: Final = Exception("took longer than read_timeout")
 """Error of a sync block, which cannot be interrupted, that ended after its time limit."""

@@ -48,8 +48,7 @@ class Stack(deque["Resource"]):
 
 _NEVER: Final[Any] = object()  # a sentinel that equals nothing in a stack
 
-_inherited: Final[list[Resource]] = []
-"""Resources of the parent process, kept because finalizing them could close its connections."""
+_inherited: Final[list[Resource]] = []  # the parent's: a finalizer could close its connections
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +110,7 @@ class Stock:
         self.closing: dict[Resource, Closing] = {}
         self.lost: deque[Resource] = deque()  # the borrower was collected
         self.anywhere = Stack()
-        self.stacks: dict[Any, Stack] = {None: self.anywhere}
-        """Idle resources by the loop that they belong to, the one used last on top."""
+        self.stacks: dict[Any, Stack] = {None: self.anywhere}  # by loop, the one used last on top
         self._emptied: list[Callable[[], bool]] = []
 
     @property
