@@ -255,7 +255,7 @@ class _LevelFunction:
         self._level = level
         self._function = self.__wrapped__ = function
         self.__qualname__ = getattr(function, "__qualname__", repr(function))
-        for name in ("__code__", "__self__"):
+        for name in ("__code__", "__func__", "__self__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
 
