@@ -201,12 +201,7 @@ class WorkerLoop(Generic[R]):
     def _stop_at(self, instant: float) -> None:
         self._end_at = min(self._end_at, instant)
         self._stopped = True
-        loop = self._loop
-        if loop is not None:
-            try:
-                loop.call_soon_threadsafe(self._halted)
-            except RuntimeError:
-                pass  # the loop is closed, so the worker has stopped
+        self._call_soon(self._halted)
 
     def _halted(self) -> None:
         if self._halt is not None and self._news is not None:
@@ -220,11 +215,14 @@ class WorkerLoop(Generic[R]):
         return self._set(self._news)
 
     def _set(self, event: asyncio.Event | None) -> bool:
+        return event is not None and self._call_soon(event.set)
+
+    def _call_soon(self, callback: Callable[[], None]) -> bool:
         loop = self._loop
-        if loop is None or event is None:
+        if loop is None:
             return False
         try:
-            loop.call_soon_threadsafe(event.set)
+            loop.call_soon_threadsafe(callback)
         except RuntimeError:
             return False  # the loop is closed, so the worker has stopped
         return True

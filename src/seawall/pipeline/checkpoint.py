@@ -97,10 +97,12 @@ class SavedPlace:
         self._saved_at = self._clock.now()
         self._saved: Any = None
 
-    async def load(self) -> Any:
-        """Return the place of the last run, None if there is none."""
+    async def load(self, is_place: Callable[[Any], bool]) -> Any:
+        """Return the place of the last run, None if there is none; raise if it is no place."""
         if self.checkpoint is not None:
             self._saved = await self.checkpoint.load()
+        if self._saved is not None and not is_place(self._saved):
+            raise not_a_place(self.checkpoint)
         return self._saved
 
     async def save_if_due(self, place: Callable[[], Any]) -> None:

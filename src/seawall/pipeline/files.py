@@ -268,14 +268,14 @@ class FileSource(Generic[T]):
     # The checkpoint
 
     async def _load(self) -> _Saved | None:
-        saved = await self._place.load()
+        saved = await self._place.load(lambda place: isinstance(place, dict))
         if saved is None:
             return None
         try:
             names = ("inode", "offset", "file", "head_size")
             inode, offset, file, size = (int(saved[name]) for name in names)
             return _Saved(inode, offset, file, size, str(saved["head"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             raise not_a_place(self._place.checkpoint) from None
 
     def _oldest(self) -> dict[str, int | str] | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from seawall import _checks as check
 from seawall.clock import Clock, check_clock, current_clock, epoch_of
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, room_behind
 from seawall.pipeline.source import Faulty, checked_name, name_for
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
@@ -111,10 +111,8 @@ class PageSource(Generic[T]):
         return pulled
 
     async def _resume(self) -> None:
-        saved = await self._place.load()
+        saved = await self._place.load(lambda place: isinstance(place, dict) and "cursor" in place)
         if saved is not None:
-            if not isinstance(saved, dict) or "cursor" not in saved:
-                raise not_a_place(self._place.checkpoint)
             self._cursor = self._ended = saved["cursor"]
         self._is_resumed = True
 

@@ -161,17 +161,12 @@ class SourceReader:
 
     async def _pull(self, most: int) -> Sequence[tuple[Any, Any]]:
         """Pull from the source, again and again with growing pauses while it cannot be read."""
-        try:
-            return await self.source.pull(most)
-        except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
-            self._fail(error)
         pauses = BLOCKED.delays(self._run.random)
+        recovery = None
         while True:
-            if self._is_halted:
-                return ()  # the error is what the source has made of its cancellation
-            await sleep_async(next(pauses))
-            # An idle source may wait for its next item for hours: it can be read all the same.
-            recovery = self._run.loop.call_later(READABLE_AFTER, self._recover)
+            if self._error:
+                # An idle source may wait for its next item for hours: it can be read all the same.
+                recovery = self._run.loop.call_later(READABLE_AFTER, self._recover)
             try:
                 pulled = await self.source.pull(most)
             except Exception as error:  # noqa: BLE001 - of the source; logged, and counted
@@ -182,7 +177,11 @@ class SourceReader:
                 self._recover()
                 return pulled
             finally:
-                recovery.cancel()
+                if recovery is not None:
+                    recovery.cancel()
+            if self._is_halted:
+                return ()  # the error is what the source has made of its cancellation
+            await sleep_async(next(pauses))
 
     def _fail(self, error: Exception) -> None:
         """Note that the source cannot be read; raise `error` if that cannot change."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 from seawall.clock import Clock
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
+from seawall.pipeline.checkpoint import KeptIn, SavedPlace, room_behind
 from seawall.resources.channel import Channel
 from seawall.runtime.functions import kind_of
 
@@ -137,9 +137,7 @@ class IterableSource(Generic[T]):
 
     async def _resume(self) -> None:
         """Go to the place where the last run ended."""
-        offset = await self._place.load() or 0
-        if type(offset) is not int or offset < 0:
-            raise not_a_place(self._place.checkpoint)
+        offset = await self._place.load(lambda place: type(place) is int and place >= 0) or 0
         items: Any = self._items
         if isinstance(items, Iterable | AsyncIterable):
             self._begin(items)

@@ -19,7 +19,7 @@ from seawall.durable import Database, Inbox, Sqlite
 from seawall.durable.database.database import in_thread
 from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader, checked_database
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import SavedPlace, not_a_place, room_behind
+from seawall.pipeline.checkpoint import SavedPlace, room_behind
 from seawall.pipeline.item import CURRENT_BATCH, Item, current_item
 from seawall.pipeline.source import checked_name
 from seawall.pipeline.stage import BatchFailed
@@ -75,10 +75,8 @@ class TableSource:
             await sleep_async(min(self._poll, GAP_PAUSE) if more else self._poll)
 
     async def _resume(self) -> Positions:
-        saved = await self._place.load()
+        saved = await self._place.load(lambda place: type(place) is int)
         if saved is not None:
-            if type(saved) is not int:
-                raise not_a_place(self._place.checkpoint)
             self._last = saved
         self._positions = Positions(self._last)
         return self._positions
