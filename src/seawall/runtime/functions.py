@@ -49,12 +49,12 @@ def is_async(function: Any) -> bool:
 
 def takes_arguments(function: Callable[..., Any]) -> bool:
     """Return whether `function` takes arguments; True if that cannot be known."""
-    if isinstance(getattr(function, "__self__", None), ContextVar):
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, ContextVar):
         return False  # its `get` takes a default, not the call's first argument
-    plain = getattr(function, "__func__", function)
-    code = getattr(plain, "__code__", None)
+    code = getattr(function, "__code__", None)
     if code is not None:
-        own = plain is not function  # a method's `self` is not an argument of the call
+        own = owner is not None  # a method's `self` is not an argument of the call
         return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & VARIADIC)
     import inspect  # a partial, or an object that can be called
 
