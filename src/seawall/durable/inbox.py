@@ -19,10 +19,11 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import Connection, NamedQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import TransactionBlock, named
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
 
@@ -42,9 +43,7 @@ class Inbox:
 
     def __init__(self, database: Database, *, ttl: float = 14 * 86_400.0) -> None:
         """Remember messages for `ttl` seconds: longer than any redelivery can take."""
-        if not isinstance(database, Database):
-            raise TypeError(f"Inbox({database!r}): pass a Database")
-        self.database = database
+        self.database = checked_database("Inbox", database)
         self.ttl = check.seconds("ttl", ttl)
         self._counts: dict[str, Counter[str]] = {kind: Counter() for kind in _COUNTED}
         self._mutex = Mutex()
@@ -61,35 +60,28 @@ class Inbox:
         block. For a blocking connection, write `with`. If the block raises, the message counts as
         not processed, even if the transaction is then committed.
         """
-        noting: dict[str, Any] = {
+        noting = {
             "consumer": named("consumer", consumer),
             "message": _digest(message_id),
+            "token": token_bytes(16),
         }
-        noting["token"] = token_bytes(16)
         return _Once(self, self.database.connection(conn), noting)
 
-    async def aseen(self, consumer: str, message_id: str) -> bool:
+    def _seen(self, consumer: str, message_id: str) -> Steps[bool]:
         """Return whether a message was processed, according to the committed records."""
-        return await self.database.arun(lambda: self._seeing(consumer, message_id))
-
-    def seen(self, consumer: str, message_id: str) -> bool:
-        """Sync twin of `aseen`."""
-        return self.database.run(lambda: self._seeing(consumer, message_id))
-
-    def _seeing(self, consumer: str, message_id: str) -> Steps[bool]:
         asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
         return bool((yield NamedQuery("inbox.seen", asked)))
 
-    async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
+    seen, aseen = transaction_twins(_seen)
+
+    def _cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> Steps[int]:
         """Remove records older than `ttl`, in batches; return how many were removed.
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return await Cleanup(batch, within, _removing).arun(self.database)
+        return cleaning_steps(batch, within, _removing)
 
-    def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Sync twin of `acleanup`."""
-        return Cleanup(batch, within, _removing).run(self.database)
+    cleanup, acleanup = twins(_cleanup)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many deliveries this process processed, dropped and failed."""
@@ -130,17 +122,14 @@ class _Once(TransactionBlock[bool]):
         return first
 
     def _end(self) -> Steps[None]:
-        self._count("handled" if self._first else "duplicates")
+        self._inbox._count("handled" if self._first else "duplicates", self._noting["consumer"])
         return
         yield
 
     def _undo(self) -> Steps[None]:
-        self._count("failed")
+        self._inbox._count("failed", self._noting["consumer"])
         if self._first is not False:  # None: cancelled while asking, so it may have been recorded
             yield NamedQuery("inbox.forget", self._noting)
-
-    def _count(self, kind: str) -> None:
-        self._inbox._count(kind, self._noting["consumer"])
 
 
 def _removing(batch: int) -> Steps[int]:

@@ -16,8 +16,8 @@ from typing import Any, Final, Generic, TypeVar, overload
 from seawall import _checks as check
 from seawall.clock import Clock
 from seawall.durable import Database, Inbox, Sqlite
-from seawall.durable.database.database import in_thread
-from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader, checked_database
+from seawall.durable.database.database import checked_database, in_thread
+from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader
 from seawall.models.fifo import Positions
 from seawall.pipeline.checkpoint import SavedPlace, room_behind
 from seawall.pipeline.item import CURRENT_BATCH, Item, current_item

@@ -17,7 +17,7 @@ from seawall.durable.database.connections import (
     in_transaction,
     kind_of,
 )
-from seawall.durable.database.database import is_conflict
+from seawall.durable.database.driver_errors import is_conflict
 from seawall.durable.database.statements import TableNames
 from tests.durable.postgres import Postgres
 

@@ -7,6 +7,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from seawall.clock import VirtualClock
 from seawall.durable import Idempotency, IdempotentRequests, Outbox, amigrate
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.database.missing_tables import TablesMissing, tables_missing
+from seawall.durable.database.driver_errors import TablesMissing, raise_if_missing
 from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.database.statements import TableNames
 from tests.durable.conftest import Opening, opening_by
@@ -100,17 +101,17 @@ class Undefined(Exception):
 )
 def test_a_name_tells_whose_it_is(text: str, schema: str | None, prefix: str, ours: bool):  # noqa: FBT001 - a parameter of the test
     """Schema, prefix and the whole name have to be ours, in whatever language it is said."""
-    found = tables_missing(Undefined(text), TableNames(schema, prefix))
-    assert isinstance(found, TablesMissing) is ours
+    with pytest.raises(TablesMissing) if ours else nullcontext():
+        raise_if_missing(Undefined(text), TableNames(schema, prefix))
 
 
 def test_other_errors_with_such_words_are_left_alone():
     """Only what a database says counts: a class and a code, not words in a message."""
     names = TableNames()
-    assert tables_missing(ValueError("no such table: seawall_jobs"), names) is None
-    assert tables_missing(sqlite3.OperationalError("no such column: seawall_jobs"), names) is None
-    found = tables_missing(sqlite3.OperationalError("no such table: seawall_jobs"), names)
-    assert isinstance(found, TablesMissing)
+    raise_if_missing(ValueError("no such table: seawall_jobs"), names)
+    raise_if_missing(sqlite3.OperationalError("no such column: seawall_jobs"), names)
+    with pytest.raises(TablesMissing):
+        raise_if_missing(sqlite3.OperationalError("no such table: seawall_jobs"), names)
 
 
 def test_a_request_is_answered_with_500_until_it_is_done(quick: Opening, said: Any):

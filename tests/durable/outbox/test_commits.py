@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seawall.durable.database.database import is_conflict
+from seawall.durable.database.driver_errors import is_conflict
 from seawall.durable.outbox.events import OutboxEvent
 from seawall.durable.outbox.outbox import Outbox
 from tests.durable.conftest import Opening, opening_by

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.context import deadline_var
-from seawall.durable.database.database import Database
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import Steps, sleep_async
 
@@ -20,40 +20,23 @@ LARGEST: Final = 100_000
 """Maximum rows of a batch."""
 
 
-class Cleanup:
-    """One run of a cleanup."""
+def cleaning_steps(batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> Steps[int]:
+    """Yield operations `removal(batch)`, which return the number of rows, for `within` seconds.
 
-    def __init__(self, batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> None:
-        """Call `removal(batch)`, which returns the number of rows, for about `within` seconds.
-
-        The removals run one after another: the next starts when one has found less than a batch.
-        """
-        self._removals = list(removals)
-        self._batch = check.count("batch", batch, maximum=LARGEST)
-        self._clock = current_clock()
-        self._until = self._clock.now() + check.seconds("within", within)
-        self._removed = 0
-
-    def run(self, database: Database) -> int:
-        """Run the removals; return how many rows were removed."""
-        while self._another(database.run(self._steps)):
-            pass
-        return self._removed
-
-    async def arun(self, database: Database) -> int:
-        """Async twin of `run`."""
-        while self._another(await database.arun(self._steps)):
-            pass
-        return self._removed
-
-    def _steps(self) -> Steps[int]:
-        return self._removals[0](self._batch)
-
-    def _another(self, removed: int) -> bool:
-        self._removed += removed
-        if removed < self._batch:
-            del self._removals[0]
-        return bool(self._removals) and self._clock.now() < self._until
+    The removals run one after another: the next starts when one has found less than a batch.
+    Returns how many rows were removed.
+    """
+    check.count("batch", batch, maximum=LARGEST)
+    clock = current_clock()
+    until = clock.now() + check.seconds("within", within)
+    left, total = list(removals), 0
+    while True:
+        removed: int = yield partial(left[0], batch)
+        total += removed
+        if removed < batch:
+            del left[0]
+        if not left or clock.now() >= until:
+            return total
 
 
 class SupportsCleanup(Protocol):

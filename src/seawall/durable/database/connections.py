@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from seawall.durable.database.missing_tables import tables_missing
+from seawall.durable.database.driver_errors import raise_if_missing
 from seawall.durable.database.statements import (
     Arguments,
     Dialect,
@@ -33,6 +33,11 @@ class NamedQuery(NamedTuple):
 
     which: str
     arguments: Arguments
+
+    def alone(self) -> Steps[Rows]:
+        """Ask only this: an operation of one query, which returns its rows."""
+        rows: Rows = yield self
+        return rows
 
 
 class TextQuery(NamedTuple):
@@ -77,10 +82,8 @@ class Connection:
             try:
                 return ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:
-                missing = tables_missing(error, self.names)
-                if missing is None:
-                    raise
-                raise missing from error
+                raise_if_missing(error, self.names)
+                raise
 
         return drive(steps, answer)
 
@@ -92,12 +95,24 @@ class Connection:
             try:
                 return await ask(self.raw, self._text(asked), asked.arguments)
             except Exception as error:
-                missing = tables_missing(error, self.names)
-                if missing is None:
-                    raise
-                raise missing from error
+                raise_if_missing(error, self.names)
+                raise
 
         return await adrive(steps, answer)
+
+    def join(self, steps: Steps[T], so_that: str) -> T:
+        """Run an operation in the open transaction of the user; raise if there is none."""
+        if self.kind.is_async:
+            raise TypeError(f"{self!r} is awaited: write `await`, and the name that begins with a")
+        require_transaction(self, so_that)
+        return self.run(steps)
+
+    async def ajoin(self, steps: Steps[T], so_that: str) -> T:
+        """Async twin of `join`."""
+        if not self.kind.is_async:
+            raise TypeError(f"{self!r} is not awaited: write the name without the a")
+        await arequire_transaction(self, so_that)
+        return await self.arun(steps)
 
 
 class ConnectionKind(NamedTuple):
@@ -106,14 +121,13 @@ class ConnectionKind(NamedTuple):
     name: str
     style: Style
     ask: Callable[[Any, StatementText, Arguments], Any]
-    dialect: Callable[[Any], str]
     is_async: bool = True
 
 
 def connection_of(raw: Any, names: TableNames, now: str | None = None) -> Connection:
     """Return `raw` wrapped; or raise an error that names the supported libraries."""
     kind = kind_of(raw)
-    return Connection(raw, kind, _dialect(kind.dialect(raw)), names, now)
+    return Connection(raw, kind, dialect_of(kind.name, raw), names, now)
 
 
 def kind_of(raw: Any) -> ConnectionKind:
@@ -136,12 +150,22 @@ def _kind_of(given: Any) -> ConnectionKind | None:
     return None
 
 
-def _dialect(name: str) -> Dialect:
-    if name in {"postgresql", "postgres"}:
+def dialect_of(library: str, raw: Any) -> Dialect:
+    """Return which database is behind a connection or an engine of `library`; or raise."""
+    match library:
+        case "asyncpg" | "psycopg":
+            return "postgres"
+        case "sqlite3" | "aiosqlite":
+            return "sqlite"
+        case "Django":
+            name = raw.vendor
+        case _:
+            name = (raw.get_bind() if hasattr(raw, "get_bind") else raw).dialect.name
+    if name == "postgresql":
         return "postgres"
     if name == "sqlite":
         return "sqlite"
-    raise TypeError(f"a connection to {name}: known are PostgreSQL and SQLite")
+    raise TypeError(f"{raw!r} is for {name}: known are PostgreSQL and SQLite")
 
 
 def in_transaction(kind: ConnectionKind, raw: Any) -> bool:
@@ -294,52 +318,22 @@ def _ask_django(raw: Any, text: StatementText, arguments: Arguments) -> Rows:
         return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
 
-def _postgres(_raw: Any) -> str:
-    return "postgres"
-
-
-def _sqlite(_raw: Any) -> str:
-    return "sqlite"
-
-
-def _of_django(raw: Any) -> str:
-    name: str = raw.vendor
-    return name
-
-
-def _of_session(raw: Any) -> str:
-    name: str = raw.get_bind().dialect.name
-    return name
-
-
-def _of_connection(raw: Any) -> str:
-    name: str = raw.dialect.name
-    return name
-
-
-_DJANGO: Final = ConnectionKind("Django", "pyformat", _ask_django, _of_django, is_async=False)
+_DJANGO: Final = ConnectionKind("Django", "pyformat", _ask_django, is_async=False)
+_ASYNCPG: Final = ConnectionKind("asyncpg", "dollar", _ask_asyncpg)
+_SQLALCHEMY: Final = ConnectionKind("SQLAlchemy", "escaped", _ask_sqlalchemy, is_async=False)
+_SQLALCHEMY_ASYNC: Final = ConnectionKind("SQLAlchemy", "escaped", _ask_sqlalchemy_async)
 
 _KINDS: Final[dict[str, ConnectionKind]] = {
-    "asyncpg.Connection": ConnectionKind("asyncpg", "dollar", _ask_asyncpg, _postgres),
-    "asyncpg.PoolConnectionProxy": ConnectionKind("asyncpg", "dollar", _ask_asyncpg, _postgres),
-    "psycopg.AsyncConnection": ConnectionKind("psycopg", "pyformat", _ask_psycopg_async, _postgres),
-    "psycopg.Connection": ConnectionKind(
-        "psycopg", "pyformat", _ask_psycopg, _postgres, is_async=False
-    ),
-    "sqlalchemy.AsyncSession": ConnectionKind(
-        "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_session
-    ),
-    "sqlalchemy.AsyncConnection": ConnectionKind(
-        "SQLAlchemy", "escaped", _ask_sqlalchemy_async, _of_connection
-    ),
-    "sqlalchemy.Session": ConnectionKind(
-        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_session, is_async=False
-    ),
-    "sqlalchemy.Connection": ConnectionKind(
-        "SQLAlchemy", "escaped", _ask_sqlalchemy, _of_connection, is_async=False
-    ),
+    "asyncpg.Connection": _ASYNCPG,
+    "asyncpg.PoolConnectionProxy": _ASYNCPG,
+    "psycopg.AsyncConnection": ConnectionKind("psycopg", "pyformat", _ask_psycopg_async),
+    "psycopg.Connection": ConnectionKind("psycopg", "pyformat", _ask_psycopg, is_async=False),
+    "sqlalchemy.AsyncSession": _SQLALCHEMY_ASYNC,
+    "sqlalchemy.AsyncConnection": _SQLALCHEMY_ASYNC,
+    "sqlalchemy.Session": _SQLALCHEMY,
+    "sqlalchemy.Connection": _SQLALCHEMY,
     "django.BaseDatabaseWrapper": _DJANGO,
     "django.ConnectionProxy": _DJANGO,  # `django.db.connection`
-    "sqlite3.Connection": ConnectionKind("sqlite3", "named", _ask_sqlite, _sqlite, is_async=False),
-    "aiosqlite.Connection": ConnectionKind("aiosqlite", "named", _ask_aiosqlite, _sqlite),
+    "sqlite3.Connection": ConnectionKind("sqlite3", "named", _ask_sqlite, is_async=False),
+    "aiosqlite.Connection": ConnectionKind("aiosqlite", "named", _ask_aiosqlite),
 }

@@ -19,15 +19,17 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock
 from seawall.context import deadline_var, reset
-from seawall.durable.database.connections import Connection, connection_of
+from seawall.durable.database.connections import Connection, connection_of, dialect_of
 from seawall.durable.database.django import DjangoAlias, autocommitting, in_own_thread
 from seawall.durable.database.django import begin as begin_django
+from seawall.durable.database.driver_errors import is_conflict
 from seawall.durable.database.sqlite import Sqlite
 from seawall.durable.database.statements import Dialect, TableNames
 from seawall.guard import Guard
@@ -41,26 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Operation = Callable[[], Steps[T]]
 """Creates new steps for each attempt."""
-
-CONFLICTS: Final = frozenset({"40001", "40P01", "55P03"})
-"""PostgreSQL's SQLSTATEs for conflicting transactions."""
-
-_BUSY: Final = ("database is locked", "database table is locked", "database schema is locked")
-
-
-def is_conflict(error: BaseException) -> bool:
-    """Return whether the transaction lost a conflict and must be repeated as a whole."""
-    seen: BaseException | None = error
-    for _ in range(4):  # SQLAlchemy wraps the driver's exception
-        if seen is None:
-            return False
-        state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if state in CONFLICTS or (
-            type(seen).__name__ == "OperationalError" and str(seen).startswith(_BUSY)
-        ):
-            return True
-        seen = getattr(seen, "orig", None) or seen.__cause__
-    return False
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
@@ -95,7 +77,6 @@ class ConnectionSource(NamedTuple):
     """A kind of connection source."""
 
     name: str
-    dialect: Callable[[Any], str]
     begin: Callable[[Any], Any]
     """Function `begin(raw)`: a context manager that yields a connection in a transaction."""
     is_async: bool = True
@@ -228,6 +209,13 @@ class Database:
         return begun
 
 
+def checked_database(where: str, database: Any) -> Database:
+    """Return `database` if it is a `Database`, or raise."""
+    if not isinstance(database, Database):
+        raise TypeError(f"{where}({database!r}, ...): pass a Database, such as Database(pool)")
+    return database
+
+
 # The kinds of sources
 
 
@@ -249,44 +237,14 @@ def _begin_psycopg(pool: Any) -> Iterator[Any]:
         yield connection
 
 
-def _begin_engine(engine: Any) -> Any:
-    return engine.begin()
-
-
-def _begin_sqlite(source: Sqlite) -> Any:
-    return source.transaction()
-
-
-def _of_django(source: DjangoAlias) -> str:
-    name: str = source.connection.vendor
-    return name
-
-
-def _of_engine(engine: Any) -> str:
-    name: str = engine.dialect.name
-    return name
-
-
-def _postgres(_raw: Any) -> str:
-    return "postgresql"
-
-
-def _sqlite(_raw: Any) -> str:
-    return "sqlite"
-
-
 _SOURCES: Final[dict[str, ConnectionSource]] = {
-    "asyncpg.Pool": ConnectionSource("asyncpg", _postgres, _begin_asyncpg),
-    "psycopg_pool.AsyncConnectionPool": ConnectionSource(
-        "psycopg", _postgres, _begin_psycopg_async
-    ),
-    "psycopg_pool.ConnectionPool": ConnectionSource(
-        "psycopg", _postgres, _begin_psycopg, is_async=False
-    ),
-    "sqlalchemy.AsyncEngine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine),
-    "sqlalchemy.Engine": ConnectionSource("SQLAlchemy", _of_engine, _begin_engine, is_async=False),
-    "seawall.DjangoAlias": ConnectionSource("Django", _of_django, begin_django, is_async=False),
-    "seawall.Sqlite": ConnectionSource("sqlite3", _sqlite, _begin_sqlite, is_async=False),
+    "asyncpg.Pool": ConnectionSource("asyncpg", _begin_asyncpg),
+    "psycopg_pool.AsyncConnectionPool": ConnectionSource("psycopg", _begin_psycopg_async),
+    "psycopg_pool.ConnectionPool": ConnectionSource("psycopg", _begin_psycopg, is_async=False),
+    "sqlalchemy.AsyncEngine": ConnectionSource("SQLAlchemy", methodcaller("begin")),
+    "sqlalchemy.Engine": ConnectionSource("SQLAlchemy", methodcaller("begin"), is_async=False),
+    "seawall.DjangoAlias": ConnectionSource("Django", begin_django, is_async=False),
+    "seawall.Sqlite": ConnectionSource("sqlite3", Sqlite.transaction, is_async=False),
 }
 
 
@@ -294,11 +252,8 @@ def _source_of(raw: Any) -> tuple[ConnectionSource, Dialect]:
     for owner in type(raw).__mro__:
         kind = _SOURCES.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
         if kind is not None:
-            dialects: dict[str, Dialect] = {"postgresql": "postgres", "sqlite": "sqlite"}
-            name = kind.dialect(raw)
-            if name not in dialects:
-                raise TypeError(f"{raw!r} is for {name}: known are PostgreSQL and SQLite")
-            return kind, dialects[name]
+            own = raw.connection if kind.name == "Django" else raw
+            return kind, dialect_of(kind.name, own)
     raise TypeError(
         f"{raw!r} gives no connections that are known: pass an asyncpg pool, a psycopg_pool pool, a"
         " SQLAlchemy engine, DjangoAlias('default'), or Sqlite('orders.db')"

@@ -19,13 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from seawall import _checks as check
 from seawall._failures import described
 from seawall._forks import survives_fork
-from seawall.durable.database.connections import (
-    NamedQuery,
-    arequire_transaction,
-    require_transaction,
-)
-from seawall.durable.database.database import aautocommit, autocommit
-from seawall.durable.database.missing_tables import TablesMissing
+from seawall.durable.database.connections import NamedQuery
+from seawall.durable.database.database import aautocommit, autocommit, checked_database
+from seawall.durable.database.driver_errors import TablesMissing
 from seawall.durable.database.sqlite import Sqlite
 from seawall.errors import LeaseLost, StoreUnavailable
 from seawall.leases.lease import LeaseHolding
@@ -46,7 +42,6 @@ from seawall.runtime.store import StoreQuestion
 
 if TYPE_CHECKING:
     from seawall.clock import Clock
-    from seawall.durable.database.connections import Connection
     from seawall.durable.database.database import Database
     from seawall.runtime.layers import Kind
 
@@ -447,13 +442,9 @@ class Fence:
 
     def __init__(self, database: Database, resource: str) -> None:
         """Protect `resource`; all its writers must check the same fence."""
-        from seawall.durable.database.database import Database
-
-        if not isinstance(database, Database):
-            raise TypeError(f"Fence({database!r}, ...): pass a Database, such as Database(pool)")
+        self._database = checked_database("Fence", database)
         if not isinstance(resource, str) or not resource:
             raise TypeError(f"Fence(database, {resource!r}): write a name, such as 'reports'")
-        self._database = database
         self.resource = resource
 
     def __repr__(self) -> str:
@@ -465,39 +456,22 @@ class Fence:
         `conn` is the connection of that transaction. Until it ends, the fence blocks every other
         token. So what is written after the check is written before any work of a later holder.
         """
-        asked = self._joined(conn, token)
-        if asked.kind.is_async:
-            raise TypeError(f"{asked!r} is awaited: write `await fence.acheck(conn, token)`")
-        require_transaction(asked, _SO_THAT)
-        self._judge(asked.run(self._steps(token)), token)
+        self._database.connection(conn).join(self._steps(token), _SO_THAT)
 
     async def acheck(self, conn: Any, token: int) -> None:
         """Async twin of `check`."""
-        asked = self._joined(conn, token)
-        if not asked.kind.is_async:
-            raise TypeError(f"{asked!r} is not awaited: write `fence.check(conn, token)`")
-        await arequire_transaction(asked, _SO_THAT)
-        self._judge(await asked.arun(self._steps(token)), token)
+        await self._database.connection(conn).ajoin(self._steps(token), _SO_THAT)
 
-    def _joined(self, conn: Any, token: int) -> Connection:
+    def _steps(self, token: int) -> Steps[None]:
         check.count("token", token, maximum=check.MOST)
-        return self._database.connection(conn)
-
-    def _steps(self, token: int) -> Steps[int | None]:
         asked = {"resource": self.resource, "token": token}
-        rows = yield NamedQuery("leases.pass_fence", asked)
-        if rows:
-            return None
+        if (yield NamedQuery("leases.pass_fence", asked)):
+            return
         rows = yield NamedQuery("leases.fence", {"resource": self.resource})
-        highest: int = rows[0][0]
-        return highest
-
-    def _judge(self, highest: int | None, token: int) -> None:
-        if highest is not None:
-            raise LeaseLost(
-                f"the fence {self.resource!r} has seen token {highest}: the lease of token {token}"
-                " is over"
-            )
+        raise LeaseLost(
+            f"the fence {self.resource!r} has seen token {rows[0][0]}: the lease of token {token}"
+            " is over"
+        )
 
 
 _SO_THAT: Final = "the check and what it protects are committed together"

@@ -18,7 +18,7 @@ from typing import Final
 from seawall._failures import described
 from seawall._redaction import safe_line
 from seawall.clock import Clock
-from seawall.durable.database.missing_tables import TablesMissing
+from seawall.durable.database.driver_errors import TablesMissing
 
 MOST: Final = 1_000
 """Maximum number of failing things that are remembered."""

@@ -18,7 +18,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from seawall.durable.database.connections import NamedQuery, TextQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.statements import quoted
 from seawall.durable.database.transaction_block import named
 from seawall.runtime.driver import Steps
@@ -40,26 +40,13 @@ class DatabaseCheckpoint:
 
     async def load(self) -> Any:
         """Return the last saved position, None if there is none."""
-        rows = await self.database.arun(
-            lambda: _asked(NamedQuery("checkpoints.load", {"name": self.name}))
-        )
+        rows = await self.database.arun(NamedQuery("checkpoints.load", {"name": self.name}).alone)
         return json.loads(rows[0][0]) if rows else None
 
     async def save(self, place: Any) -> None:
         """Replace the saved position by `place`."""
-        asked = NamedQuery("checkpoints.save", {"name": self.name, "place": json.dumps(place)})
-        await self.database.arun(lambda: _asked(asked))
-
-
-def checked_database(where: str, database: Any) -> Database:
-    """Return `database` if it is a `Database`, or raise."""
-    if not isinstance(database, Database):
-        raise TypeError(f"{where}({database!r}, ...): pass a Database, such as Database(pool)")
-    return database
-
-
-def _asked(asked: NamedQuery | TextQuery) -> Steps[Any]:
-    return (yield asked)
+        asked = {"name": self.name, "place": json.dumps(place)}
+        await self.database.arun(NamedQuery("checkpoints.save", asked).alone)
 
 
 class TableRow(NamedTuple):
@@ -97,7 +84,8 @@ class TableReader:
     async def read(self, after: int, most: int) -> tuple[list[TableRow], bool]:
         """Return the rows after `after` up to the first open gap, and whether there are more."""
         if not self._select:
-            self._select = self._text(await self.database.arun(self._describing))
+            describing = NamedQuery("tables.columns", {"table": self._name})
+            self._select = self._text(await self.database.arun(describing.alone))
         while True:
             seen, held = await self.database.arun(lambda: self._reading(after, most))
             rows = self._up_to_gap(seen, after)
@@ -129,9 +117,6 @@ class TableReader:
         return sure
 
     # Queries
-
-    def _describing(self) -> Steps[Any]:
-        return (yield NamedQuery("tables.columns", {"table": self._name}))
 
     def _text(self, found: list[tuple[Any, ...]]) -> str:
         """Return the statement that reads rows, or raise if the table cannot be read."""

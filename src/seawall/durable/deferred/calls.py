@@ -21,10 +21,11 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import split_report
 from seawall.context import current_idempotency_key, current_tenant
-from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import named
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.errors import DeferredCallsFull
 from seawall.jobs import DeadLetter
 from seawall.runtime.driver import Steps
@@ -77,9 +78,7 @@ class DeferredCalls:
         call. Without it, the context's idempotency key together with the arguments is used, because
         a request may make several calls under one key.
         """
-        if not isinstance(database, Database):
-            raise TypeError(f"DeferredCalls({database!r}, ...): pass a Database")
-        self.database = database
+        self.database = checked_database("DeferredCalls", database)
         self.name = named("name", name)
         self.ttl = check.seconds("ttl", ttl)
         self.delay = check.seconds("delay", delay, zero=True)
@@ -87,7 +86,7 @@ class DeferredCalls:
         self.max_size = check.count("max_size", max_size)
         self.keep_dead = check.seconds("keep_dead", keep_dead, zero=True)
         self._key = None if key is None else check.plain_function("key", key)
-        self._counts = dict.fromkeys(("stored", "again", "refused"), 0)
+        self._totals = dict.fromkeys(("stored", "again", "refused"), 0)
         registry.enter(self, "deferred_calls", self.name, ask="acounts")
 
     def __repr__(self) -> str:
@@ -105,15 +104,14 @@ class DeferredCalls:
             return self.store(*args, **kwargs)
         return self.astore(*args, **kwargs)
 
-    async def astore(self, *args: Any, **kwargs: Any) -> DeferredCall:
+    def _store(self, *args: Any, **kwargs: Any) -> Steps[DeferredCall]:
         """Store a call with these arguments."""
         storing = self._prepared(args, kwargs)
-        return self._counted(await self.database.arun(lambda: self._storing(storing)))
+        stored: DeferredCall = yield lambda: self._storing(storing)
+        self._totals["again" if stored.again else "stored"] += 1
+        return stored
 
-    def store(self, *args: Any, **kwargs: Any) -> DeferredCall:
-        """Sync twin of `astore`."""
-        storing = self._prepared(args, kwargs)
-        return self._counted(self.database.run(lambda: self._storing(storing)))
+    store, astore = twins(_store)
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if self.name in redoing.get():
@@ -160,12 +158,8 @@ class DeferredCalls:
                 word: Any = STATES[state]
                 return DeferredCall(found, self.name, word, again=True)
             yield NamedQuery("deferred_calls.drop_done", {"id": found})
-        self._counts["refused"] += 1
+        self._totals["refused"] += 1
         raise DeferredCallsFull(f"{self!r}: {self.max_waiting} calls are waiting", policy=self.name)
-
-    def _counted(self, stored: DeferredCall) -> DeferredCall:
-        self._counts["again" if stored.again else "stored"] += 1
-        return stored
 
     # Executing
 
@@ -177,15 +171,8 @@ class DeferredCalls:
 
     # Dead letters, counts and cleanup
 
-    async def adead(self, limit: int = 100) -> list[DeadLetter]:
+    def _dead(self, limit: int = 100) -> Steps[list[DeadLetter]]:
         """Return the dead letters in the order in which they were stored."""
-        return await self.database.arun(lambda: self._dead(limit))
-
-    def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """Sync twin of `adead`."""
-        return self.database.run(lambda: self._dead(limit))
-
-    def _dead(self, limit: int) -> Steps[list[DeadLetter]]:
         most = check.count("limit", limit, maximum=10_000)
         rows = yield NamedQuery("deferred_calls.dead_letters", {"queue": self.name, "most": most})
         letters = []
@@ -195,35 +182,24 @@ class DeferredCalls:
             letters.append(DeadLetter(found, payload, attempts, *split_report(error or "")))
         return letters
 
-    async def aretry(self, dead: str) -> bool:
+    dead, adead = transaction_twins(_dead)
+
+    def _retry(self, dead: str) -> Steps[bool]:
         """Queue a dead letter again as if it were stored now; return False if it does not exist."""
-        return await self.database.arun(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+        asked = {"queue": self.name, "id": named("id", dead), "ttl": _us(self.ttl)}
+        return bool((yield NamedQuery("deferred_calls.revive", asked)))
 
-    def retry(self, dead: str) -> bool:
-        """Sync twin of `aretry`."""
-        return self.database.run(lambda: self._did("revive", dead, ttl=_us(self.ttl)))
+    retry, aretry = transaction_twins(_retry)
 
-    async def adiscard(self, stored: str) -> bool:
+    def _discard(self, stored: str) -> Steps[bool]:
         """Remove a waiting or dead call; return False if it does not exist or is running."""
-        return await self.database.arun(lambda: self._did("discard", stored))
+        asked = {"queue": self.name, "id": named("id", stored)}
+        return bool((yield NamedQuery("deferred_calls.discard", asked)))
 
-    def discard(self, stored: str) -> bool:
-        """Sync twin of `adiscard`."""
-        return self.database.run(lambda: self._did("discard", stored))
+    discard, adiscard = transaction_twins(_discard)
 
-    def _did(self, what: str, which: str, **more: Any) -> Steps[bool]:
-        asked = {"queue": self.name, "id": named("id", which), **more}
-        return bool((yield NamedQuery(f"deferred_calls.{what}", asked)))
-
-    async def acounts(self) -> dict[str, Any]:
+    def _counts(self) -> Steps[dict[str, Any]]:
         """Return the numbers of waiting, done and dead calls, and the age of the oldest waiting."""
-        return await self.database.arun(self._counting)
-
-    def counts(self) -> dict[str, Any]:
-        """Sync twin of `acounts`."""
-        return self.database.run(self._counting)
-
-    def _counting(self) -> Steps[dict[str, Any]]:
         rows = yield NamedQuery("deferred_calls.counts", {"queue": self.name})
         found = {state: (number, age) for state, number, age in rows}
         counts: dict[str, Any] = {
@@ -233,24 +209,24 @@ class DeferredCalls:
         registry.answered(self, counts)
         return counts
 
-    async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+    counts, acounts = transaction_twins(_counts)
+
+    def _cleanup(self, *, batch: int = 1000, within: float = 10.0) -> Steps[int]:
         """Remove finished calls past their retention, in batches; return how many were removed.
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return await Cleanup(batch, within, self._cleaning).arun(self.database)
+        return cleaning_steps(batch, within, self._removing)
 
-    def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Sync twin of `acleanup`."""
-        return Cleanup(batch, within, self._cleaning).run(self.database)
+    cleanup, acleanup = twins(_cleanup)
 
-    def _cleaning(self, batch: int) -> Steps[int]:
+    def _removing(self, batch: int) -> Steps[int]:
         asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
         return len((yield NamedQuery("deferred_calls.cleanup", asked)))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""
-        return {"queue": self.name, "max_waiting": self.max_waiting, **self._counts}
+        return {"queue": self.name, "max_waiting": self.max_waiting, **self._totals}
 
 
 def decoded(call: Any) -> tuple[list[Any], dict[str, Any]] | None:

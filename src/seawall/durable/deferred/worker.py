@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from inspect import isawaitable
 from random import Random
 from secrets import token_hex
@@ -60,22 +61,6 @@ class WithoutFallbacks(Guard):
         self.bounds = [b for b in guard.bounds if b.policy.kind not in INSTEAD]
         self._plan = Plan(self, self.bounds)
         survives_fork(self)
-
-
-class Given:
-    """A context manager that enters a scope if there is a value for it, and else does nothing."""
-
-    def __init__(self, scope: Callable[[str], Any], value: str | None) -> None:
-        """Enter `scope(value)`, unless the value is None."""
-        self._scope = None if value is None else scope(value)
-
-    def __enter__(self) -> None:
-        if self._scope is not None:
-            self._scope.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(*exc)
 
 
 class DeferredCallWorker(WorkerLoop[WorkRun]):
@@ -189,7 +174,7 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         if self._clock.now() < self._clean_at:
             return
         try:
-            removed = await self.calls.database.arun(lambda: self.calls._cleaning(CLEANED))
+            removed = await self.calls.database.arun(lambda: self.calls._removing(CLEANED))
             more = removed == CLEANED
         except Exception:  # noqa: BLE001 - the database is unreachable: finished calls stay for now
             more = False
@@ -267,7 +252,11 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         run.begun = True
         token = redoing.set((*redoing.get(), self.calls.name))
         try:
-            with Given(tenant, run.claim.tenant), Given(idempotency_key, run.claim.key):
+            whose, key = run.claim.tenant, run.claim.key
+            with (
+                nullcontext() if whose is None else tenant(whose),
+                nullcontext() if key is None else idempotency_key(key),
+            ):
                 if self._awaited:
                     await self._under_guard("acall")(*args, **kwargs)
                     return

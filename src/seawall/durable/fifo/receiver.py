@@ -11,16 +11,17 @@ Promises:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable.database.cleanup import Cleanup
+from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import Connection, NamedQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import TransactionBlock, named
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.durable.fifo.messages import (
     LARGEST,
     FifoAck,
@@ -64,9 +65,7 @@ class FifoReceiver:
         At most `batch` messages are delivered at once. A message that is missing for `gap_timeout`
         seconds is reported (`FifoGap`); with `on_gap="skip"` it is also skipped, which is recorded.
         """
-        if not isinstance(database, Database):
-            raise TypeError(f"FifoReceiver({database!r}, ...): pass a Database")
-        self.database = database
+        self.database = checked_database("FifoReceiver", database)
         self.name = named("name", name)
         self.window = check.count("window", window, maximum=WIDEST)
         self.batch = check.count("batch", batch, maximum=WIDEST)
@@ -107,15 +106,8 @@ class FifoReceiver:
 
     # Gaps
 
-    async def agaps(self, limit: int = 100) -> list[Gap]:
+    def _gaps(self, limit: int = 100) -> Steps[list[Gap]]:
         """Return the gaps, the oldest first; report those older than `gap_timeout`."""
-        return await self.database.arun(lambda: self._gaps(limit))
-
-    def gaps(self, limit: int = 100) -> list[Gap]:
-        """Sync twin of `agaps`."""
-        return self.database.run(lambda: self._gaps(limit))
-
-    def _gaps(self, limit: int) -> Steps[list[Gap]]:
         most = check.count("limit", limit, maximum=WIDEST)
         rows = yield NamedQuery("fifo.gaps", {"receiver": self.name, "most": most})
         gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
@@ -124,18 +116,13 @@ class FifoReceiver:
                 self._tell(gap.sender, Position(gap.epoch, gap.expected), gap.age, None)
         return gaps
 
-    async def askip(self, sender: str, to: int) -> int:
+    gaps, agaps = transaction_twins(_gaps)
+
+    def _skip(self, sender: str, to: int) -> Steps[int]:
         """Skip all messages before the number `to`, recorded; return how many numbers that were.
 
         Then `drain` delivers the messages that waited behind them.
         """
-        return await self.database.arun(lambda: self._skipping(sender, to))
-
-    def skip(self, sender: str, to: int) -> int:
-        """Sync twin of `askip`."""
-        return self.database.run(lambda: self._skipping(sender, to))
-
-    def _skipping(self, sender: str, to: int) -> Steps[int]:
         pair = {"receiver": self.name, "sender": named("sender", sender)}
         check.count("to", to)
         rows = yield NamedQuery("fifo.place", pair)
@@ -145,52 +132,40 @@ class FifoReceiver:
         yield from self._record(pair, Position(epoch, expected), to)
         # Skipped messages may be among the buffered ones; the next call finds out how many remain.
         moved = {"epoch": epoch, "expected": to, "buffered": 1, "version": version}
-        yield NamedQuery(
-            "fifo.move", {**pair, **moved}
-        )  # the next call finds out whether any remain
+        yield NamedQuery("fifo.move", {**pair, **moved})
         yield NamedQuery("fifo.drop_buffered", {**pair, "epoch": epoch, "expected": to})
         return int(to - expected)
+
+    skip, askip = transaction_twins(_skip)
 
     def _record(self, pair: dict[str, Any], position: Position, to: int) -> Steps[None]:
         epoch, first = position
         yield NamedQuery("fifo.skipped", {**pair, "epoch": epoch, "first": first, "last": to - 1})
 
-    async def askipped(self, limit: int = 100) -> list[Skipped]:
+    def _skipped(self, limit: int = 100) -> Steps[list[Skipped]]:
         """Return the skipped messages, the latest first."""
-        return await self.database.arun(lambda: self._skipped(limit))
-
-    def skipped(self, limit: int = 100) -> list[Skipped]:
-        """Sync twin of `askipped`."""
-        return self.database.run(lambda: self._skipped(limit))
-
-    def _skipped(self, limit: int) -> Steps[list[Skipped]]:
         most = check.count("limit", limit, maximum=WIDEST)
         rows = yield NamedQuery("fifo.skips", {"receiver": self.name, "most": most})
         return [Skipped(*row[:4]) for row in rows]
 
-    async def acleanup(
+    skipped, askipped = transaction_twins(_skipped)
+
+    def _cleanup(
         self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
-    ) -> int:
+    ) -> Steps[int]:
         """Remove records of skips older than `older_than` seconds; return how many.
 
         Works in batches. It ends after about `within` seconds, finished or not.
         """
-        return await Cleanup(batch, within, self._cleaning(older_than)).arun(self.database)
-
-    def cleanup(
-        self, *, older_than: float = KEEP_SKIPPED, batch: int = 1000, within: float = 10.0
-    ) -> int:
-        """Sync twin of `acleanup`."""
-        return Cleanup(batch, within, self._cleaning(older_than)).run(self.database)
-
-    def _cleaning(self, older_than: float) -> Callable[[int], Steps[int]]:
         age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
 
         def removing(batch: int) -> Steps[int]:
             asked = {"receiver": self.name, "age": age, "batch": batch}
             return len((yield NamedQuery("fifo.forget_skipped", asked)))
 
-        return removing
+        return cleaning_steps(batch, within, removing)
+
+    cleanup, acleanup = twins(_cleanup)
 
     # Counters and events
 
@@ -211,15 +186,8 @@ class FifoReceiver:
             if len(self._acknowledged) > MOST_ACKNOWLEDGED:
                 self._acknowledged.popitem(last=False)
             self._counts["gaps"] += 1
-        emit(
-            FifoGap,
-            self.name,
-            sender=sender,
-            epoch=position.epoch,
-            expected=position.expected,
-            age=age,
-            skipped_to=to,
-        )
+        gap = {"sender": sender, **position._asdict(), "age": age, "skipped_to": to}
+        emit(FifoGap, self.name, **gap)
 
 
 class Received:
@@ -363,18 +331,14 @@ class _Receiving(TransactionBlock[Received]):
             receiver, behind = self._receiver, self._skipped_to
             yield from receiver._record(self._pair, self._skipped_from, behind)
             receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
-        if message is not None and message.sequence >= after.expected and self._kept:
+        received = self._verdict in ("delivered", "buffered")
+        if message is not None and message.sequence >= after.expected and received:
             kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
             yield NamedQuery("fifo.buffer", {**self._pair, **kept})
         if self._noted and after != before:
             place = {"epoch": after.epoch, "expected": after.expected}
             yield NamedQuery("fifo.drop_buffered", {**self._pair, **place})
         self._count()
-
-    @property
-    def _kept(self) -> bool:
-        """Whether the message counts as received, and is buffered if it is not its turn."""
-        return self._verdict in ("delivered", "buffered")
 
     def _undo(self) -> Steps[None]:
         with self._receiver._mutex:

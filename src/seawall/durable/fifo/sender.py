@@ -15,13 +15,10 @@ from typing import Any, Final
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.durable.database.connections import (
-    NamedQuery,
-    arequire_transaction,
-    require_transaction,
-)
-from seawall.durable.database.database import Database
+from seawall.durable.database.connections import NamedQuery
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import named
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.durable.fifo.messages import (
     LARGEST,
     FifoAck,
@@ -54,9 +51,7 @@ class FifoSender:
 
         Beyond `max_unacknowledged` kept messages, more are refused with `FifoFull`.
         """
-        if not isinstance(database, Database):
-            raise TypeError(f"FifoSender({database!r}, ...): pass a Database")
-        self.database = database
+        self.database = checked_database("FifoSender", database)
         self.sender = named("sender", sender)
         self.receiver = named("to", to)
         self.max_unacknowledged = check.count("max_unacknowledged", max_unacknowledged)
@@ -75,15 +70,13 @@ class FifoSender:
         Others that send as this sender wait for the end of the transaction. A connection without
         one is refused.
         """
-        own = self.database.connection(conn)
-        await arequire_transaction(own, TOGETHER)
-        return await own.arun(self._sending(checked_payload(payload, self.max_payload)))
+        sending = self._sending(checked_payload(payload, self.max_payload))
+        return await self.database.connection(conn).ajoin(sending, TOGETHER)
 
     def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
         """Sync twin of `asend`."""
-        own = self.database.connection(conn)
-        require_transaction(own, TOGETHER)
-        return own.run(self._sending(checked_payload(payload, self.max_payload)))
+        sending = self._sending(checked_payload(payload, self.max_payload))
+        return self.database.connection(conn).join(sending, TOGETHER)
 
     def _sending(self, payload: bytes) -> Steps[FifoMessage]:
         rows = yield NamedQuery("fifo.number", {**self._pair, "most": self.max_unacknowledged})
@@ -101,21 +94,16 @@ class FifoSender:
 
     # Unacknowledged messages
 
-    async def aunacknowledged(self, limit: int = 100) -> list[FifoMessage]:
+    def _unacknowledged(self, limit: int = 100) -> Steps[list[FifoMessage]]:
         """Return the first `limit` messages to send (again) that the receiver has room for."""
-        return await self.database.arun(lambda: self._unacknowledged(limit))
-
-    def unacknowledged(self, limit: int = 100) -> list[FifoMessage]:
-        """Sync twin of `aunacknowledged`."""
-        return self.database.run(lambda: self._unacknowledged(limit))
-
-    def _unacknowledged(self, limit: int) -> Steps[list[FifoMessage]]:
         most = check.count("limit", limit, maximum=10_000)
         rows = yield NamedQuery("fifo.unacknowledged", {**self._pair, "most": most})
         return [
             FifoMessage(self.sender, sequence, bytes(payload), epoch)
             for epoch, sequence, payload in rows
         ]
+
+    unacknowledged, aunacknowledged = transaction_twins(_unacknowledged)
 
     async def aresend(self, post: Post, limit: int = 100) -> int:
         """Send the first `limit` unacknowledged messages; return how many were acknowledged.
@@ -128,8 +116,9 @@ class FifoSender:
         messages = await self.aunacknowledged(limit)
 
         async def answer(asked: FifoMessage | FifoAck) -> Any:
-            own = isinstance(asked, FifoAck)
-            return await (self.aacknowledge(asked) if own else post(asked))  # type: ignore[arg-type]
+            if isinstance(asked, FifoAck):
+                return await self.aacknowledge(asked)
+            return await post(asked)
 
         return await adrive(self._resending(messages), answer)
 
@@ -158,22 +147,17 @@ class FifoSender:
                 news = yield last
         return last.expected - messages[0].sequence if news and last is not None else 0
 
-    async def aacknowledge(self, ack: FifoAck) -> bool:
+    def _acknowledge(self, ack: FifoAck) -> Steps[bool]:
         """Delete acknowledged messages; return False if the acknowledgement brings no news.
 
         Raises `FifoStateLost` if the receiver has messages that, by our records, were never sent.
         """
-        known = self._own(ack)
-        return known is not None and await self.database.arun(lambda: self._acknowledging(known))
-
-    def acknowledge(self, ack: FifoAck) -> bool:
-        """Sync twin of `aacknowledge`."""
-        known = self._own(ack)
-        return known is not None and self.database.run(lambda: self._acknowledging(known))
-
-    def _own(self, ack: FifoAck) -> FifoAck | None:
         known = checked_ack(ack)
-        return known if known[:2] == (self.sender, self.receiver) else None
+        if known[:2] != (self.sender, self.receiver):
+            return False
+        return bool((yield lambda: self._acknowledging(known)))
+
+    acknowledge, aacknowledge = twins(_acknowledge)
 
     def _acknowledging(self, ack: FifoAck) -> Steps[bool]:
         until = ack.expected - 1
@@ -191,19 +175,12 @@ class FifoSender:
             )
         return False
 
-    async def arestart(self) -> int:
+    def _restart(self) -> Steps[int]:
         """Start a later epoch, with unacknowledged messages numbered from 1; return the epoch.
 
         For a sender or a receiver whose records were reset to an earlier state. Messages that took
         effect without being acknowledged take effect once more.
         """
-        return await self.database.arun(self._restarting)
-
-    def restart(self) -> int:
-        """Sync twin of `arestart`."""
-        return self.database.run(self._restarting)
-
-    def _restarting(self) -> Steps[int]:
         yield NamedQuery("fifo.lock_sender", self._pair)
         rows = yield NamedQuery("fifo.sender", self._pair)
         if not rows:
@@ -213,6 +190,8 @@ class FifoSender:
         renumbered = {**self._pair, "epoch": epoch, "acknowledged": acknowledged}
         yield NamedQuery("fifo.renumber", renumbered)
         return int(epoch)
+
+    restart, arestart = transaction_twins(_restart)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts of messages sent, refused and resent, and of acknowledgements."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, NamedTuple
 
-from seawall.durable.database.missing_tables import TablesMissing
+from seawall.durable.database.driver_errors import TablesMissing
 from seawall.errors import (
     KeyInFlight,
     KeyMissing,

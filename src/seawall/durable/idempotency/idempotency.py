@@ -25,9 +25,10 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.database import Database, without_deadline
+from seawall.durable.database.cleanup import cleaning_steps
+from seawall.durable.database.database import Database, checked_database, without_deadline
 from seawall.durable.database.transaction_block import named
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.decorator import Function, ResultCodec, idempotent_function
 from seawall.durable.idempotency.lease_renewal import LeaseKeeper, akeeping
@@ -41,17 +42,9 @@ from seawall.durable.idempotency.records import (
 )
 from seawall.durable.idempotency.single_statement import Single, asingle, single
 from seawall.durable.outbox.outbox import Outbox
-from seawall.errors import (
-    KeyInFlight,
-)
-from seawall.models.idempotency import (
-    Fresh,
-    KeyClaim,
-    KeyState,
-    Mismatch,
-    Pending,
-    Replay,
-)
+from seawall.errors import KeyInFlight
+from seawall.models.idempotency import Fresh, KeyClaim, KeyState, Mismatch, Pending, Replay
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import LOCK_FREE, Mutex
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,9 +79,8 @@ class Idempotency:
         `unscoped=True` allows `scope=None`: then every caller that knows a key gets its answer.
         `clock` is used for waiting.
         """
-        if not isinstance(database, Database):
-            raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
-        self.database, self.name = database, named("name", name)
+        self.database = checked_database("Idempotency", database)
+        self.name = named("name", name)
         self.lease = check.seconds("lease", lease)
         self.ttl = check.seconds("ttl", ttl)
         if self.ttl <= self.lease:
@@ -203,7 +195,7 @@ class Idempotency:
 
     # Operations on a claim
 
-    def complete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
+    def _complete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
         """Store the answer (an `Answer`, bytes, or a JSON value) for all repeats.
 
         Returns False if the claim was taken over: this answer is then refused. A body over
@@ -213,41 +205,26 @@ class Idempotency:
         self._check_claim(claim)
         said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
         with without_deadline():
-            done = self.database.run(lambda: records.complete(claim, said, self.terms))
+            done = yield lambda: records.complete(claim, said, self.terms)
         return self._count_end("failed" if failed else "completed", done=done)
 
-    async def acomplete(self, claim: KeyClaim, answer: object, *, failed: bool = False) -> bool:
-        """Async twin of `complete`."""
-        self._check_claim(claim)
-        said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
-        with without_deadline():
-            done = await self.database.arun(lambda: records.complete(claim, said, self.terms))
-        return self._count_end("failed" if failed else "completed", done=done)
+    complete, acomplete = twins(_complete)
 
-    def abandon(self, claim: KeyClaim) -> bool:
+    def _abandon(self, claim: KeyClaim) -> Steps[bool]:
         """Remove the record, so that the next request runs; return False if it was taken over."""
         self._check_claim(claim)
         with without_deadline():
-            done = self.database.run(lambda: records.abandon(claim))
+            done = yield lambda: records.abandon(claim)
         return self._count_end("abandoned", done=done)
 
-    async def aabandon(self, claim: KeyClaim) -> bool:
-        """Async twin of `abandon`."""
-        self._check_claim(claim)
-        with without_deadline():
-            done = await self.database.arun(lambda: records.abandon(claim))
-        return self._count_end("abandoned", done=done)
+    abandon, aabandon = twins(_abandon)
 
-    def renew(self, claim: KeyClaim) -> bool:
+    def _renew(self, claim: KeyClaim) -> Steps[bool]:
         """Restart the lease. Returns False if the claim was taken over: stop working then."""
         self._check_claim(claim)
-        return self._count_end(None, done=self._renewed(claim))
+        return self._count_end(None, done=(yield lambda: records.renew(claim, self.terms)))
 
-    async def arenew(self, claim: KeyClaim) -> bool:
-        """Async twin of `renew`."""
-        self._check_claim(claim)
-        done = await self.database.arun(lambda: records.renew(claim, self.terms))
-        return self._count_end(None, done=done)
+    renew, arenew = twins(_renew)
 
     def _renewed(self, claim: KeyClaim) -> bool:
         return self.database.run(lambda: records.renew(claim, self.terms))
@@ -273,35 +250,24 @@ class Idempotency:
         if not isinstance(claim, KeyClaim):
             raise TypeError(f"claim={claim!r}: pass the claim of a Fresh reservation")
 
-    def lookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
+    def _lookup(self, scope: str | None, operation: str, key: str) -> Steps[KeyRecord | None]:
         """Return the record of a key for an operator, with its events; None if there is none.
 
         The events are those of `Once.answer` and `IdempotentRequest.complete`, while the outbox
         keeps them.
         """
-        wanted = self._wanted(scope, operation, key, None, owned=False)
-        return self.database.run(lambda: records.lookup(wanted))
+        return records.lookup(self._wanted(scope, operation, key, None, owned=False))
 
-    async def alookup(self, scope: str | None, operation: str, key: str) -> KeyRecord | None:
-        """Async twin of `lookup`."""
-        wanted = self._wanted(scope, operation, key, None, owned=False)
-        return await self.database.arun(lambda: records.lookup(wanted))
+    lookup, alookup = transaction_twins(_lookup)
 
-    def forget(self, scope: str | None, operation: str, key: str) -> bool:
+    def _forget(self, scope: str | None, operation: str, key: str) -> Steps[bool]:
         """Remove the record of a key, so that the next request runs; False if there is none.
 
         For operators who know that its effect did not happen or may happen again. Raises
         `KeyInFlight` if the request is running.
         """
         wanted = self._wanted(scope, operation, key, None, owned=False)
-        return self._forgotten(operation, self.database.run(lambda: records.forget(wanted)))
-
-    async def aforget(self, scope: str | None, operation: str, key: str) -> bool:
-        """Async twin of `forget`."""
-        wanted = self._wanted(scope, operation, key, None, owned=False)
-        return self._forgotten(operation, await self.database.arun(lambda: records.forget(wanted)))
-
-    def _forgotten(self, operation: str, found: bool | Pending) -> bool:  # noqa: FBT001 - as found
+        found: bool | Pending = yield lambda: records.forget(wanted)
         if isinstance(found, Pending):
             raise KeyInFlight(
                 f"{operation!r} is being carried out: ask again when it has ended",
@@ -310,6 +276,8 @@ class Idempotency:
         if found:
             self._count("forgotten")
         return found
+
+    forget, aforget = twins(_forget)
 
     # In the user's transaction, and in one statement
 
@@ -407,17 +375,13 @@ class Idempotency:
 
     # Cleanup
 
-    def cleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
+    def _cleanup(self, *, batch: int = 1000, within: float = 10.0) -> Steps[int]:
         """Remove expired records, in batches; return how many were removed.
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        gone = Cleanup(batch, within, records.clean).run(self.database)
+        gone = yield from cleaning_steps(batch, within, records.clean)
         self._count("cleaned", by=gone)
         return gone
 
-    async def acleanup(self, *, batch: int = 1000, within: float = 10.0) -> int:
-        """Async twin of `cleanup`."""
-        gone = await Cleanup(batch, within, records.clean).arun(self.database)
-        self._count("cleaned", by=gone)
-        return gone
+    cleanup, acleanup = twins(_cleanup)

@@ -16,8 +16,8 @@ their functions must be safe to repeat (by `Idempotency.once` with the job's id,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from seawall import _checks as check
@@ -25,17 +25,12 @@ from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.connections import arequire_transaction, require_transaction
-from seawall.durable.database.database import Database, Operation
+from seawall.durable.database.cleanup import cleaning_steps
+from seawall.durable.database.connections import NamedQuery
+from seawall.durable.database.database import Database, Operation, checked_database
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.durable.jobs import operations as steps
-from seawall.durable.jobs.operations import (
-    MICRO,
-    ClaimedRow,
-    JobHeartbeat,
-    JobSchedule,
-    OpenJobsLimit,
-)
+from seawall.durable.jobs.operations import MICRO, JobHeartbeat, OpenJobsLimit
 from seawall.durable.jobs.records import (
     Job,
     is_id,
@@ -46,7 +41,7 @@ from seawall.durable.jobs.records import (
     shown,
     stored_error,
 )
-from seawall.errors import TimedOut, UnknownJob
+from seawall.errors import TimedOut
 from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.jobs import Claim, WorkItem, WorkPage
@@ -103,9 +98,7 @@ class Jobs:
         PostgreSQL's NOTIFY announces new jobs to listening workers of other processes, at most
         every 50 ms from this one.
         """
-        if not isinstance(database, Database):
-            raise TypeError(f"Jobs({database!r}): pass a Database")
-        self.database = database
+        self.database = checked_database("Jobs", database)
         self.name = name_of("name", name)
         self.lease = check.seconds("lease", lease)
         self.attempts = check.count("attempts", attempts, maximum=1_000_000)
@@ -116,13 +109,17 @@ class Jobs:
         self.max_size = None if max_size is None else check.count("max_size", max_size)
         self.notify = check.flag("notify", notify)
         self.clock = current_clock() if clock is None else check_clock(clock)
+        # In microseconds, as the statements want them:
+        self._lease = round(self.lease * MICRO)
+        self._ttl = round(self.result_ttl * MICRO)
+        self._gone_for = round(self.gone_for * MICRO)
         self.wakeups = Wakeups()
         self._room = OpenJobsLimit(self.name, self.max_size, self.clock)
         self._notified = float("-inf")
         self._mutex = Mutex()
         survives_fork(self)
         words = ("submitted", "repeated", "cancelled", "claimed", "given_up", "refused_late")
-        self._counts = dict.fromkeys(words, 0)
+        self._totals = dict.fromkeys(words, 0)
         registry.enter(self, "jobs", self.name, ask="acounts")
 
     def __repr__(self) -> str:
@@ -158,11 +155,7 @@ class Jobs:
         adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
         if conn is None:
             return self._submitted(self.database.run(adding))
-        own = self.database.connection(conn)
-        if own.kind.is_async:
-            raise TypeError(f"{own!r} is awaited: write `await jobs.asubmit(...)`")
-        require_transaction(own, TOGETHER)
-        return self._submitted(own.run(adding()))
+        return self._submitted(self.database.connection(conn).join(adding(), TOGETHER))
 
     async def asubmit(
         self,
@@ -182,35 +175,33 @@ class Jobs:
             return self._submitted(await self.database.arun(adding))
         own = self.database.connection(conn)
         if not own.kind.is_async:  # such a connection belongs to the calling thread
-            require_transaction(own, TOGETHER)
-            return self._submitted(own.run(adding()))
-        await arequire_transaction(own, TOGETHER)
-        return self._submitted(await own.arun(adding()))
+            return self._submitted(own.join(adding(), TOGETHER))
+        return self._submitted(await own.ajoin(adding(), TOGETHER))
 
-    def get(self, id: str, *, scope: str) -> Job:  # noqa: A002 - it is an id
+    def _get(self, id: str, *, scope: str) -> Steps[Job]:  # noqa: A002 - it is an id
         """Return the current state of a job.
 
         Raises `UnknownJob` if it does not exist or belongs to another scope; `JobExpired` if its
         result is no longer kept.
         """
-        return self.database.run(self._viewing(id, scope))
+        return steps.viewing(id, scope)
 
-    async def aget(self, id: str, *, scope: str) -> Job:  # noqa: A002
-        """Async twin of `get`."""
-        return await self.database.arun(self._viewing(id, scope))
+    get, aget = transaction_twins(_get)
 
-    def cancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
+    def _cancel(self, id: str, *, scope: str) -> Steps[Job]:  # noqa: A002
         """Cancel a job and return its state after that.
 
         A waiting job ends at once. A running job becomes `cancelling`: its worker learns of it
         within about a second, and its function decides: if it still returns, the job succeeds. A
         job that has ended does not change.
         """
-        return self._cancelled(self.database.run(self._cancelling(id, scope)))
+        job, effect = yield lambda: steps.cancelling(id, scope, self._ttl)
+        if effect:
+            self._count("cancelled")
+            self._ring_end(job.id)
+        return cast("Job", job)
 
-    async def acancel(self, id: str, *, scope: str) -> Job:  # noqa: A002
-        """Async twin of `cancel`."""
-        return self._cancelled(await self.database.arun(self._cancelling(id, scope)))
+    cancel, acancel = twins(_cancel)
 
     def join(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
         """Wait until a job has ended, and return it; raise `TimedOut` after `timeout` seconds.
@@ -219,7 +210,9 @@ class Jobs:
         """
 
         def answer(asked: Any) -> Any:
-            return wait_sync(asked, self.clock) if isinstance(asked, Wakeup) else self._run(asked)
+            if isinstance(asked, Wakeup):
+                return wait_sync(asked, self.clock)
+            return self.database.run(asked)
 
         return drive(self._waiting(id, scope, timeout), answer)
 
@@ -250,7 +243,7 @@ class Jobs:
 
     # For operators
 
-    def browse(
+    def _browse(
         self,
         state: str = "failed",
         *,
@@ -258,7 +251,7 @@ class Jobs:
         after: str | None = None,
         limit: int = 50,
         payloads: bool = True,
-    ) -> WorkPage:
+    ) -> Steps[WorkPage]:
         """Return a page of up to 100 jobs of a state, of any scope.
 
         Ended jobs start with the latest; others are listed in the order in which they are due.
@@ -266,111 +259,68 @@ class Jobs:
         previous page. One call examines a bounded number of jobs: a page may have fewer than
         `limit` jobs and still a `next`. Without `payloads`, payloads are neither read nor searched.
         """
-        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        return steps.browsing(asked)
 
-    async def abrowse(
-        self,
-        state: str = "failed",
-        *,
-        search: str = "",
-        after: str | None = None,
-        limit: int = 50,
-        payloads: bool = True,
-    ) -> WorkPage:
-        """Async twin of `browse`."""
-        asked = self._browsing(state, search, after, limit, payloads=payloads)
-        return await self.database.arun(asked)
+    browse, abrowse = transaction_twins(_browse)
 
-    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+    def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
-        if not _can_be(id):
-            return None
-        return self.database.run(lambda: steps.inspecting(id, payload=wanted))
+        return (yield from steps.inspecting(id, payload=wanted)) if _can_be(id) else None
 
-    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Async twin of `inspect`."""
-        wanted = check.flag("payload", payload)
-        if not _can_be(id):
-            return None
-        return await self.database.arun(lambda: steps.inspecting(id, payload=wanted))
+    inspect, ainspect = transaction_twins(_inspect)
 
-    def retry(self, id: str) -> bool:  # noqa: A002
+    def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Queue a failed job again, with all its attempts; return False if it has not failed."""
-        if not _can_be(id):
-            return False
-        return self._retried(self.database.run(lambda: steps.retrying(id, self._to_notify)))
-
-    async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `retry`."""
-        if not _can_be(id):
-            return False
-        return self._retried(await self.database.arun(lambda: steps.retrying(id, self._to_notify)))
-
-    def drop(self, id: str) -> bool:  # noqa: A002
-        """Expire a failed job, or cancel one that has not ended; return False in other cases.
-
-        Later queries for an expired job raise `JobExpired`.
-        """
-        if not _can_be(id):
-            return False
-        return self._dropped(id, self.database.run(self._dropping(id)))
-
-    async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `drop`."""
-        if not _can_be(id):
-            return False
-        return self._dropped(id, await self.database.arun(self._dropping(id)))
-
-    def cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Remove results past their retention, in batches; return how many rows changed.
-
-        It ends after about `within` seconds, finished or not.
-        """
-        return Cleanup(batch, within, *self._sweeps()).run(self.database)
-
-    async def acleanup(self, *, batch: int = BATCH, within: float = 10.0) -> int:
-        """Async twin of `cleanup`."""
-        return await Cleanup(batch, within, *self._sweeps()).arun(self.database)
-
-    def snapshot(self) -> dict[str, int]:
-        """Return the counters of this object."""
-        with self._mutex:
-            return dict(self._counts)
-
-    def counts(self) -> dict[str, tuple[int, float]]:
-        """Return the number of jobs and the age of the oldest by state; reads the table."""
-        return self._counted(self.database.run(steps.counting))
-
-    async def acounts(self) -> dict[str, tuple[int, float]]:
-        """Async twin of `counts`."""
-        return self._counted(await self.database.arun(steps.counting))
-
-    def _counted(self, counts: dict[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
-        registry.answered(self, counts)
-        return counts
-
-    # Implementation
-
-    def _browsing(
-        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> Operation[WorkPage]:
-        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
-        return lambda: steps.browsing(asked)
-
-    def _retried(self, done: bool) -> bool:  # noqa: FBT001 - the database's answer
+        done = _can_be(id) and (yield lambda: steps.retrying(id, self._to_notify))
         if done:
             self.wakeups.ring(READY)
         return done
 
-    def _dropping(self, id_: str) -> Operation[bool]:
-        return lambda: steps.dropping(id_, round(self.gone_for * MICRO), self._ttl)
+    retry, aretry = twins(_retry)
 
-    def _dropped(self, id_: str, done: bool) -> bool:  # noqa: FBT001 - the database's answer
+    def _drop(self, id: str) -> Steps[bool]:  # noqa: A002
+        """Expire a failed job, or cancel one that has not ended; return False in other cases.
+
+        Later queries for an expired job raise `JobExpired`.
+        """
+        done = _can_be(id) and (yield lambda: steps.dropping(id, self._gone_for, self._ttl))
         if done:
-            self.wakeups.ring(CANCELLED)  # its worker may be here
-            self.wakeups.ring(id_)
+            self._ring_end(id)
         return done
+
+    drop, adrop = twins(_drop)
+
+    def _cleanup(self, *, batch: int = BATCH, within: float = 10.0) -> Steps[int]:
+        """Remove results past their retention, in batches; return how many rows changed.
+
+        It ends after about `within` seconds, finished or not.
+        """
+        return cleaning_steps(
+            batch,
+            within,
+            lambda most: steps.sweeping("expire", {"gone_for": self._gone_for, "most": most}),
+            lambda most: steps.sweeping("forget", {"most": most}),
+        )
+
+    cleanup, acleanup = twins(_cleanup)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counters of this object."""
+        with self._mutex:
+            return dict(self._totals)
+
+    def _counts(self) -> Steps[dict[str, tuple[int, float]]]:
+        """Return the number of jobs and the age of the oldest by state; reads the table."""
+        rows = yield NamedQuery("jobs.counts", {})
+        found = {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
+        registry.answered(self, found)
+        return found
+
+    counts, acounts = transaction_twins(_counts)
+
+    # Implementation
 
     def _adding(
         self,
@@ -419,25 +369,9 @@ class Jobs:
         self.wakeups.ring(READY)
         return job
 
-    def _viewing(self, id_: str, scope: str) -> Operation[Job]:
-        name_of("scope", scope)
-        if not is_id(id_):
-            raise UnknownJob("there is no such job")
-        return lambda: steps.viewing(id_, scope)
-
-    def _cancelling(self, id_: str, scope: str) -> Operation[tuple[Job, bool]]:
-        name_of("scope", scope)
-        if not is_id(id_):
-            raise UnknownJob("there is no such job")
-        return lambda: steps.cancelling(id_, scope, self._ttl)
-
-    def _cancelled(self, outcome: tuple[Job, bool]) -> Job:
-        job, effect = outcome
-        if effect:
-            self._count("cancelled")
-            self.wakeups.ring(CANCELLED)  # its worker may be here
-            self.wakeups.ring(job.id)
-        return job
+    def _ring_end(self, id_: str) -> None:
+        self.wakeups.ring(CANCELLED)  # its worker may be here
+        self.wakeups.ring(id_)
 
     def _waiting(self, id_: str, scope: str, timeout: float | None) -> Steps[Job]:
         """Yield database operations and, between them, the bell to wait for."""
@@ -447,7 +381,7 @@ class Jobs:
         with Wakeup(self.wakeups, id_) as bell:
             while True:
                 bell.reset()
-                job: Job = yield self._viewing(id_, scope)
+                job: Job = yield lambda: steps.viewing(id_, scope)
                 now = self.clock.now()
                 if job.ended:
                     return job
@@ -457,37 +391,52 @@ class Jobs:
                 look = min(look * 1.5, LAST_LOOK)
                 yield bell
 
-    def _sweeps(self) -> tuple[Callable[[int], Steps[int]], ...]:
-        gone_for = round(self.gone_for * MICRO)
-        return (
-            lambda batch: steps.sweeping("expire", {"gone_for": gone_for, "most": batch}),
-            lambda batch: steps.sweeping("forget", {"most": batch}),
-        )
+    # For workers
 
-    def claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[Claim]:
+    def _claim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> Steps[list[Claim]]:
         """Claim the next jobs of these kinds for `owner`, up to `count`, for the lease."""
-        begun = self.clock.now()
-        return self._claimed(self.database.run(self._claiming(kinds, count, owner)), owner, begun)
+        begun, named = self.clock.now(), _kinds(kinds)
+        most = check.count("count", count, maximum=1_000)
+        name_of("owner", owner)
+        rows = yield lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
+        claims = []
+        for id_, scope, kind, state, epoch, attempt, attempts, payload, _, share, message in rows:
+            if state != "running":  # it had no attempts left, and has ended
+                self._count("given_up")
+                if state == "failed":
+                    self._died(id_, attempt, LOST)
+                self.wakeups.ring(id_)
+                continue
+            claims.append(
+                Claim(
+                    id_,
+                    steps.claimed_payload(id_, payload),
+                    attempt,
+                    epoch,
+                    begun + self.lease,
+                    self.lease,
+                    kind=kind,
+                    scope=scope,
+                    max_attempts=attempts,
+                    owner=owner,
+                    progress=share,
+                    message=message,
+                )
+            )
+        self._count("claimed", len(claims))
+        return claims
 
-    async def aclaim(self, kinds: Iterable[str], count: int = 1, *, owner: str) -> list[Claim]:
-        """Async twin of `claim`."""
-        begun = self.clock.now()
-        taken = await self.database.arun(self._claiming(kinds, count, owner))
-        return self._claimed(taken, owner, begun)
+    claim, aclaim = twins(_claim)
 
-    def succeed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
+    def _succeed(self, claim: Claim, result: Any = None, message: str = "") -> Steps[bool]:
         """End a job with its result; return False if refused: another worker holds the job now."""
-        return (
-            self._checked_state(claim, self._run(self._succeeding(claim, result, message)))
-            is not None
-        )
+        body, kind = result_of(result, self.max_result)
+        said = {"result": body, "result_type": kind, "message": shown(message)}
+        return (yield from self._report("succeed", claim, said)) is not None
 
-    async def asucceed(self, claim: Claim, result: Any = None, message: str = "") -> bool:
-        """Async twin of `succeed`."""
-        state = await self.database.arun(self._succeeding(claim, result, message))
-        return self._checked_state(claim, state) is not None
+    succeed, asucceed = twins(_succeed)
 
-    def fail(
+    def _fail(
         self,
         claim: Claim,
         error: str | BaseException,
@@ -496,166 +445,60 @@ class Jobs:
         retry: bool = True,
         progress: float = 0.0,
         message: str = "",
-    ) -> str | None:
+    ) -> Steps[str | None]:
         """Report a failed attempt; return the new state, or None if the report was refused.
 
         The job is retried after `delay` seconds if it has attempts left, else it has failed. A job
         that is being cancelled becomes cancelled. If `error` is an exception, its type, message and
         traceback are stored, redacted.
         """
-        arguments = self._failing(
-            claim, error, delay, retry=retry, progress=progress, message=message
-        )
-        return self._failed(claim, arguments, self._run(lambda: steps.telling("fail", arguments)))
-
-    async def afail(
-        self,
-        claim: Claim,
-        error: str | BaseException,
-        *,
-        delay: float = 0.0,
-        retry: bool = True,
-        progress: float = 0.0,
-        message: str = "",
-    ) -> str | None:
-        """Async twin of `fail`."""
-        arguments = self._failing(
-            claim, error, delay, retry=retry, progress=progress, message=message
-        )
-        state = await self.database.arun(lambda: steps.telling("fail", arguments))
-        return self._failed(claim, arguments, state)
-
-    def give_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
-        """Give a job back as if it had not been started; return its state, or None if refused."""
-        arguments = self._returning(claim, delay)
-        return self._checked_state(claim, self._run(lambda: steps.telling("give_back", arguments)))
-
-    async def agive_back(self, claim: Claim, *, delay: float = 0.0) -> str | None:
-        """Async twin of `give_back`."""
-        arguments = self._returning(claim, delay)
-        return self._checked_state(
-            claim, await self.database.arun(lambda: steps.telling("give_back", arguments))
-        )
-
-    async def _abeat(
-        self, owner: str, beats: list[JobHeartbeat], looks: list[str]
-    ) -> dict[tuple[str, int], bool]:
-        """Renew claims and check others; return the valid ones, and which are to be cancelled."""
-        lease = self._lease
-        return await self.database.arun(lambda: steps.beating(owner, lease, beats, looks))
-
-    async def _astanding(self, id: str) -> JobSchedule | None:  # noqa: A002
-        """Return the state of a job of any scope; None if it does not exist."""
-        return await self.database.arun(lambda: steps.standing(id))
-
-    # Implementation
-
-    @property
-    def _lease(self) -> int:
-        return round(self.lease * MICRO)
-
-    @property
-    def _ttl(self) -> int:
-        return round(self.result_ttl * MICRO)
-
-    def _run(self, operation: Operation[Any]) -> Any:
-        return self.database.run(operation)
-
-    def _count(self, word: str, more: int = 1) -> None:
-        with self._mutex:
-            self._counts[word] += more
-
-    def _claiming(
-        self, kinds: Iterable[str], count: int, owner: str
-    ) -> Operation[list[ClaimedRow]]:
-        named = _kinds(kinds)
-        most = check.count("count", count, maximum=1_000)
-        name_of("owner", owner)
-        return lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
-
-    def _claimed(self, taken: list[ClaimedRow], owner: str, begun: float) -> list[Claim]:
-        """Return the claims that are ours; the other jobs have ended without attempts left."""
-        claims = []
-        for one in taken:
-            if one.state != "running":
-                self._count("given_up")
-                if one.state == "failed":
-                    self._died(one.id, one.attempt, LOST)
-                self.wakeups.ring(one.id)
-                continue
-            claims.append(
-                Claim(
-                    one.id,
-                    one.payload,
-                    one.attempt,
-                    one.epoch,
-                    begun + self.lease,
-                    self.lease,
-                    kind=one.kind,
-                    scope=one.scope,
-                    max_attempts=one.max_attempts,
-                    owner=owner,
-                    progress=one.progress,
-                    message=one.message,
-                )
-            )
-        self._count("claimed", len(claims))
-        return claims
-
-    def _died(self, id_: str, attempts: int, cause: str, trace: str = "") -> None:
-        fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}
-        emit(JobDied, self.name, **fields)
-
-    def _holding(self, claim: Claim) -> dict[str, Any]:
-        if not isinstance(claim, Claim):
-            raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
-        return {"id": claim.id, "owner": claim.owner, "epoch": claim.fence}
-
-    def _succeeding(self, claim: Claim, result: Any, message: str) -> Operation[str | None]:
-        stored = result_of(result, self.max_result)
-        arguments = {
-            **self._holding(claim),
-            "result": stored.body,
-            "result_type": stored.content_type,
-        }
-        arguments |= {"ttl": self._ttl, "message": shown(message)}
-        return lambda: steps.telling("succeed", arguments)
-
-    def _failing(
-        self,
-        claim: Claim,
-        error: str | BaseException,
-        delay: float,
-        *,
-        retry: bool,
-        progress: float,
-        message: str,
-    ) -> dict[str, Any]:
-        return {
-            **self._holding(claim),
-            "error": stored_error(error),
+        text = stored_error(error)
+        said = {
+            "error": text,
             "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
             "retry": int(check.flag("retry", retry)),
-            "ttl": self._ttl,
             "progress": check.ratio("progress", progress, zero=True),
             "message": shown(message),
         }
-
-    def _failed(self, claim: Claim, arguments: dict[str, Any], state: str | None) -> str | None:
-        if self._checked_state(claim, state) == "failed":
-            self._died(claim.id, claim.attempt, *split_report(arguments["error"]))
+        state = yield from self._report("fail", claim, said)
+        if state == "failed":
+            self._died(claim.id, claim.attempt, *split_report(text))
         return state
 
-    def _returning(self, claim: Claim, delay: float) -> dict[str, Any]:
-        arguments = {**self._holding(claim), "ttl": self._ttl}
-        return {**arguments, "delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
+    fail, afail = twins(_fail)
 
-    def _checked_state(self, claim: Claim, state: str | None) -> str | None:
+    def _give_back(self, claim: Claim, *, delay: float = 0.0) -> Steps[str | None]:
+        """Give a job back as if it had not been started; return its state, or None if refused."""
+        said = {"delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
+        return self._report("give_back", claim, said)
+
+    give_back, agive_back = twins(_give_back)
+
+    def _report(self, verb: str, claim: Claim, said: dict[str, Any]) -> Steps[str | None]:
+        """Store the outcome of a claim; return the job's new state, or None if it is not ours."""
+        if not isinstance(claim, Claim):
+            raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
+        whose = {"id": claim.id, "owner": claim.owner, "epoch": claim.fence, "ttl": self._ttl}
+        state: str | None = yield lambda: steps.telling(verb, {**whose, **said})
         if state is None:
             self._count("refused_late")
         else:
             self.wakeups.ring(READY if state == "queued" else claim.id)
         return state
+
+    async def _abeat(
+        self, owner: str, beats: list[JobHeartbeat], looks: list[str]
+    ) -> dict[tuple[str, int], bool]:
+        """Renew claims and check others; return the valid ones, and which are to be cancelled."""
+        return await self.database.arun(lambda: steps.beating(owner, self._lease, beats, looks))
+
+    def _count(self, word: str, more: int = 1) -> None:
+        with self._mutex:
+            self._totals[word] += more
+
+    def _died(self, id_: str, attempts: int, cause: str, trace: str = "") -> None:
+        fields = {"job": id_, "attempts": attempts, "cause": cause, "traceback": trace}
+        emit(JobDied, self.name, **fields)
 
 
 def _can_be(id_: object) -> bool:

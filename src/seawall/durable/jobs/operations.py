@@ -14,7 +14,7 @@ from seawall._forks import survives_fork
 from seawall.clock import Clock
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.statements import containing
-from seawall.durable.jobs.records import Job, job_of
+from seawall.durable.jobs.records import Job, is_id, job_of, name_of
 from seawall.errors import Contended, JobExpired, KeyReused, QueueFull, RecordGarbled, UnknownJob
 from seawall.jobs.encoding import decode
 from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, WorkItem, WorkPage, page_of
@@ -31,21 +31,6 @@ EVERY: Final = 1.0
 """Seconds between two counts."""
 SHARE: Final = 16
 """Count again after using 1/16 of the free places found: other processes use them too."""
-
-
-class ClaimedRow(NamedTuple):
-    """A row of a claim: ours if it is running; otherwise it has ended instead."""
-
-    id: str
-    scope: str
-    kind: str
-    state: str
-    epoch: int
-    attempt: int
-    max_attempts: int
-    payload: Any
-    progress: float
-    message: str
 
 
 def submitting(
@@ -92,7 +77,10 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
     """Read a job of that scope; a job of another scope is reported as unknown."""
-    rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
+    name_of("scope", scope)
+    rows = []
+    if is_id(id_):
+        rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
     if not rows:
         raise UnknownJob("there is no such job")
     job = job_of(rows[0])
@@ -103,23 +91,19 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
 
 def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
     """Cancel a job; return it, and whether the cancellation had an effect."""
-    rows = yield NamedQuery("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
+    rows = []
+    if is_id(id_):
+        asked = {"id": id_, "scope": name_of("scope", scope), "ttl": ttl}
+        rows = yield NamedQuery("jobs.cancel", asked)
     job = yield from viewing(id_, scope)
     return job, bool(rows)
 
 
 def claiming(
     kinds: list[str], most: int, owner: str, lease: int, ttl: int
-) -> Steps[list[ClaimedRow]]:
-    """Claim the next due jobs."""
+) -> Steps[list[tuple[Any, ...]]]:
+    """Claim the next due jobs, and end those that have no attempts left; return all their rows."""
     due = yield NamedQuery("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
-    return (yield from _taking(due, owner, lease, ttl))
-
-
-def _taking(
-    due: list[tuple[Any, ...]], owner: str, lease: int, ttl: int
-) -> Steps[list[ClaimedRow]]:
-    """Claim the jobs found, and end those that have no attempts left."""
     over = [id_ for id_, is_over in due if is_over]
     fresh = [id_ for id_, is_over in due if not is_over]
     rows: list[tuple[Any, ...]] = []
@@ -127,8 +111,7 @@ def _taking(
         rows += yield NamedQuery("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
     if fresh:
         rows += yield NamedQuery("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
-    rows.sort(key=lambda row: (row[8], row[0]))
-    return [_taken(row) for row in rows]
+    return sorted(rows, key=lambda row: (row[8], row[0]))
 
 
 class JobHeartbeat(NamedTuple):
@@ -165,30 +148,9 @@ def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     return str(rows[0][0]) if rows else None
 
 
-class JobSchedule(NamedTuple):
-    """The scheduling state of a job, of any scope."""
-
-    state: str
-    epoch: int
-    due_at: int
-    """When it can be claimed (if running: taken over), in microseconds of the database's clock."""
-    due_in: float
-    """Seconds until `due_at`."""
-
-
-def standing(id_: str) -> Steps[JobSchedule | None]:
-    """Return the state of a job; None if it does not exist or is not committed yet."""
-    rows = yield NamedQuery("jobs.standing", {"id": id_})
-    if not rows:
-        return None
-    state, epoch, due_at, now = rows[0]
-    return JobSchedule(str(state), epoch, due_at, max(0, due_at - now) / MICRO)
-
-
 def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
     """Run one batch of a cleanup; return the number of rows."""
-    rows = yield NamedQuery(f"jobs.{which}", arguments)
-    return len(rows)
+    return len((yield NamedQuery(f"jobs.{which}", arguments)))
 
 
 # For operators
@@ -197,13 +159,11 @@ def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
 def browsing(asked: PageRequest) -> Steps[WorkPage]:
     """Return a page of the jobs of a state, of any scope."""
     ended = asked.state in ENDED
-    number, id_ = asked.number, asked.id
-    if not id_:
-        number = BEYOND if ended else -BEYOND
+    first = BEYOND if ended else -BEYOND
     arguments = {
         "state": asked.state,
-        "number": number,
-        "id": id_,
+        "number": asked.number if asked.id else first,
+        "id": asked.id,
         "pattern": containing(asked.search),
         "cut": asked.cut,
         "most": BROWSED,
@@ -263,19 +223,12 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
     )
 
 
-def counting() -> Steps[dict[str, tuple[int, float]]]:
-    """Return the number of jobs in each state, and the age of the oldest."""
-    rows = yield NamedQuery("jobs.counts", {})
-    return {state: (count, max(0, now - oldest) / MICRO) for state, count, oldest, now in rows}
-
-
-def _taken(row: tuple[Any, ...]) -> ClaimedRow:
-    id_, scope, kind, state, epoch, attempt, most, payload, _rank, progress, message = row
+def claimed_payload(id_: str, payload: Any) -> Any:
+    """Return the decoded payload of a claimed job; a `RecordGarbled` if it cannot be read."""
     try:
-        said = decode(payload.encode())
+        return decode(payload.encode())
     except (ValueError, AttributeError):
-        said = RecordGarbled(f"job {id_}: its payload cannot be read")
-    return ClaimedRow(id_, scope, kind, state, epoch, attempt, most, said, progress, message)
+        return RecordGarbled(f"job {id_}: its payload cannot be read")
 
 
 class OpenJobsLimit:

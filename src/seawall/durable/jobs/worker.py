@@ -23,6 +23,7 @@ from uuid import uuid4
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.jobs.jobs import CANCELLED, Jobs
@@ -382,11 +383,12 @@ class JobWorker(WorkerLoop[DurableJobRun]):
 
     async def _heard_before(self, claim: Claim) -> str | None:
         """Return the state set by our earlier report, if only its answer was lost; else None."""
-        seen = await self.jobs._astanding(claim.id)
-        if seen is None or seen.epoch != claim.fence or seen.state == "running":
+        standing = NamedQuery("jobs.standing", {"id": claim.id})
+        rows = await self.jobs.database.arun(standing.alone)
+        if not rows or rows[0][1] != claim.fence or rows[0][0] == "running":
             return None
         self.jobs.wakeups.ring(claim.id)
-        return seen.state
+        return str(rows[0][0])
 
     # Heartbeats
 

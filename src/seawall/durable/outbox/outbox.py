@@ -24,16 +24,11 @@ from seawall import registry
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
-from seawall.durable.database.cleanup import Cleanup
-from seawall.durable.database.connections import (
-    Connection,
-    NamedQuery,
-    TextQuery,
-    arequire_transaction,
-    require_transaction,
-)
-from seawall.durable.database.database import Database, Operation
+from seawall.durable.database.cleanup import cleaning_steps
+from seawall.durable.database.connections import NamedQuery, TextQuery
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.statements import Dialect, containing
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.durable.outbox.events import (
     BlockedAggregate,
     DeadEvent,
@@ -55,7 +50,7 @@ from seawall.durable.outbox.operations import (
 )
 from seawall.durable.outbox.with_clause import EventMembers, members
 from seawall.jobs import WorkItem, WorkPage
-from seawall.jobs.work_list import BEYOND, OPENED, PageRequest, page_of, page_request
+from seawall.jobs.work_list import BEYOND, OPENED, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
@@ -89,9 +84,7 @@ class Outbox:
         clock: Clock | None = None,
     ) -> None:
         """Keep events under `name` in `database`, each of up to `max_payload` bytes."""
-        if not isinstance(database, Database):
-            raise TypeError(f"Outbox({database!r}): pass a Database")
-        self.database = database
+        self.database = checked_database("Outbox", database)
         self.name = text("name", name)
         self.max_payload = check.count("max_payload", max_payload, maximum=2**26)
         self.clock = current_clock() if clock is None else check_clock(clock)
@@ -135,9 +128,7 @@ class Outbox:
         process, because notifications serialise commits).
         """
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self._joined(conn)
-        notes = check.flag("notify", notify)
-        return _carry_out(asked, self._adding(asked.dialect, event, notify=notes))
+        return self._carry_out(conn, self._adding, event, notify)
 
     async def aadd(
         self,
@@ -152,34 +143,36 @@ class Outbox:
     ) -> str:
         """Async twin of `add`."""
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        asked = self._joined(conn, awaited=True)
-        notes = check.flag("notify", notify)
-        added: str = await _acarry_out(asked, self._adding(asked.dialect, event, notify=notes))
+        added: str = await self._carry_out(conn, self._adding, event, notify, awaited=True)
         return added
 
     def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
         """Add several events, on PostgreSQL in one statement; return their ids or an awaitable."""
-        asked = self._joined(conn)
-        notes = check.flag("notify", notify)
-        return _carry_out(asked, self._adding_all(asked.dialect, _listed(events), notify=notes))
+        return self._carry_out(conn, self._adding_all, _listed(events), notify)
 
     async def aadd_all(
         self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False
     ) -> list[str]:
         """Async twin of `add_all`."""
-        asked = self._joined(conn, awaited=True)
-        notes = check.flag("notify", notify)
-        steps = self._adding_all(asked.dialect, _listed(events), notify=notes)
-        added: list[str] = await _acarry_out(asked, steps)
+        todo = _listed(events)
+        added: list[str] = await self._carry_out(conn, self._adding_all, todo, notify, awaited=True)
         return added
 
-    def _joined(self, raw: Any, *, awaited: bool = False) -> Connection:
-        """Return the user's own connection, which must be in a transaction."""
-        asked = self.database.connection(raw)
-        if awaited and not asked.kind.is_async:
-            raise TypeError(f"{asked!r} is not awaited: write the name without the a")
-        require_transaction(asked, TOGETHER)
-        return asked
+    def _carry_out(
+        self,
+        raw: Any,
+        adding: Callable[..., Steps[Any]],
+        added: Any,
+        notify: bool,  # noqa: FBT001 - as given
+        *,
+        awaited: bool = False,
+    ) -> Any:
+        """Run `adding` in the transaction of the user's connection, or return an awaitable."""
+        connection = self.database.connection(raw)
+        steps = adding(connection.dialect, added, notify=check.flag("notify", notify))
+        if awaited or connection.kind.is_async:
+            return connection.ajoin(steps, TOGETHER)
+        return connection.join(steps, TOGETHER)
 
     def _adding(
         self, dialect: Dialect, event: NewEvent, *, notify: bool, id_: str | None = None
@@ -245,17 +238,13 @@ class Outbox:
 
     # Waking dispatchers
 
-    def announce(self) -> None:
+    def _announce(self) -> Steps[None]:
         """Wake dispatchers after a commit; those of other processes at most every 50 ms."""
         self.wake()
         if self.database.dialect == "postgres" and self._may_announce():
-            self.database.run(self._announcing)
+            yield NamedQuery("outbox.notify", {"channel": self.channel}).alone
 
-    async def aannounce(self) -> None:
-        """Async twin of `announce`."""
-        self.wake()
-        if self.database.dialect == "postgres" and self._may_announce():
-            await self.database.arun(self._announcing)
+    announce, aannounce = twins(_announce)
 
     def wake(self) -> None:
         """Wake the dispatchers of this process, so that they look at once."""
@@ -274,9 +263,6 @@ class Outbox:
             )
             known.add(dispatcher)
 
-    def _announcing(self) -> Steps[None]:
-        yield NamedQuery("outbox.notify", {"channel": self.channel})
-
     def _may_announce(self) -> bool:
         """Return whether another notification is allowed now, and count it as sent.
 
@@ -292,7 +278,7 @@ class Outbox:
 
     # Browsing
 
-    def browse(
+    def _browse(
         self,
         state: str = "dead",
         *,
@@ -300,7 +286,7 @@ class Outbox:
         after: str | None = None,
         limit: int = 50,
         payloads: bool = True,
-    ) -> WorkPage:
+    ) -> Steps[WorkPage]:
         """Return a page of up to 100 events that are dead, blocked or waiting.
 
         Dead events start with the latest; for a blocked aggregate the blocking event is listed.
@@ -308,73 +294,39 @@ class Outbox:
         previous page. One call examines a bounded number of events: a page may have fewer than
         `limit` events and still a `next`. Without `payloads`, payloads are not read.
         """
-        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
-
-    async def abrowse(
-        self,
-        state: str = "dead",
-        *,
-        search: str = "",
-        after: str | None = None,
-        limit: int = 50,
-        payloads: bool = True,
-    ) -> WorkPage:
-        """Async twin of `browse`."""
-        asked = self._browsing(state, search, after, limit, payloads=payloads)
-        return await self.database.arun(asked)
-
-    def _browsing(
-        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> Operation[WorkPage]:
         asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
         if state == "waiting" and asked.id and not asked.id.isdecimal():
             raise ValueError(f"after={after!r:.50}: write None, or `next` of the page before")
-        return lambda: self._page(asked)
-
-    def _page(self, asked: PageRequest) -> Steps[WorkPage]:
-        number, id_ = asked.number, asked.id
-        if not id_:
-            number, id_ = (BEYOND if asked.state == "dead" else -BEYOND), ""
+        first = BEYOND if state == "dead" else -BEYOND
         arguments: dict[str, Any] = {
             "outbox": self.name,
             "pattern": containing(asked.search),
             "cut": asked.cut,
-            "number": number,
+            "number": asked.number if asked.id else first,
             "most": BROWSED,
         }
-        if asked.state == "dead":
-            arguments["id"] = id_
-        elif asked.state == "waiting":
-            arguments["id"] = int(id_ or 0)
-        rows = yield NamedQuery(f"outbox.browse_{asked.state}", arguments)
-        item = _waiting_item if asked.state == "waiting" else _item
-        return page_of(rows, asked.limit, item)
+        if state == "dead":
+            arguments["id"] = asked.id
+        elif state == "waiting":
+            arguments["id"] = int(asked.id or 0)
+        rows = yield NamedQuery(f"outbox.browse_{state}", arguments)
+        return page_of(rows, asked.limit, _waiting_item if state == "waiting" else _item)
 
-    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
+    browse, abrowse = transaction_twins(_browse)
+
+    def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return an event with up to 64 KiB of its payload; None if it does not exist."""
-        return self.database.run(lambda: self._inspecting(id, payload=payload))
-
-    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Async twin of `inspect`."""
-        return await self.database.arun(lambda: self._inspecting(id, payload=payload))
-
-    def _inspecting(self, id_: str, *, payload: bool) -> Steps[WorkItem | None]:
         cut = OPENED if check.flag("payload", payload) else 0
-        asked = {"outbox": self.name, "id": text("id", id_), "cut": cut}
+        asked = {"outbox": self.name, "id": text("id", id), "cut": cut}
         rows = yield NamedQuery("outbox.inspect", asked)
         return _item(rows[0]) if rows else None
 
+    inspect, ainspect = transaction_twins(_inspect)
+
     # Failures
 
-    def dead(self, limit: int = 100) -> list[DeadEvent]:
+    def _dead(self, limit: int = 100) -> Steps[list[DeadEvent]]:
         """Return the dead events, the oldest first."""
-        return self.database.run(lambda: self._dead(limit))
-
-    async def adead(self, limit: int = 100) -> list[DeadEvent]:
-        """Async twin of `dead`."""
-        return await self.database.arun(lambda: self._dead(limit))
-
-    def _dead(self, limit: int) -> Steps[list[DeadEvent]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield NamedQuery("outbox.dead", {"outbox": self.name, "most": bound})
         letters = []
@@ -383,15 +335,10 @@ class Outbox:
             letters.append(DeadEvent(event_of(row[:8]), row[8], error, row[10] / 1e6, trace))
         return letters
 
-    def blocked(self, limit: int = 100) -> list[BlockedAggregate]:
+    dead, adead = transaction_twins(_dead)
+
+    def _blocked(self, limit: int = 100) -> Steps[list[BlockedAggregate]]:
         """Return the aggregates that wait for `unblock`."""
-        return self.database.run(lambda: self._blocked(limit))
-
-    async def ablocked(self, limit: int = 100) -> list[BlockedAggregate]:
-        """Async twin of `blocked`."""
-        return await self.database.arun(lambda: self._blocked(limit))
-
-    def _blocked(self, limit: int) -> Steps[list[BlockedAggregate]]:
         bound = check.count("limit", limit, maximum=MOST_LISTED)
         rows = yield NamedQuery("outbox.blocked", {"outbox": self.name, "most": bound})
         return [
@@ -399,70 +346,51 @@ class Outbox:
             for aggregate, aggregate_id, attempts, error in rows
         ]
 
-    def retry(self, id: str) -> bool:  # noqa: A002
+    blocked, ablocked = transaction_twins(_blocked)
+
+    def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Retry an event that is dead or blocks its aggregate; return False if it is neither.
 
         A dead event is added again behind the others of its aggregate, with the same id.
         """
-        return self.database.run(lambda: self._retry(id))
-
-    async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `retry`."""
-        return await self.database.arun(lambda: self._retry(id))
-
-    def _retry(self, id_: str) -> Steps[bool]:
-        given = {"outbox": self.name, "id": text("id", id_)}
+        given = {"outbox": self.name, "id": text("id", id)}
         rows = yield NamedQuery("outbox.exhume", given)
         if not rows:
-            blocked = yield from self._blocked_by(id_)
-            return blocked is not None and (yield from self._unblock(*blocked, skip=False))
+            blocked = yield from self._blocked_by(id)
+            return blocked is not None and (yield from self._unblock(*blocked))
         names = ("aggregate", "aggregate_id", "type", "payload", "headers")
         arguments = {**given, **dict(zip(names, rows[0], strict=True))}
         arguments["payload"] = bytes(arguments["payload"])
         yield from adding(self.database.dialect, arguments)
         return True
 
-    def drop(self, id: str) -> bool:  # noqa: A002
+    retry, aretry = transaction_twins(_retry)
+
+    def _drop(self, id: str) -> Steps[bool]:  # noqa: A002
         """Delete an event that is dead or blocks its aggregate; return False if it is neither."""
-        return self.database.run(lambda: self._drop(id))
-
-    async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `drop`."""
-        return await self.database.arun(lambda: self._drop(id))
-
-    def _drop(self, id_: str) -> Steps[bool]:
-        given = {"outbox": self.name, "id": text("id", id_)}
+        given = {"outbox": self.name, "id": text("id", id)}
         if (yield NamedQuery("outbox.exhume", given)):
             return True
-        blocked = yield from self._blocked_by(id_)
+        blocked = yield from self._blocked_by(id)
         if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
             return False
         return bool((yield NamedQuery("outbox.exhume", given)))
+
+    drop, adrop = transaction_twins(_drop)
 
     def _blocked_by(self, id_: str) -> Steps[tuple[str, str] | None]:
         """Return the aggregate that an event blocks, or None."""
         rows = yield NamedQuery("outbox.inspect", {"outbox": self.name, "id": id_, "cut": 0})
         return rows[0][4:6] if rows and rows[0][2] == "blocked" else None
 
-    def unblock(
+    def _unblock(
         self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
-    ) -> bool:
+    ) -> Steps[bool]:
         """Resume a blocked aggregate; with `skip`, without the event that blocks it.
 
         A skipped event is dead: see `dead()` and `retry()`. Returns False if the aggregate is not
         blocked.
         """
-        return self.database.run(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
-
-    async def aunblock(
-        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool = False
-    ) -> bool:
-        """Async twin of `unblock`."""
-        return await self.database.arun(lambda: self._unblock(aggregate, aggregate_id, skip=skip))
-
-    def _unblock(
-        self, aggregate: str, aggregate_id: str | int | UUID, *, skip: bool
-    ) -> Steps[bool]:
         where = {
             "outbox": self.name,
             "aggregate": text("aggregate", aggregate),
@@ -481,33 +409,36 @@ class Outbox:
             yield from settling(dialect, self.name, owner, [ended], keep=False)
         return bool(rows)
 
+    unblock, aunblock = transaction_twins(_unblock)
+
     # Cleanup
 
-    def cleanup(
+    def _cleanup(
         self,
         *,
         keep: float = 0.0,
         keep_dead: float = KEEP_DEAD,
         batch: int = CLEAN_AT_ONCE,
         within: float = 10.0,
-    ) -> int:
+    ) -> Steps[int]:
         """Delete delivered events older than `keep` seconds, dead ones older than `keep_dead`.
 
         Works in batches and returns how many were deleted. It ends after about `within` seconds,
         finished or not.
         """
-        return Cleanup(batch, within, *self._to_clean(keep, keep_dead)).run(self.database)
+        return cleaning_steps(batch, within, *self._to_clean(keep, keep_dead))
 
-    async def acleanup(
-        self,
-        *,
-        keep: float = 0.0,
-        keep_dead: float = KEEP_DEAD,
-        batch: int = CLEAN_AT_ONCE,
-        within: float = 10.0,
-    ) -> int:
-        """Async twin of `cleanup`."""
-        return await Cleanup(batch, within, *self._to_clean(keep, keep_dead)).arun(self.database)
+    cleanup, acleanup = twins(_cleanup)
+
+    def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
+        ages = {
+            False: check.seconds("keep", keep, zero=True),
+            True: check.seconds("keep_dead", keep_dead, zero=True),
+        }
+        return [
+            partial(self._removing, "clean", {"dead": dead, "age": round(age * 1e6)})
+            for dead, age in ages.items()
+        ]
 
     async def _aclean_some(self, *, keep: float) -> bool:
         """Delete one batch; return whether there may be more. For callers with other work to do."""
@@ -515,34 +446,19 @@ class Outbox:
         deleted = [await self.database.arun(partial(one, CLEAN_AT_ONCE)) for one in removals]
         return max(deleted) >= CLEAN_AT_ONCE
 
-    def forget(self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0) -> int:
+    def _forget(
+        self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
+    ) -> Steps[int]:
         """Delete the counters of aggregates that had no event for `idle` seconds.
 
         Only aggregates without any remaining event are affected. Their sequence numbers start at 1
         again; ids do not repeat. `idle` must be longer than any transaction that adds events. Works
         in batches for about `within` seconds, as `cleanup` does.
         """
-        return Cleanup(batch, within, self._to_forget(idle)).run(self.database)
-
-    async def aforget(
-        self, *, idle: float, batch: int = CLEAN_AT_ONCE, within: float = 10.0
-    ) -> int:
-        """Async twin of `forget`."""
-        return await Cleanup(batch, within, self._to_forget(idle)).arun(self.database)
-
-    def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
-        ages = (
-            (False, check.seconds("keep", keep, zero=True)),
-            (True, check.seconds("keep_dead", keep_dead, zero=True)),
-        )
-        return [
-            partial(self._removing, "clean", {"dead": dead, "age": round(age * 1e6)})
-            for dead, age in ages
-        ]
-
-    def _to_forget(self, idle: float) -> Callable[[int], Steps[int]]:
         age = round(check.seconds("idle", idle) * 1e6)
-        return partial(self._removing, "forget", {"age": age})
+        return cleaning_steps(batch, within, partial(self._removing, "forget", {"age": age}))
+
+    forget, aforget = twins(_forget)
 
     def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
         rows = yield NamedQuery(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
@@ -550,18 +466,11 @@ class Outbox:
 
     # Statistics
 
-    def survey(self) -> dict[str, Any]:
+    def _survey(self) -> Steps[dict[str, Any]]:
         """Return the numbers of pending, dead and blocked, and the age of the oldest event.
 
         Counts stop at 100 000; the oldest is the oldest of those counted.
         """
-        return self.database.run(self._survey)
-
-    async def asurvey(self) -> dict[str, Any]:
-        """Async twin of `survey`."""
-        return await self.database.arun(self._survey)
-
-    def _survey(self) -> Steps[dict[str, Any]]:
         rows = yield NamedQuery("outbox.survey", {"outbox": self.name})
         pending, oldest, dead, blocked = rows[0]
         age = 0.0 if oldest is None else max(0, oldest) / 1e6
@@ -569,14 +478,7 @@ class Outbox:
         registry.answered(self, found)
         return found
 
-
-def _carry_out(asked: Connection, steps: Steps[Any]) -> Any:
-    return _acarry_out(asked, steps) if asked.kind.is_async else asked.run(steps)
-
-
-async def _acarry_out(asked: Connection, steps: Steps[Any]) -> Any:
-    await arequire_transaction(asked, TOGETHER)
-    return await asked.arun(steps)
+    survey, asurvey = transaction_twins(_survey)
 
 
 def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:

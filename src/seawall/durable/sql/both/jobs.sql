@@ -21,7 +21,7 @@ FROM {jobs}
 WHERE id = :id AND scope = :scope;
 
 -- name: standing
-SELECT state, epoch, due_at, {now} FROM {jobs} WHERE id = :id;
+SELECT state, epoch FROM {jobs} WHERE id = :id;
 
 -- name: depth
 SELECT count(*) FROM (
