@@ -20,7 +20,7 @@ from seawall.durable.database.connections import (
     require_transaction,
     still_open,
 )
-from seawall.runtime.driver import Steps
+from seawall.runtime.driver import Steps, adrive, drive
 
 T = TypeVar("T")
 
@@ -56,12 +56,6 @@ class TransactionBlock(Generic[T]):
         if self._entered:
             raise RuntimeError("a block is entered once: make another")
 
-    def _check_end(self) -> None:
-        if not still_open(self._connection):
-            raise RuntimeError(
-                f"{self._connection!r}: the transaction was ended inside the block: commit after it"
-            )
-
     def _is_over(self) -> bool:
         """Return whether the transaction was ended inside; if so, only count the undoing."""
         try:
@@ -75,67 +69,57 @@ class TransactionBlock(Generic[T]):
     def _only_count(self) -> None:
         next(self._undo(), None)
 
-    def __enter__(self) -> T:
-        self._check(awaited=False)
-        require_transaction(self._connection, TOGETHER)
+    # The rules of a block: they yield steps, which the connection runs
+
+    def _enter(self) -> Steps[T]:
         self._entered = True
         try:
-            return self._connection.run(self._begin())
+            begun: T = yield self._begin()
         except Exception:  # a failed statement has left nothing
             self._only_count()
             raise
         except BaseException:
-            self._take_back_now()
+            # The work may have been done all the same, if the driver's thread went on.
+            yield from self._take_back()
             raise
+        return begun
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def _leave(self, error: BaseException | None) -> Steps[None]:
         self._left = True
         if error is not None:
             if not self._is_over():
-                self._take_back_now()
+                yield from self._take_back()
             return
-        self._check_end()
+        if not still_open(self._connection):
+            raise RuntimeError(
+                f"{self._connection!r}: the transaction was ended inside the block: commit after it"
+            )
         try:
-            self._connection.run(self._end())
+            yield self._end()
         except BaseException:
-            self._take_back_now()
+            yield from self._take_back()
             raise
 
-    def _take_back_now(self) -> None:
+    def _take_back(self) -> Steps[None]:
         # In a broken transaction this fails, and is not needed: it will be rolled back.
         with suppress(Exception):
-            self._connection.run(self._undo())
+            yield self._undo()
+
+    def __enter__(self) -> T:
+        self._check(awaited=False)
+        require_transaction(self._connection, TOGETHER)
+        return drive(self._enter(), self._connection.run)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        drive(self._leave(error), self._connection.run)
 
     async def __aenter__(self) -> T:
         self._check(awaited=True)
         await arequire_transaction(self._connection, TOGETHER)
-        self._entered = True
-        try:
-            return await self._connection.arun(self._begin())
-        except Exception:
-            self._only_count()
-            raise
-        except BaseException:
-            # The work may have been done all the same, if the driver's thread went on.
-            await self._take_back()
-            raise
+        return await adrive(self._enter(), self._connection.arun)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._left = True
-        if error is not None:
-            if not self._is_over():
-                await self._take_back()
-            return
-        self._check_end()
-        try:
-            await self._connection.arun(self._end())
-        except BaseException:
-            await self._take_back()
-            raise
-
-    async def _take_back(self) -> None:
-        with suppress(Exception):
-            await self._connection.arun(self._undo())
+        await adrive(self._leave(error), self._connection.arun)
 
 
 def named(what: str, value: Any, longest: int = 200) -> str:

@@ -12,13 +12,13 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
 
-from seawall import _checks as check
-from seawall.durable.database.connections import Connection, in_transaction, still_open
+from seawall.durable.database.connections import Connection, still_open
 from seawall.durable.http.responses import Reply, check_sendable, recorded
 from seawall.durable.idempotency import Idempotency, records
-from seawall.durable.idempotency.once import checked_events
+from seawall.durable.idempotency.once import KeyEvents
 from seawall.durable.outbox.events import FromRow
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import LeaseLost
@@ -26,6 +26,7 @@ from seawall.models.idempotency import Answer, Headers, KeyClaim, check_answer
 from seawall.runtime.driver import Steps
 from seawall.web.problems import FAILURE
 
+TOGETHER: Final = "the answer is committed with what was done"
 _LENGTH: Final = b"content-length"
 _JSON: Final = (b"content-type", b"application/json")
 
@@ -123,10 +124,10 @@ class IdempotentRequest:
         Raises `LeaseLost` if another worker took over, or if the request is already completed: let
         the exception propagate, so that the transaction is rolled back. Commit before you return.
         """
-        check.flag("notify", notify)
-        back, said, added = self._checked(answer, outbox, events)
-        asked = self._joined(conn, outbox, awaited=False)
-        asked.run(self._completing(asked, said, outbox, added, notify=notify))
+        added = self._checked_events(outbox, events, notify=notify)
+        back, said = self._checked_answer(answer)
+        own = self._idempotency.database.connection(conn)
+        own.join(self._completing(own, said, added), TOGETHER)
         return back
 
     @overload
@@ -161,68 +162,38 @@ class IdempotentRequest:
         notify: bool = False,
     ) -> Any:
         """Async twin of `complete`."""
-        check.flag("notify", notify)
-        back, said, added = self._checked(answer, outbox, events)
-        asked = self._joined(conn, outbox, awaited=True)
-        await asked.arun(self._completing(asked, said, outbox, added, notify=notify))
+        added = self._checked_events(outbox, events, notify=notify)
+        back, said = self._checked_answer(answer)
+        own = self._idempotency.database.connection(conn)
+        await own.ajoin(self._completing(own, said, added), TOGETHER)
         return back
 
-    def _joined(self, conn: Any, outbox: Outbox | None, *, awaited: bool) -> Connection:
-        """Return the user's connection, whose transaction will complete the request."""
-        asked = self._idempotency.database.connection(conn)
-        if asked.kind.is_async is not awaited:
-            write = "complete(...)" if awaited else "await ... .acomplete(...)"
-            raise TypeError(f"{asked!r}: write `{write}` for this one")
-        if not in_transaction(asked.kind, asked.raw):
-            raise RuntimeError(
-                f"{asked!r} has no transaction: begin one, so that the answer is committed with"
-                " what was done"
-            )
-        # From here on it may be committed, even if no answer arrives.
-        self._connection, self._outbox = asked, outbox
-        return asked
-
-    def _checked(
-        self, answer: object, outbox: Outbox | None, events: Iterable[Any]
-    ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Return the handler's return value, its stored form and the events; or raise."""
+    def _checked_answer(self, answer: object) -> tuple[Any, dict[str, Any]]:
+        """Return the handler's return value, and its stored form; or raise."""
         back, (status, headers, body) = response_of(answer)
-        database, terms = self._idempotency.database, self._idempotency.terms
+        terms = self._idempotency.terms
         kept = recorded(status, headers, body if len(body) <= terms.max_body else None, self._never)
-        said = records.stored(kept, terms, failed=status >= FAILURE)
-        added = checked_events(outbox, events, database.names)
-        for event in added:
+        return back, records.stored(kept, terms, failed=status >= FAILURE)
+
+    def _checked_events(
+        self, outbox: Outbox | None, events: Iterable[Any], *, notify: bool
+    ) -> KeyEvents:
+        names = self._idempotency.database.names
+        added = KeyEvents.checked(outbox, events, names, notify=notify)
+        for event in added.events:
             if isinstance(event.aggregate_id, FromRow) or isinstance(event.payload, FromRow):
                 raise TypeError(f"{event!r}: there is no row here: write the values themselves")
-        return back, said, added
+        return added
 
-    def _completing(
-        self,
-        asked: Connection,
-        said: dict[str, Any],
-        outbox: Outbox | None,
-        events: list[Any],
-        *,
-        notify: bool,
-    ) -> Steps[None]:
-        members: tuple[str, dict[str, Any]] = ("", {})
-        together = asked.dialect == "postgres"
-        trail = records.trail_of(self._claim.owner, self._claim.epoch)
-        if outbox is not None and events and together:
-            rows = outbox.rows_cte(events, source="seawall_done")
-            rows.follow(trail)
-            members = rows[:2]
-        terms = self._idempotency.terms
-        good = yield from records.complete_with(self._claim, said, terms, *members)
-        if not good:
+    def _completing(self, own: Connection, said: dict[str, Any], events: KeyEvents) -> Steps[None]:
+        # From here on it may be committed, even if no answer arrives.
+        self._connection, self._outbox = own, events.outbox
+        storing = partial(records.complete_with, self._claim, said, self._idempotency.terms)
+        if not (yield from events.commit_with(storing, self._claim, own.dialect, "seawall_done")):
             raise LeaseLost(
                 f"{self.operation!r} cannot be completed here: somebody took over, or it is"
                 " completed already. Let this out, so that the transaction is rolled back"
             )
-        if outbox is not None and events and not together:
-            yield from outbox._adding_all(asked.dialect, events, notify=False, trail=trail)
-        if outbox is not None and events and notify:
-            yield from outbox._notifying(asked.dialect)
 
     # For the middleware
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall.durable.http.responses import (
     NOTHING_DONE,
@@ -26,9 +26,12 @@ from seawall.durable.http.responses import (
     recorded,
 )
 from seawall.errors import LeaseLost, Rejected, SeawallError
-from seawall.models.idempotency import Answer, Headers
+from seawall.models.idempotency import Headers
 from seawall.web.asgi_types import Message, Send
 from seawall.web.problems import problem_of
+
+if TYPE_CHECKING:
+    from seawall.durable.http.request import RequestExecution
 
 UNSEEN: Final = frozenset(
     {
@@ -44,30 +47,19 @@ class StillOpen(RuntimeError):
     """The app has responded, but the transaction that completes the claim is still open."""
 
 
-class OutcomeHandler(Protocol):
-    """The handler of the claim's outcome."""
-
-    async def settle(
-        self, answer: Answer, outcome: RequestOutcome
-    ) -> Callable[[], Awaitable[None]] | None:
-        """Record `answer` or free the key; return a sender of another response, if needed."""
-        ...
-
-    async def abandon(self) -> Callable[[], Awaitable[None]] | None:
-        """Free the key; return a sender of a response, if there is one after all."""
-        ...
-
-
 class RecordedExchange:
     """The `receive` and `send` of the app."""
 
     def __init__(
-        self, body: bytes, to: Send, settling: OutcomeHandler, most: int, never: frozenset[bytes]
+        self, body: bytes, to: Send, request: RequestExecution, most: int, never: frozenset[bytes]
     ) -> None:
-        """Pass `body` to the app and its response `to` the client; record up to `most` bytes."""
+        """Pass `body` to the app and its response `to` the client; record up to `most` bytes.
+
+        `request` stores the response or frees the key, and may return a sender of another response.
+        """
         self._body: bytes | None = body
         self._to = to
-        self._settling = settling
+        self._request = request
         self._most = most
         self._never = never
         self._over = asyncio.Event()
@@ -183,7 +175,7 @@ class RecordedExchange:
         try:
             body = bytes(self._recording) if self._size <= self._most else None
             answer = recorded(status, headers, body, self._never)
-            instead = await self._settling.settle(answer, RequestOutcome(status, headers))
+            instead = await self._request.settle(answer, RequestOutcome(status, headers))
             self._recording.clear()
             if instead is not None:
                 await self._send_instead(instead)
@@ -208,14 +200,14 @@ class RecordedExchange:
         """Settle a request that the app has left without a response, or with an incomplete one."""
         self._settled = True
         if not self._begun and says_nothing_was_done(error):
-            instead = await self._settling.abandon()
+            instead = await self._request.abandon()
             if instead is not None:
                 await self._send_instead(instead)
             self._over.set()
             return
         status, headers, body = failure_of(error)
         answer = recorded(status, headers, body, self._never)
-        instead = await self._settling.settle(answer, RequestOutcome(status, headers, error))
+        instead = await self._request.settle(answer, RequestOutcome(status, headers, error))
         if instead is not None and not self._begun:
             await self._send_instead(instead)
         elif not self._begun:

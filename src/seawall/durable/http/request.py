@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall._failures import described
 from seawall.durable.database.database import without_deadline
 from seawall.durable.http import responses as answers
 from seawall.durable.http.completion import IdempotentRequest, RequestName
 from seawall.durable.http.exchange import UNSEEN, RecordedExchange, StillOpen
-from seawall.durable.idempotency import Idempotency, records
+from seawall.durable.idempotency import records
 from seawall.durable.idempotency.lease_renewal import LeaseRenewal, uninterrupted
 from seawall.errors import RecordGarbled
 from seawall.models.idempotency import (
@@ -28,6 +28,9 @@ from seawall.runtime.driver import sleep_async
 from seawall.web.asgi_types import Send
 from seawall.web.problems import FAILURE, Problem, send_problem
 
+if TYPE_CHECKING:
+    from seawall.durable.http.middleware import IdempotentRequests
+
 Scope = MutableMapping[str, Any]
 Instead = Callable[[], Awaitable[None]] | None
 """A sender of a response that replaces the app's own; None if the app's own is sent."""
@@ -39,25 +42,10 @@ PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between attempts to record a response while the database is unreachable."""
 
 
-class RequestSettings(Protocol):
-    """The settings shared by all requests: the middleware."""
-
-    app: Callable[..., Awaitable[None]]
-    idempotency: Idempotency
-    wait: float
-    retry_after: float
-    never: frozenset[bytes]
-    keep: answers.Keep | None
-
-    def _count(self, what: str) -> None:
-        """Increment a counter."""
-        ...
-
-
 class RequestExecution:
     """One request with a key: the decision by its record, and the outcome of its claim."""
 
-    def __init__(self, owner: RequestSettings, name: RequestName, send: Send) -> None:
+    def __init__(self, owner: IdempotentRequests, name: RequestName, send: Send) -> None:
         self._owner = owner
         self._idempotency = owner.idempotency
         self._name = name

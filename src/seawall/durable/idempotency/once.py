@@ -6,19 +6,18 @@ Promises:
 - It is taken before the block runs. So a second transaction with the same key waits before it has
   done anything, or is refused at once without `wait`.
 - A block that raises leaves no record, even if the transaction is committed afterwards.
-
-`_blocks.py` implements how a block is entered and left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
 from seawall import _checks as check
 from seawall.durable.database.connections import Connection
-from seawall.durable.database.statements import TableNames
+from seawall.durable.database.statements import Dialect, TableNames
 from seawall.durable.database.transaction_block import TransactionBlock
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.records import KeyRequest, KeyTerms
@@ -56,9 +55,7 @@ class Once(TransactionBlock["Once"]):
         self._count = count
         self._claim: KeyClaim | None = None
         self._answer: tuple[object] | None = None
-        self._outbox: Outbox | None = None
-        self._events: list[Any] = []
-        self._notify = False
+        self._events = KeyEvents()
         self._known = False
         self.first = False
         """Whether this is the first time, so that the block should do its work."""
@@ -91,12 +88,10 @@ class Once(TransactionBlock["Once"]):
             raise RuntimeError(
                 "this is a repeat, it has its answer: write `if once.first:` around what is done"
             )
-        if self._claim is None or self._events:
+        if self._claim is None or self._events.events:
             raise RuntimeError("answer once, inside the block: this would be lost")
         records.check_storable(value)  # raise here, where the mistake is
-        self._events = checked_events(outbox, events, self._connection.names)
-        self._notify = check.flag("notify", notify)
-        self._outbox = outbox
+        self._events = KeyEvents.checked(outbox, events, self._connection.names, notify=notify)
         self._answer = (value,)
         self.value = value
 
@@ -138,22 +133,9 @@ class Once(TransactionBlock["Once"]):
         if self._answer is None:
             there = (yield from records.held(self._claim)) is not None
         else:
-            members: tuple[str, dict[str, Any]] = ("", {})
-            if self._outbox is not None and self._events:
-                trail = records.trail_of(self._claim.owner, self._claim.epoch)
-                if self._connection.dialect == "postgres":
-                    rows = self._outbox.rows_cte(self._events)
-                    rows.follow(trail)
-                    members = rows[:2]
-                else:
-                    own = self._outbox._adding_all
-                    dialect = self._connection.dialect
-                    yield from own(dialect, self._events, notify=False, trail=trail)
-            there = yield from records.set_answer(
-                self._claim, self._answer[0], self._terms, *members
-            )
-            if self._outbox is not None and self._events and self._notify and there:
-                yield from self._outbox._notifying(self._connection.dialect)
+            storing = partial(records.set_answer, self._claim, self._answer[0], self._terms)
+            dialect = self._connection.dialect
+            there = yield from self._events.commit_with(storing, self._claim, dialect)
         if not there:
             raise RuntimeError(
                 f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
@@ -170,6 +152,51 @@ class Once(TransactionBlock["Once"]):
             self._count("abandoned")
         # By owner: a caller that was cancelled while asking does not know whether it got the key.
         yield from records.withdraw(self._wanted)
+
+
+class KeyEvents(NamedTuple):
+    """The events that are committed with the answer of a key."""
+
+    outbox: Outbox | None = None
+    events: Sequence[Any] = ()
+    notify: bool = False
+    """Whether listening dispatchers are notified at the commit."""
+
+    @classmethod
+    def checked(
+        cls, outbox: Outbox | None, events: Iterable[Any], names: TableNames, *, notify: bool
+    ) -> Self:
+        """Check the arguments of the user, with `names` of the key's tables."""
+        check.flag("notify", notify)
+        return cls(outbox, checked_events(outbox, events, names), notify)
+
+    def commit_with(
+        self,
+        storing: Callable[[str, dict[str, Any]], Steps[bool]],
+        claim: KeyClaim,
+        dialect: Dialect,
+        source: str | None = None,
+    ) -> Steps[bool]:
+        """Add the events in the transaction in which `storing` stores the answer.
+
+        It is called with members of a WITH clause and their arguments: on PostgreSQL, the events
+        are part of its statement. Return whether it stored the answer.
+        """
+        outbox, events, notify = self
+        if outbox is None or not events:
+            return (yield from storing("", {}))
+        trail = records.trail_of(claim.owner, claim.epoch)
+        if dialect == "postgres":
+            rows = outbox.rows_cte(events, source=source)
+            rows.follow(trail)
+            there = yield from storing(*rows)
+        else:
+            there = yield from storing("", {})
+            if there:
+                yield from outbox._adding_all(dialect, events, notify=False, trail=trail)
+        if there and notify:
+            yield from outbox._notifying(dialect)
+        return there
 
 
 def checked_events(outbox: Outbox | None, events: Iterable[Any], names: TableNames) -> list[Any]:

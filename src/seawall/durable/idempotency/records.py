@@ -105,12 +105,9 @@ class KeyRequest(NamedTuple):
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
-def reserve(
-    wanted: KeyRequest, terms: KeyTerms, state: RecordState = RecordState.PENDING
-) -> Steps[KeyState]:
+def reserve(wanted: KeyRequest, terms: KeyTerms) -> Steps[KeyState]:
     """Take the record, or return why that is not possible."""
-    taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
-    return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
+    return _reserve(wanted, terms, RecordState.PENDING)
 
 
 def reserve_once(
@@ -121,25 +118,20 @@ def reserve_once(
     On PostgreSQL (`names` are those of its tables) an advisory lock marks it for callers that do
     not `wait`.
     """
-    state = RecordState.SUCCEEDED
-    taking = {**wanted._asdict(), "state": int(state), "lease": terms.lease, "ttl": terms.ttl}
     if names is None:
-        return (yield from _reserve(wanted, terms, state, taking, "", wait=True))
+        return _reserve(wanted, terms, RecordState.SUCCEEDED)
     where = names.table("idempotency").encode()
-    lock = blake2b(where + b"\0" + wanted.key_hash, digest_size=8).digest()
-    taking |= {"lock": int.from_bytes(lock, signed=True), "wait": wait}
-    return (yield from _reserve(wanted, terms, state, taking, "_once", wait=wait))
+    digest = blake2b(where + b"\0" + wanted.key_hash, digest_size=8).digest()
+    lock = {"lock": int.from_bytes(digest, signed=True), "wait": wait}
+    return _reserve(wanted, terms, RecordState.SUCCEEDED, lock)
 
 
 def _reserve(
-    wanted: KeyRequest,
-    terms: KeyTerms,
-    state: RecordState,
-    taking: Arguments,
-    how: str,
-    *,
-    wait: bool,
+    wanted: KeyRequest, terms: KeyTerms, state: RecordState, lock: Arguments | None = None
 ) -> Steps[KeyState]:
+    times = {"state": int(state), "lease": terms.lease, "ttl": terms.ttl}
+    taking = {**wanted._asdict(), **times, **(lock or {})}
+    how, wait = ("", True) if lock is None else ("_once", lock["wait"])
     for _ in range(LOOKS):
         rows = yield NamedQuery(f"idempotency.take{how}", taking)
         if not rows:
@@ -185,29 +177,21 @@ def complete(claim: KeyClaim, said: Arguments, terms: KeyTerms) -> Steps[bool]:
     if rows:
         return True
     # The same claim may have completed it before, with its answer lost: then confirm it.
-    rows = yield NamedQuery("idempotency.completed", _held(claim))
-    return bool(rows)
+    return bool((yield NamedQuery("idempotency.completed", _held(claim))))
 
 
 def complete_with(
-    claim: KeyClaim,
-    said: Arguments,
-    terms: KeyTerms,
-    members: str = "",
-    arguments: Arguments | None = None,
+    claim: KeyClaim, said: Arguments, terms: KeyTerms, members: str, arguments: Arguments
 ) -> Steps[bool]:
     """Store an answer in a transaction of the user, if the claim is still valid.
 
     If so, `members` of a WITH clause (PostgreSQL, with their `arguments`) are executed with it;
     their source is `seawall_done`.
     """
-    asked = {**_held(claim), **said, "ttl": terms.ttl, **(arguments or {})}
-    if members:
-        own = statements("postgres", "idempotency")["complete"]
-        text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
-        rows = yield TextQuery(text, asked)
-    else:
-        rows = yield NamedQuery("idempotency.complete", asked)
+    own = statements("postgres", "idempotency")["complete"]
+    text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
+    asked = {**_held(claim), **said, "ttl": terms.ttl, **arguments}
+    rows = yield TextQuery(text, asked) if members else NamedQuery("idempotency.complete", asked)
     return bool(rows)
 
 
@@ -221,36 +205,27 @@ def held(claim: KeyClaim) -> Steps[Replay | Pending | None]:
 
 
 def set_answer(
-    claim: KeyClaim,
-    answer: object,
-    terms: KeyTerms,
-    members: str = "",
-    arguments: Arguments | None = None,
+    claim: KeyClaim, answer: object, terms: KeyTerms, members: str, arguments: Arguments
 ) -> Steps[bool]:
     """Store the answer of a record that was created in this same transaction.
 
     `members` of a WITH clause (PostgreSQL, with their `arguments`) are executed with it.
     """
-    said = {**_held(claim), **stored(answer, terms, failed=False), **(arguments or {})}
-    if members:
-        own = statements("postgres", "idempotency")["answer"]
-        rows = yield TextQuery(f"WITH {members}\n{own}", said)
-    else:
-        rows = yield NamedQuery("idempotency.answer", said)
+    text = f"WITH {members}\n{statements('postgres', 'idempotency')['answer']}"
+    asked = {**_held(claim), **stored(answer, terms, failed=False), **arguments}
+    rows = yield TextQuery(text, asked) if members else NamedQuery("idempotency.answer", asked)
     return bool(rows)
 
 
 def renew(claim: KeyClaim, terms: KeyTerms) -> Steps[bool]:
     """Restart the lease, if the claim is still valid."""
     said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
-    rows = yield NamedQuery("idempotency.renew", said)
-    return bool(rows)
+    return bool((yield NamedQuery("idempotency.renew", said)))
 
 
 def abandon(claim: KeyClaim) -> Steps[bool]:
     """Remove the record if the claim is still valid, so that the next request runs."""
-    rows = yield NamedQuery("idempotency.abandon", _held(claim))
-    return bool(rows)
+    return bool((yield NamedQuery("idempotency.abandon", _held(claim))))
 
 
 def forget(wanted: KeyRequest) -> Steps[bool | Pending]:
@@ -303,15 +278,14 @@ def trail_of(owner: str, epoch: int) -> str:
 
 def withdraw(wanted: KeyRequest) -> Steps[bool]:
     """Remove the record if this very request has taken it."""
-    rows = yield NamedQuery("idempotency.withdraw", {**wanted.name, "owner": wanted.owner})
-    return bool(rows)
+    said = {**wanted.name, "owner": wanted.owner}
+    return bool((yield NamedQuery("idempotency.withdraw", said)))
 
 
 def clear(wanted: KeyRequest) -> Steps[bool]:
     """Remove a record that is free to be taken."""
     said = {**wanted.name, "fingerprint": wanted.fingerprint}
-    rows = yield NamedQuery("idempotency.clear", said)
-    return bool(rows)
+    return bool((yield NamedQuery("idempotency.clear", said)))
 
 
 def read(wanted: KeyRequest) -> Steps[Any]:
@@ -322,8 +296,7 @@ def read(wanted: KeyRequest) -> Steps[Any]:
 
 def clean(batch: int) -> Steps[int]:
     """Remove up to `batch` expired records; return how many were removed."""
-    rows = yield NamedQuery("idempotency.clean", {"batch": batch})
-    return len(rows)
+    return len((yield NamedQuery("idempotency.clean", {"batch": batch})))
 
 
 def _held(claim: KeyClaim) -> dict[str, Any]:

@@ -9,12 +9,13 @@ WITH clause.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.durable.database.connections import ConnectionKind, Rows, in_transaction, kind_of
 from seawall.durable.database.database import Database, aautocommit, autocommit, in_thread
+from seawall.durable.database.driver_errors import sqlstates
 from seawall.durable.database.statements import (
     LONGEST_REMEMBERED,
     Arguments,
@@ -81,20 +82,12 @@ def single(
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
     kind = None if conn is None else _alone(conn, awaited=False)
 
-    failure = None
-    try:  # without steps, because most calls are the first with their key
-        rows = _sent(database, conn, kind, statement)
-    except Exception as error:  # noqa: BLE001 - handled by the steps
-        rows, failure = [], _explained(error, statement, database.names)
-    if rows:
-        return _made(idempotency, rows, outbox)
-
     def answer(asked: Any) -> Any:
         if asked is statement:
             return _sent(database, conn, kind, statement)
         return database.run(asked) if kind is None else database.connection(conn).run(asked())
 
-    return drive(_steps(idempotency, statement, wanted, outbox, failure), answer)
+    return drive(_steps(idempotency, statement, wanted, outbox), answer)
 
 
 async def asingle(
@@ -113,20 +106,12 @@ async def asingle(
     statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
     kind = None if conn is None else _alone(conn, awaited=True)
 
-    failure = None
-    try:
-        rows = await _asent(database, conn, kind, statement)
-    except Exception as error:  # noqa: BLE001 - handled by the steps
-        rows, failure = [], _explained(error, statement, database.names)
-    if rows:
-        return _made(idempotency, rows, outbox)
-
     def answer(asked: Any) -> Awaitable[Any]:
         if asked is statement:
             return _asent(database, conn, kind, statement)
         return database.arun(asked) if kind is None else database.connection(conn).arun(asked())
 
-    return await adrive(_steps(idempotency, statement, wanted, outbox, failure), answer)
+    return await adrive(_steps(idempotency, statement, wanted, outbox), answer)
 
 
 def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
@@ -144,16 +129,20 @@ def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
 
 
 def _steps(
-    idempotency: Idempotency,
-    statement: _Statement,
-    wanted: KeyRequest,
-    outbox: Outbox | None,
-    failure: Exception | None,
+    idempotency: Idempotency, statement: _Statement, wanted: KeyRequest, outbox: Outbox | None
 ) -> Steps[Single]:
-    """Return the first answer or retry, after the statement failed or returned no row."""
+    """Yield the statement and, if it failed or returned no row, look for the first answer."""
+    names = idempotency.database.names
     for _ in range(LOOKS):
+        rows, failure = [], None
+        try:
+            rows = yield statement
+        except Exception as error:  # noqa: BLE001 - handled below
+            failure = error
+        if rows:
+            return _made(idempotency, rows, outbox)
         if failure is not None and not _is_answer(failure):
-            raise failure
+            raise _explained(failure, statement, names)
         # Either the key exists, or the user's statement met the row that the first request left,
         # and did nothing or failed.
         found = yield lambda: records.read(wanted)
@@ -164,16 +153,10 @@ def _steps(
         if failure is None:
             return Single(first=True, value=[])
         if not _has_state(failure, UNIQUE):
-            raise failure
+            raise _explained(failure, statement, names)
         cleared = yield lambda: records.clear(wanted)
-        if not cleared and not _is_ours(failure, idempotency.database.names):
+        if not cleared and not _is_ours(failure, names):
             raise failure
-        try:
-            rows, failure = (yield statement), None
-        except Exception as error:  # noqa: BLE001 - handled above
-            rows, failure = [], error
-        if rows:
-            return _made(idempotency, rows, outbox)
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
 
@@ -289,20 +272,8 @@ def _execute(database: Database, asked: _Statement) -> Rows:
         return _sent(database, raw, kind_of(raw), asked)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    for _ in range(4):  # SQLAlchemy wraps the driver's exception
-        if seen is None:
-            return
-        yield seen
-        seen = getattr(seen, "orig", None) or seen.__cause__
-
-
-def _states(error: BaseException) -> Iterator[str]:
-    for seen in _chain(error):
-        state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
-        if isinstance(state, str):
-            yield state
+def _states(error: BaseException) -> list[str]:
+    return [state for _, state in sqlstates(error) if isinstance(state, str)]
 
 
 def _has_state(error: BaseException, state: str) -> bool:
@@ -311,7 +282,7 @@ def _has_state(error: BaseException, state: str) -> bool:
 
 def _is_answer(error: BaseException) -> bool:
     """Return whether the server refused the statement, and can be asked again."""
-    states = list(_states(error))
+    states = _states(error)
     return bool(states) and not any(state.startswith(AWAY) for state in states)
 
 
@@ -339,11 +310,7 @@ def _explained(error: Exception, asked: _Statement, names: TableNames) -> Except
 def _is_ours(error: BaseException, names: TableNames) -> bool:
     """Return whether the index of our key caused the conflict."""
     own = names.prefix + "idempotency_key"
-    return any(
-        own in {getattr(seen, "constraint_name", None), _diagnosed(seen)} for seen in _chain(error)
-    )
-
-
-def _diagnosed(error: BaseException) -> str | None:
-    name: str | None = getattr(getattr(error, "diag", None), "constraint_name", None)
-    return name
+    places = [
+        place for seen, _ in sqlstates(error) for place in (seen, getattr(seen, "diag", None))
+    ]
+    return any(getattr(place, "constraint_name", None) == own for place in places)

@@ -13,7 +13,7 @@ A `Dispatcher` delivers the events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -186,7 +186,12 @@ class Outbox:
         return number
 
     def _adding_all(
-        self, dialect: Dialect, events: list[NewEvent], *, notify: bool, trail: str | None = None
+        self,
+        dialect: Dialect,
+        events: Sequence[NewEvent],
+        *,
+        notify: bool,
+        trail: str | None = None,
     ) -> Steps[list[str]]:
         """Add events; if there is a `trail`, their ids start with it."""
         if not events:
